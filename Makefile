@@ -1,0 +1,69 @@
+# Everything a working day needs. `make env` only sets up .venv; every other target calls it first.
+
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+BENCH_STAMP := $(VENV)/.stamp-bench
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+JOBS ?= 2
+LOCK := uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
+	--generate-hashes --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check bench soak lock clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '%-14s %s\n' "$$name" "$$text"; done
+
+env: $(STAMP) ## Set up .venv with the locked dependencies (PYTHON=... picks the interpreter)
+
+demo: env ## Run the buffer end to end on this machine, with a kill in the middle
+	$(BIN)/penstock demo
+
+test: check ## Run the static checks, then every tier of tests
+	$(BIN)/python -m pytest -n $(JOBS)
+
+check: env ## Lint, formatting, types and the floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
+	$(BIN)/python benchmarks/buffer.py
+
+soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
+	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
+		-m 'soak or simulation' --timeout 7200
+
+lock: env ## Compute the lock files anew from pyproject.toml
+	$(PIP) install uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev pyproject.toml -o requirements.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
+		pyproject.toml -o requirements-bench.lock
+
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): requirements.lock pyproject.toml
+	@set -e; found=; \
+	for python in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3); do \
+		if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			found="$$python"; break; \
+		fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "No Python 3.11 or newer found: install one, or say 'make env PYTHON=/path/to/python'." >&2; exit 1; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv --clear $(VENV)
+	$(PIP) install --no-compile --no-deps --require-hashes -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BENCH_STAMP): requirements-bench.lock $(STAMP)
+	$(PIP) install --no-compile --no-deps --require-hashes -r $<
+	@touch $@

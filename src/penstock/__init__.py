@@ -1,0 +1,11 @@
+"""Penstock: durable ingestion through object storage and Spark.
+
+The package itself imports nothing: each engine is imported from its own room, for example
+`from penstock.buffer import Producer`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,67 @@
+"""Async rooms for code without an event loop: one loop on one background thread per process.
+
+Every blocking twin is a thin shell over this: the same core runs on the loop, the caller waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from penstock.errors import Rejected
+
+__all__ = ["LoopThread", "loop_thread"]
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False in a forked child: threads do not survive a fork."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def run(self, work: Coroutine[None, None, T], timeout_s: float | None = None) -> T:
+        """Run on the loop and wait. Raises what `work` raises; `TimeoutError` leaves it running."""
+        if not self.alive:
+            work.close()
+            raise Rejected("made before this process was forked: make it again in the child process")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise Rejected(
+                "a blocking call from inside the event loop would never return: use the async class"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+_shared: LoopThread | None = None
+_making = threading.Lock()
+
+
+def loop_thread() -> LoopThread:
+    """The loop thread of this process."""
+    global _shared
+    with _making:
+        if _shared is None or not _shared.alive:
+            _shared = LoopThread()
+        return _shared
+
+
+def _after_fork() -> None:
+    global _shared, _making
+    _shared = None
+    _making = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,95 @@
+"""Every error Penstock raises, by what the caller should do about it.
+
+    PenstockError
+    ├── Rejected            do not retry: the request itself is wrong
+    │   ├── InvalidInput        a value breaks a rule of the format or the API
+    │   ├── LimitExceeded       a value is well formed but larger than a configured cap
+    │   ├── ConfigError         a setting is unknown or has a wrong value
+    │   ├── NotFound            the object, file or bucket does not exist
+    │   ├── PermissionDenied    the credentials are missing, wrong or too weak
+    │   └── Unsupported         the store or the runtime cannot do what is asked
+    ├── Unavailable         retry later: nothing was applied, or applying again is harmless
+    │   └── StorageFull         the device has no room; retry after space is made
+    ├── Conflict            re-read, then retry: somebody else's write came first
+    ├── OutcomeUnknown      the write may or may not have been applied: verify, never clean up
+    ├── Fenced              stop: a newer owner has taken over
+    └── Corrupt             stop and keep the evidence: stored bytes break their own format
+
+A room that needs finer names derives them from one of these, so that `except Unavailable`
+means the same everywhere.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "Conflict",
+    "Corrupt",
+    "Fenced",
+    "InvalidInput",
+    "LimitExceeded",
+    "NotFound",
+    "OutcomeUnknown",
+    "PenstockError",
+    "PermissionDenied",
+    "Rejected",
+    "StorageFull",
+    "Unavailable",
+    "Unsupported",
+]
+
+
+class PenstockError(Exception):
+    """The root: catch it to catch everything that Penstock raises on purpose."""
+
+
+class Rejected(PenstockError):
+    """The request is wrong as it stands; sending it again will fail again."""
+
+
+class InvalidInput(Rejected):
+    """A value breaks a rule of the format or of the API."""
+
+
+class LimitExceeded(Rejected):
+    """A value is well formed but larger than the cap that protects memory or storage."""
+
+
+class ConfigError(Rejected):
+    """A setting is unknown or has a wrong value; the message names the nearest right one."""
+
+
+class NotFound(Rejected):
+    """The named object, file or bucket does not exist."""
+
+
+class PermissionDenied(Rejected):
+    """The store refused the credentials."""
+
+
+class Unsupported(Rejected):
+    """The store or the runtime cannot do what is asked (for example, conditional writes)."""
+
+
+class Unavailable(PenstockError):
+    """A passing fault: nothing was applied, or applying it again is harmless."""
+
+
+class StorageFull(Unavailable):
+    """The device has no room left; nothing was half-written."""
+
+
+class Conflict(PenstockError):
+    """A conditional write lost: the object is not in the expected state. Re-read and retry."""
+
+
+class OutcomeUnknown(PenstockError):
+    """A write may have been applied. Verify before acting, and never delete what it may have published."""
+
+
+class Fenced(PenstockError):
+    """A newer owner holds the epoch. Stop; retrying cannot succeed."""
+
+
+class Corrupt(PenstockError):
+    """Stored bytes break their own format. Stop, and keep the bytes as evidence."""

@@ -1,0 +1,53 @@
+"""One process per data directory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from types import TracebackType
+
+from penstock.errors import PenstockError
+from penstock.fs import FileSystem, LockHeld
+
+__all__ = ["DirectoryLock"]
+
+_NAME = "LOCK"
+
+
+class DirectoryLock:
+    """Keeps a data directory for one owner, as a context manager.
+
+    Entering raises `LockHeld`, which names the holder's process id, if the directory is in use. The lock
+    ends with the process however it ends, so nothing is left to clean up after a crash.
+    """
+
+    __slots__ = ("_directory", "_fs", "_stack")
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._stack = ExitStack()
+
+    def __enter__(self) -> DirectoryLock:
+        self._fs.make_dirs(self._directory)
+        path = os.path.join(self._directory, _NAME)
+        try:
+            self._stack.enter_context(self._fs.lock(path, wait=False, note=f"{os.getpid()}\n".encode()))
+        except LockHeld as error:
+            raise LockHeld(
+                f"data directory {self._directory} is in use by process {self._holder(path)}; "
+                "stop that process or choose another directory"
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _holder(self, path: str) -> str:
+        try:
+            text = self._fs.read(path).decode("ascii", "replace").strip()
+        except PenstockError:
+            text = ""
+        return text if text.isdigit() else "(unknown)"

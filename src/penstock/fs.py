@@ -1,0 +1,432 @@
+"""The file system as a seam: the few calls that durable code needs, with errors that say what to do.
+
+What is durable when:
+
+- a file's bytes, once `datasync` on its handle has returned;
+- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned.
+
+A failed `datasync` or `sync_dir` is never repeated on the same handle: the kernel reports a lost page once
+and then forgets it, so a second call would succeed over missing bytes. The caller gets the error and has to
+write the file anew.
+
+`stage` and `publish` are the one way in which a whole file is put in place: readers see the old bytes or
+the new ones, never a mixture, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat as stat_bits
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from penstock.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    PermissionDenied,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
+
+__all__ = [
+    "Buffer",
+    "FileStat",
+    "FileSystem",
+    "LockHeld",
+    "OsFileSystem",
+    "WritableFile",
+    "explain",
+    "publish",
+    "stage",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_IOV_MAX = 1024
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
+
+
+class LockHeld(Unavailable):
+    """Somebody else holds the lock that was asked for without waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What `stat` tells of a name."""
+
+    size: int
+    modified_ms: int
+    is_dir: bool = False
+
+
+class WritableFile(Protocol):
+    """A new file, written from its start to its end by one owner."""
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Append every byte of `buffers`, in order. After a failure the file's tail is undefined."""
+        ...
+
+    def datasync(self) -> None:
+        """Return when every byte written so far is durable. After a failure never call it again."""
+        ...
+
+    def close(self) -> None:
+        """Release the handle; says nothing about durability. May be called twice."""
+        ...
+
+
+class FileSystem(Protocol):
+    """Paths are absolute strings. Every method raises the errors of `explain`."""
+
+    def create(self, path: str) -> WritableFile:
+        """A new empty file. Raises `Conflict` if the name is taken."""
+        ...
+
+    def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
+        """The file, or `length` bytes from `start`, or its last `length` bytes when `start` is None.
+
+        A range that reaches past the end returns the bytes there are. All bytes come from one state of
+        the file, even if the name is replaced meanwhile.
+        """
+        ...
+
+    def stat(self, path: str) -> FileStat:
+        """Size and age of a file or directory."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Give the file a new name in one step, replacing a file of that name."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file's name."""
+        ...
+
+    def make_dirs(self, path: str) -> None:
+        """Make sure the directory exists; the ones made here are durable on return."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Return when every name in the directory is durable."""
+        ...
+
+    def list_files(self, path: str) -> list[tuple[str, FileStat]]:
+        """Every file below the directory by its `/`-joined path relative to it, sorted; no directories.
+
+        Empty when the directory does not exist. Files that vanish meanwhile are left out, links to
+        directories are not followed.
+        """
+        ...
+
+    def lock(
+        self, path: str, *, shared: bool = False, wait: bool = True, note: bytes = b""
+    ) -> AbstractContextManager[None]:
+        """Hold the lock named by this file, which is created if need be and never removed.
+
+        Excludes other threads and other processes, and ends with the process. With `wait=False` a held
+        lock raises `LockHeld`. `note` is left in the file for whoever wants to know the holder.
+        """
+        ...
+
+
+def explain(error: OSError, path: str, doing: str) -> PenstockError:
+    """The error to raise for a failed system call: what happened to which path, and what to do."""
+    reason = os.strerror(error.errno) if error.errno is not None else str(error)
+    text = f"cannot {doing} {path}: {reason}"
+    if error.errno in _FULL:
+        return StorageFull(f"{text}; free space on that device, then try again")
+    if error.errno == errno.ENOENT:
+        return NotFound(f"{text}; check the path")
+    if error.errno in _DENIED:
+        return PermissionDenied(f"{text}; give this user access to it or choose another directory")
+    if error.errno == errno.EEXIST:
+        return Conflict(f"{text}; somebody else made it first")
+    if error.errno == errno.EXDEV:
+        return Unsupported(f"{text}; keep the whole directory on one device")
+    if error.errno in _SHAPE:
+        return InvalidInput(
+            f"{text}; a file cannot stand where a directory does, and names have a maximum length"
+        )
+    return Unavailable(f"{text}; check the device, then try again")
+
+
+def stage(fs: FileSystem, path: str, buffers: Sequence[Buffer]) -> None:
+    """Write a new file and make its bytes durable. On failure the file is removed again."""
+    file = fs.create(path)
+    try:
+        try:
+            file.write(buffers)
+            file.datasync()
+        finally:
+            file.close()
+    except Exception:
+        with contextlib.suppress(PenstockError):
+            fs.unlink(path)
+        raise
+
+
+def publish(fs: FileSystem, staged: str, target: str) -> None:
+    """Move a staged file to its name, replacing what is there, and make the name durable.
+
+    Raises `OutcomeUnknown` once the new name may be visible without being known to be durable; any other
+    error means that `target` is untouched.
+    """
+    try:
+        fs.rename(staged, target)
+    except StorageFull:
+        raise
+    except Unavailable as error:
+        raise OutcomeUnknown(f"cannot tell whether {target} was replaced: {error}") from error
+    try:
+        fs.sync_dir(os.path.dirname(target))
+    except PenstockError as error:
+        raise OutcomeUnknown(f"{target} was replaced but a power cut could still undo it: {error}") from error
+
+
+class _Lock:
+    """One held (or awaited) lock file; `fd` becomes None in a forked child, which never owned the lock."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd: int | None = fd
+
+
+class _Locks:
+    """The lock handles of this process, so that a forked child can drop its copies.
+
+    A flock belongs to the open file, which a fork shares: a child that kept its copy would hold the
+    parent's lock after the parent let go or died. The mutex keeps a fork from falling between the opening
+    of a lock file and its entry here.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: set[_Lock] = set()
+        os.register_at_fork(
+            before=self._mutex.acquire, after_in_parent=self._mutex.release, after_in_child=self._forget
+        )
+
+    def open(self, path: str) -> _Lock:
+        with self._mutex:
+            lock = _Lock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            self._held.add(lock)
+            return lock
+
+    def close(self, lock: _Lock) -> None:
+        with self._mutex:
+            self._held.discard(lock)
+            fd, lock.fd = lock.fd, None
+            if fd is not None:
+                try:
+                    # Not left to the closing: a child forked a moment ago may not have dropped its copy yet.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                finally:
+                    os.close(fd)
+
+    def _forget(self) -> None:
+        held, self._held = self._held, set()
+        for lock in held:
+            if lock.fd is not None:
+                os.close(lock.fd)
+                lock.fd = None
+        self._mutex.release()
+
+
+_LOCKS = _Locks()
+
+
+class _OsFile:
+    """A file being written through its descriptor."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd: int | None = fd
+        self._path = path
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        with _explained(self._path, "write"):
+            _write_all(self._descriptor(), buffers)
+
+    def datasync(self) -> None:
+        with _explained(self._path, "make durable"):
+            os.fdatasync(self._descriptor())
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with _explained(self._path, "close"):
+                os.close(fd)
+
+    def _descriptor(self) -> int:
+        if self._fd is None:
+            raise InvalidInput(f"{self._path} is closed; open a new file")
+        return self._fd
+
+
+class OsFileSystem:
+    """The machine's own file system."""
+
+    def create(self, path: str) -> WritableFile:
+        with _explained(path, "create"):
+            return _OsFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path)
+
+    def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
+        with _explained(path, "read"):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return _read_range(fd, start, length)
+            finally:
+                os.close(fd)
+
+    def stat(self, path: str) -> FileStat:
+        with _explained(path, "look at"):
+            return _file_stat(os.stat(path))
+
+    def rename(self, source: str, target: str) -> None:
+        with _explained(target, f"move {source} to"):
+            os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        with _explained(path, "remove"):
+            os.unlink(path)
+
+    def make_dirs(self, path: str) -> None:
+        with _explained(path, "create the directory"):
+            _make_dirs(path)
+
+    def sync_dir(self, path: str) -> None:
+        with _explained(path, "make durable the directory"):
+            _sync_dir(path)
+
+    def list_files(self, path: str) -> list[tuple[str, FileStat]]:
+        with _explained(path, "list"):
+            return sorted(_walk(path, ""), key=lambda found: found[0])
+
+    @contextlib.contextmanager
+    def lock(
+        self, path: str, *, shared: bool = False, wait: bool = True, note: bytes = b""
+    ) -> Iterator[None]:
+        with _explained(path, "lock"):
+            lock = _LOCKS.open(path)
+        try:
+            _acquire(lock, path, shared=shared, wait=wait, note=note)
+            yield
+        finally:
+            _LOCKS.close(lock)
+
+
+@contextlib.contextmanager
+def _explained(path: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, path, doing) from error
+
+
+def _acquire(lock: _Lock, path: str, *, shared: bool, wait: bool, note: bytes) -> None:
+    assert lock.fd is not None
+    with _explained(path, "lock"):
+        try:
+            fcntl.flock(
+                lock.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+            )
+        except BlockingIOError as error:
+            raise LockHeld(f"{path} is held by somebody else; wait until they are done") from error
+        if note:
+            os.ftruncate(lock.fd, 0)
+            os.pwrite(lock.fd, note, 0)
+
+
+def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
+    views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+    first = 0
+    while first < len(views):
+        written = os.writev(fd, views[first : first + _IOV_MAX])
+        while first < len(views) and written >= views[first].nbytes:
+            written -= views[first].nbytes
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+
+
+def _read_range(fd: int, start: int | None, length: int | None) -> bytes:
+    info = os.fstat(fd)
+    if stat_bits.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    size = info.st_size
+    if start is None:
+        start = max(0, size - (size if length is None else length))
+    wanted = max(0, size - start) if length is None else max(0, min(length, size - start))
+    parts: list[bytes] = []
+    while wanted > 0:
+        part = os.pread(fd, wanted, start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+        wanted -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _file_stat(info: os.stat_result) -> FileStat:
+    return FileStat(
+        size=info.st_size,
+        modified_ms=info.st_mtime_ns // 1_000_000,
+        is_dir=stat_bits.S_ISDIR(info.st_mode),
+    )
+
+
+def _make_dirs(path: str) -> None:
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        _make_dirs(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    # Also when somebody else made it a moment ago: they may not have synced it yet.
+    _sync_dir(parent)
+
+
+def _sync_dir(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # A file system that keeps its names in memory only, such as an automounter's, has nothing to sync.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _walk(path: str, prefix: str) -> Iterator[tuple[str, FileStat]]:
+    try:
+        entries = list(os.scandir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path, f"{prefix}{entry.name}/")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            info = _file_stat(entry.stat())
+            if not info.is_dir:
+                yield f"{prefix}{entry.name}", info

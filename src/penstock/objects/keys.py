@@ -1,0 +1,71 @@
+"""Object keys: one spelling per object, and only characters that every client reads back unchanged."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.errors import InvalidInput, LimitExceeded
+from penstock.limits import KEY_BYTES_MAX
+
+__all__ = ["FORBIDDEN_CHARACTERS", "check_prefix", "join_key", "normalise_key"]
+
+FORBIDDEN_CHARACTERS: Final = frozenset('\\{^}%`]">[~<#|*?')
+"""Other clients encode these once when writing and once more when reading, and never find the key again."""
+
+
+def normalise_key(text: str) -> str:
+    """The key in its one spelling: `/`-joined, no leading slash, empty segments dropped.
+
+    Raises `InvalidInput` for a forbidden character, a `.` or `..` segment or an empty key, and
+    `LimitExceeded` for a key longer than `KEY_BYTES_MAX` bytes.
+    """
+    key = check_prefix(text)
+    if not key:
+        raise InvalidInput(
+            f"object key {text!r} is empty; give it at least one segment, such as 'ingest/manifest'"
+        )
+    return key
+
+
+def check_prefix(text: str) -> str:
+    """A folder in its one spelling, without slashes around it; "" is the whole store. Raises as above."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"an object key is a str, not {type(text).__name__}")
+    segments = [segment for segment in text.split("/") if segment]
+    _check_segments(text, segments)
+    key = "/".join(segments)
+    _check_length(key)
+    return key
+
+
+def join_key(*parts: str) -> str:
+    """The key made of these parts, each a key or a folder of its own."""
+    return normalise_key("/".join(parts))
+
+
+def _check_segments(text: str, segments: list[str]) -> None:
+    for character in text:
+        if character in FORBIDDEN_CHARACTERS:
+            raise InvalidInput(
+                f"object key {text!r} contains {character!r}, which some clients cannot read back; "
+                f"use letters, digits, '-', '_', '.', '=' and '/'"
+            )
+        if ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0:
+            raise InvalidInput(f"object key {text!r} contains the control character {character!r}; remove it")
+        if 0xD800 <= ord(character) < 0xE000:
+            raise InvalidInput(
+                f"object key {text!r} contains {character!r}, half of a character; keys are valid UTF-8"
+            )
+    for segment in segments:
+        if segment in (".", ".."):
+            raise InvalidInput(
+                f"object key {text!r} contains the segment {segment!r}; keys are not relative paths"
+            )
+
+
+def _check_length(key: str) -> None:
+    size = len(key.encode())
+    if size > KEY_BYTES_MAX:
+        raise LimitExceeded(
+            f"object key {key[:40]!r}... has {size} bytes; every store accepts {KEY_BYTES_MAX}, and no more"
+        )

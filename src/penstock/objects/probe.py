@@ -1,0 +1,78 @@
+"""Does this store honour conditional writes? Some that speak S3 answer 200 and overwrite.
+
+On such a store two writers silently undo each other, so it is asked once, before anything is trusted to it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from penstock.errors import Conflict, OutcomeUnknown, Unavailable, Unsupported
+from penstock.objects.keys import join_key
+from penstock.objects.settings import REMOTE_SCHEMES
+from penstock.objects.store import ObjectStore, Version
+
+__all__ = ["check_conditional_writes", "ensure_conditional_writes"]
+
+_CHECKED: set[tuple[int, str]] = set()
+
+
+async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
+    """Try every condition on an object of its own below `folder`, which is removed again.
+
+    Raises `Unsupported`, naming the condition that was ignored, or whatever kept the store from answering.
+    """
+    key = join_key(folder, f"probe-{uuid.uuid4().hex}")
+    try:
+        first = await store.put_if_absent(key, b"first")
+        await _must_conflict_on_create(store, key)
+        await _replace(store, key, first)
+        await _must_conflict_on_replace(store, key, first)
+        if bytes((await store.get(key)).data) != b"second":
+            raise Unsupported(f"{store.url} does not return what was stored a moment ago; {_ADVICE}")
+    finally:
+        await store.delete_many([key])
+
+
+async def ensure_conditional_writes(store: ObjectStore, folder: str) -> None:
+    """The same, once per process and remote store; what is not remote is ours and needs no asking.
+
+    Raises `Unavailable` when the store could not be asked: nothing is decided, ask again.
+    """
+    checked = (os.getpid(), store.url)
+    if store.url.partition("://")[0] not in REMOTE_SCHEMES or checked in _CHECKED:
+        return
+    try:
+        await check_conditional_writes(store, folder)
+    except OutcomeUnknown as error:
+        raise Unavailable(f"{store.url} could not be asked for conditional writes: {error}") from error
+    _CHECKED.add(checked)
+
+
+_ADVICE = "use a store with strongly consistent conditional writes"
+
+
+async def _must_conflict_on_create(store: ObjectStore, key: str) -> None:
+    try:
+        await store.put_if_absent(key, b"again")
+    except Conflict:
+        return
+    raise Unsupported(f"{store.url} ignores the condition 'create only if absent' (If-None-Match); {_ADVICE}")
+
+
+async def _replace(store: ObjectStore, key: str, version: Version) -> Version:
+    try:
+        return await store.put_if_match(key, b"second", version)
+    except Conflict:
+        raise Unsupported(
+            f"{store.url} refuses 'replace this version' (If-Match) for the current version; {_ADVICE}"
+        ) from None
+
+
+async def _must_conflict_on_replace(store: ObjectStore, key: str, stale: Version) -> None:
+    try:
+        await store.put_if_match(key, b"third", stale)
+    except Conflict:
+        return
+    raise Unsupported(f"{store.url} ignores the condition 'replace this version' (If-Match); {_ADVICE}")

@@ -1,0 +1,116 @@
+"""Where a store is and how to reach it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.objects.keys import check_prefix
+from penstock.units import DurationLike, parse_duration
+
+__all__ = ["REMOTE_SCHEMES", "SCHEMES", "StoreAddress", "StoreConfig"]
+
+REMOTE_SCHEMES: Final = ("az", "gs", "s3")
+SCHEMES: Final = ("az", "file", "gs", "memory", "s3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """A store's address and what cannot stand in it.
+
+    `options` are the backend's own settings (for S3: `access_key_id`, `secret_access_key`, `region`,
+    `endpoint`, `allow_http`, ...); they win over the environment and are masked in `repr`.
+    """
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    request_timeout: DurationLike = 30.0
+    """One request, from connecting to the last byte. Long enough for a large batch on a slow line."""
+    retries: int = 5
+    """How often a read or a plain write is repeated. Conditional writes are never repeated unseen."""
+    threads: int = 16
+    """Requests in flight at once."""
+
+    def __post_init__(self) -> None:
+        if not parse_duration(self.request_timeout) > 0:
+            raise ConfigError(f"request_timeout: expected more than zero, found {self.request_timeout!r}")
+        if self.retries < 0:
+            raise ConfigError(f"retries: expected 0 or more, found {self.retries}")
+        if self.threads < 1:
+            raise ConfigError(f"threads: expected 1 or more, found {self.threads}")
+
+    def __repr__(self) -> str:
+        masked = ", ".join(f"{name}=***" for name in sorted(self.options))
+        return (
+            f"StoreConfig(url={self.url!r}, options={{{masked}}}, request_timeout={self.request_timeout!r}, "
+            f"retries={self.retries}, threads={self.threads})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """A store's url, taken apart: a bucket (or a memory store's name) and a folder in it, or a path."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    @property
+    def url(self) -> str:
+        """The address in one spelling."""
+        return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.path else ''}{self.path}"
+
+    @classmethod
+    def parse(cls, url: str) -> StoreAddress:
+        """Raises `ConfigError`, naming what is wrong and what would be right."""
+        if "://" not in url:
+            if not url:
+                raise ConfigError("store: expected a url or a path, found nothing")
+            return cls(scheme="file", bucket="", path=url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError("store: expected a url such as s3://bucket/folder") from None
+        _check_scheme(parts.scheme)
+        if "@" in parts.netloc:
+            raise ConfigError(f"store: {parts.scheme}:// urls take no user or password; pass them as options")
+        if parts.query or parts.fragment:
+            raise ConfigError(
+                f"store: {parts.scheme}://{parts.netloc}{parts.path} must not have '?' or '#' in it; "
+                "pass settings as StoreConfig(options={...})"
+            )
+        if parts.scheme == "file":
+            return _file_address(parts.netloc, parts.path)
+        if parts.scheme == "memory":
+            return cls(scheme="memory", bucket=parts.netloc + parts.path.rstrip("/"), path="")
+        return _bucket_address(parts.scheme, parts.netloc, parts.path)
+
+
+def _check_scheme(scheme: str) -> None:
+    if scheme in SCHEMES:
+        return
+    nearest = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]}://?" if nearest else ""
+    known = ", ".join(f"{name}://" for name in SCHEMES)
+    raise ConfigError(f"store: unknown scheme {scheme}://, expected one of {known} or a path{hint}")
+
+
+def _file_address(host: str, path: str) -> StoreAddress:
+    if host not in ("", "localhost"):
+        raise ConfigError(f"store: file:// takes an absolute path; write file:///{host}{path}")
+    if not path:
+        raise ConfigError("store: file:// takes an absolute path, such as file:///var/penstock")
+    return StoreAddress(scheme="file", bucket="", path=unquote(path))
+
+
+def _bucket_address(scheme: str, bucket: str, path: str) -> StoreAddress:
+    if not bucket:
+        raise ConfigError(f"store: {scheme}:// needs a bucket, such as {scheme}://my-bucket/folder")
+    try:
+        return StoreAddress(scheme=scheme, bucket=bucket, path=check_prefix(path))
+    except PenstockError as error:
+        raise ConfigError(f"store: the folder in {scheme}://{bucket}{path} is not valid: {error}") from error

@@ -1,0 +1,180 @@
+"""Which store call goes wrong, and how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = ["DEFAULT_RATES", "FAULTS_OF", "FaultKind", "FaultPlan", "StoreCall", "StoreOp"]
+
+StoreOp: TypeAlias = Literal[
+    "get", "get_if_changed", "put", "put_if_absent", "put_if_match", "head", "list", "delete_many"
+]
+
+
+class FaultKind(StrEnum):
+    """What can happen to one call.
+
+    "Lost" errors are `OutcomeUnknown` for conditional writes and `Unavailable` for everything else,
+    because repeating a read, a plain put or a delete is harmless.
+    """
+
+    REFUSED = "refused"
+    """Definitely not applied, and the caller knows: `Unavailable` even for a conditional write."""
+    FAILED_BEFORE = "failed_before"
+    """The request never arrived; the caller gets a lost error."""
+    APPLIED_THEN_LOST = "applied_then_lost"
+    """Applied, but the answer is lost; the caller gets a lost error."""
+    LATE_LANDING = "late_landing"
+    """The caller gets a lost error at once; the write reaches the store later and may win or lose."""
+    OWN_CONFLICT = "own_conflict"
+    """Applied, but the caller sees `Conflict` (a hidden retry met the caller's own write)."""
+    NOT_DECIDED = "not_decided"
+    """Not applied, `Conflict`: the store's 409 for two writes at the same moment."""
+    THROTTLED = "throttled"
+    """Not applied, 429 or 503; the caller gets a lost error."""
+    STALL_BEFORE = "stall_before"
+    """A long wait, then the call is applied and answered."""
+    STALL_AFTER = "stall_after"
+    """The call is applied, then a long wait before the answer."""
+    TRUNCATED = "truncated"
+    """A read returns only the beginning of the bytes."""
+    CUT_SHORT = "cut_short"
+    """A read breaks off and the client notices: `Unavailable`."""
+    STALE_LIST = "stale_list"
+    """A listing from a moment ago: lacks what was just added, shows what was just deleted."""
+
+
+_ANY = (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED, FaultKind.STALL_BEFORE, FaultKind.STALL_AFTER)
+_READ = (*_ANY, FaultKind.TRUNCATED, FaultKind.CUT_SHORT)
+_WRITE = (*_ANY, FaultKind.APPLIED_THEN_LOST, FaultKind.LATE_LANDING)
+_CONDITIONAL = (*_WRITE, FaultKind.REFUSED, FaultKind.OWN_CONFLICT, FaultKind.NOT_DECIDED)
+
+FAULTS_OF: Mapping[StoreOp, tuple[FaultKind, ...]] = MappingProxyType(
+    {
+        "get": _READ,
+        "get_if_changed": _READ,
+        "put": _WRITE,
+        "put_if_absent": _CONDITIONAL,
+        "put_if_match": _CONDITIONAL,
+        "head": _ANY,
+        "list": (*_ANY, FaultKind.STALE_LIST),
+        "delete_many": _WRITE,
+    }
+)
+"""The faults that make sense for each call: what a sweep goes through."""
+
+DEFAULT_RATES: Mapping[FaultKind, float] = MappingProxyType(
+    {
+        FaultKind.REFUSED: 0.01,
+        FaultKind.FAILED_BEFORE: 0.02,
+        FaultKind.APPLIED_THEN_LOST: 0.03,
+        FaultKind.LATE_LANDING: 0.02,
+        FaultKind.OWN_CONFLICT: 0.01,
+        FaultKind.NOT_DECIDED: 0.01,
+        FaultKind.THROTTLED: 0.02,
+        FaultKind.STALL_BEFORE: 0.002,
+        FaultKind.STALL_AFTER: 0.002,
+        FaultKind.CUT_SHORT: 0.01,
+        FaultKind.STALE_LIST: 0.05,
+    }
+)
+"""Rates per call for a hard day. `TRUNCATED` is left out: the usual clients check the length."""
+
+
+class StoreCall(NamedTuple):
+    """One call as the plan saw it; `key` is the prefix for a listing, the first key for a delete."""
+
+    number: int
+    op: StoreOp
+    key: str
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultPlan:
+    """Decides the fate of every call and keeps count.
+
+    One plan may serve several `FaultyStore`s; then `calls` is the order over all of them. The spans
+    are (least, most) seconds, drawn uniformly. `cancelled_lands` is the probability that a write
+    whose caller gives up while it is under way reaches the store later all the same.
+    """
+
+    rates: Mapping[FaultKind, float] = field(default_factory=dict)
+    script: Mapping[int, FaultKind] = field(default_factory=dict)
+    latency_s: tuple[float, float] = (0.0, 0.0)
+    stall_s: tuple[float, float] = (60.0, 7200.0)
+    late_s: tuple[float, float] = (0.01, 30.0)
+    stale_window_s: float = 60.0
+    cancelled_lands: float = 0.0
+    calls: list[StoreCall] = field(default_factory=list, init=False)
+    injected: Counter[FaultKind] = field(default_factory=Counter, init=False)
+    is_quiet: bool = field(default=False, init=False)
+
+    @classmethod
+    def none(cls) -> FaultPlan:
+        """No faults: only the log of calls."""
+        return cls()
+
+    @classmethod
+    def random(
+        cls,
+        rates: Mapping[FaultKind, float] = DEFAULT_RATES,
+        *,
+        latency_s: tuple[float, float] = (0.002, 0.05),
+        stall_s: tuple[float, float] = (60.0, 7200.0),
+        late_s: tuple[float, float] = (0.01, 30.0),
+        cancelled_lands: float = 0.5,
+    ) -> FaultPlan:
+        """Every call meets each fault that applies to it with the given probability.
+
+        Raises `ValueError` when the rates are not probabilities.
+        """
+        if any(rate < 0 for rate in rates.values()) or sum(rates.values()) > 1:
+            raise ValueError(f"fault rates must be at least 0 and add up to at most 1: {dict(rates)}")
+        return cls(
+            rates=rates, latency_s=latency_s, stall_s=stall_s, late_s=late_s, cancelled_lands=cancelled_lands
+        )
+
+    @classmethod
+    def at(cls, call_index: int, kind: FaultKind) -> FaultPlan:
+        """One fault, at the call with this index (from 0); no latency. For sweeps over every call."""
+        return cls(script={call_index: kind})
+
+    def quiet(self) -> None:
+        """Inject no more faults. Latency stays, and writes already under way still land."""
+        self.is_quiet = True
+
+    def resume(self) -> None:
+        """Undo `quiet`."""
+        self.is_quiet = False
+
+    def may(self, kind: FaultKind) -> bool:
+        """Whether this plan can ever inject `kind`."""
+        return self.rates.get(kind, 0.0) > 0 or kind in self.script.values()
+
+    def draw(self, op: StoreOp, key: str, rng: Random) -> FaultKind | None:
+        """Log the call and decide its fault. A scripted kind that does not apply to `op` is not injected."""
+        index = len(self.calls)
+        self.calls.append(StoreCall(index, op, key))
+        if self.is_quiet:
+            return None
+        kind = self.script.get(index) or self._draw_random(op, rng)
+        if kind is None or kind not in FAULTS_OF[op]:
+            return None
+        self.injected[kind] += 1
+        return kind
+
+    def _draw_random(self, op: StoreOp, rng: Random) -> FaultKind | None:
+        if not self.rates:
+            return None
+        point = rng.random()
+        for kind in FAULTS_OF[op]:
+            point -= self.rates.get(kind, 0.0)
+            if point < 0:
+                return kind
+        return None

@@ -1,0 +1,302 @@
+"""An object store that misbehaves the way real ones do."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from penstock.clock import Clock
+from penstock.errors import Conflict, NotFound, OutcomeUnknown, PenstockError, Unavailable
+from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
+from penstock.testing.fault_plan import DEFAULT_RATES, FAULTS_OF, FaultKind, FaultPlan, StoreCall, StoreOp
+
+__all__ = [
+    "DEFAULT_RATES",
+    "FAULTS_OF",
+    "FaultKind",
+    "FaultPlan",
+    "FaultyStore",
+    "ListingJournal",
+    "StoreCall",
+    "StoreOp",
+]
+
+_T = TypeVar("_T")
+_JOURNAL_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    at_s: float
+    key: str
+    before: ObjectInfo | None
+
+
+class ListingJournal:
+    """Recent changes of a bucket, from which a stale listing is made.
+
+    Give one journal to all `FaultyStore`s over the same bucket, so that each can be stale about
+    what the others wrote.
+    """
+
+    def __init__(self) -> None:
+        self._changes: deque[_Change] = deque(maxlen=_JOURNAL_MAX)
+
+    def note(self, key: str, *, at_s: float, before: ObjectInfo | None) -> None:
+        """`key` changed at `at_s`; `before` is what a listing would have said until then."""
+        self._changes.append(_Change(at_s, key, before))
+
+    def rewind(self, listing: Iterable[ObjectInfo], prefix: str, *, since_s: float) -> list[ObjectInfo]:
+        """The listing as it was at `since_s`."""
+        folder = f"{prefix.rstrip('/')}/" if prefix else ""
+        found = {info.key: info for info in listing}
+        for change in reversed(self._changes):
+            if change.at_s <= since_s or not change.key.startswith(folder):
+                continue
+            if change.before is None:
+                found.pop(change.key, None)
+            else:
+                found[change.key] = change.before
+        return [found[key] for key in sorted(found)]
+
+
+class FaultyStore:
+    """Wraps an `ObjectStore`; every call meets the latency and the fault its `FaultPlan` decides.
+
+    Deterministic: given the same calls in the same order and the same `rng`, the same happens.
+    A write that lands late is carried by a background task of the running loop; `settle` waits for
+    those. Errors of `inner` pass through unchanged.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        plan: FaultPlan,
+        journal: ListingJournal | None = None,
+    ) -> None:
+        self.inner = inner
+        self.plan = plan
+        self.late_won = 0
+        self.late_lost = 0
+        self._clock = clock
+        self._rng = rng
+        self._journal = journal or ListingJournal()
+        self._journals = journal is not None or plan.may(FaultKind.STALE_LIST)
+        self._under_way: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def calls(self) -> builtins.list[StoreCall]:
+        """Every call the plan has seen: (index, op, key)."""
+        return self.plan.calls
+
+    @property
+    def injected(self) -> Counter[FaultKind]:
+        """How many faults of each kind the plan has injected."""
+        return self.plan.injected
+
+    @property
+    def under_way(self) -> int:
+        """How many late writes have not reached the store yet."""
+        return len(self._under_way)
+
+    async def settle(self) -> None:
+        """Wait until every late write has reached the store."""
+        while self._under_way:
+            await asyncio.gather(*self._under_way)
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
+        blob, fault = await self._read("get", key, lambda: self.inner.get(key, byte_range))
+        return self._truncated(blob) if fault is FaultKind.TRUNCATED else blob
+
+    async def get_if_changed(self, key: str, version: Version) -> Blob | None:
+        blob, fault = await self._read("get_if_changed", key, lambda: self.inner.get_if_changed(key, version))
+        return self._truncated(blob) if blob is not None and fault is FaultKind.TRUNCATED else blob
+
+    async def head(self, key: str) -> ObjectInfo:
+        info, _ = await self._read("head", key, lambda: self.inner.head(key))
+        return info
+
+    async def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        listing, fault = await self._read("list", prefix, lambda: self.inner.list(prefix))
+        if fault is not FaultKind.STALE_LIST:
+            return listing
+        lag_s = self.plan.stale_window_s * (1.0 - self._rng.random())
+        return self._journal.rewind(listing, prefix, since_s=self._clock.monotonic() - lag_s)
+
+    async def put(self, key: str, data: Data) -> Version:
+        frozen = _frozen(data)
+        return await self._write("put", [key], lambda: self.inner.put(key, frozen), lost=Unavailable)
+
+    async def put_if_absent(self, key: str, data: Data) -> Version:
+        frozen = _frozen(data)
+        return await self._write(
+            "put_if_absent", [key], lambda: self.inner.put_if_absent(key, frozen), lost=OutcomeUnknown
+        )
+
+    async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
+        frozen = _frozen(data)
+        return await self._write(
+            "put_if_match", [key], lambda: self.inner.put_if_match(key, frozen, version), lost=OutcomeUnknown
+        )
+
+    async def delete_many(self, keys: Iterable[str]) -> dict[str, PenstockError]:
+        doomed = [*keys]
+        try:
+            return await self._write(
+                "delete_many", doomed, lambda: self.inner.delete_many(doomed), lost=Unavailable
+            )
+        except Unavailable as error:
+            return dict.fromkeys(doomed, error)
+
+    async def close(self) -> None:
+        """Drop the writes still under way, then close `inner`."""
+        doomed = [*self._under_way]
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+        await self.inner.close()
+
+    async def _read(
+        self, op: StoreOp, key: str, apply: Callable[[], Awaitable[_T]]
+    ) -> tuple[_T, FaultKind | None]:
+        fault = self.plan.draw(op, key, self._rng)
+        before_s, after_s = self._draw_waits(fault)
+        await self._wait(before_s)
+        if fault in (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED, FaultKind.CUT_SHORT):
+            raise _error(Unavailable, fault, op, key)
+        answer = await apply()
+        await self._wait(after_s)
+        return answer, fault
+
+    async def _write(
+        self,
+        op: StoreOp,
+        keys: builtins.list[str],
+        apply: Callable[[], Awaitable[_T]],
+        *,
+        lost: type[PenstockError],
+    ) -> _T:
+        key = keys[0] if keys else ""
+        fault = self.plan.draw(op, key, self._rng)
+        before_s, after_s = self._draw_waits(fault)
+        if fault is FaultKind.LATE_LANDING:
+            self._deliver_later(keys, apply)
+            raise _error(lost, fault, op, key)
+        await self._wait_or_leave_under_way(before_s, keys, apply)
+        if fault is FaultKind.REFUSED:
+            raise _error(Unavailable, fault, op, key)
+        if fault is FaultKind.NOT_DECIDED:
+            raise _error(Conflict, fault, op, key)
+        if fault in (FaultKind.FAILED_BEFORE, FaultKind.THROTTLED):
+            raise _error(lost, fault, op, key)
+        answer = await self._applied(keys, apply, hide=lost if fault is FaultKind.APPLIED_THEN_LOST else None)
+        await self._wait(after_s)
+        if fault is FaultKind.APPLIED_THEN_LOST:
+            raise _error(lost, fault, op, key)
+        if fault is FaultKind.OWN_CONFLICT:
+            raise _error(Conflict, fault, op, key)
+        return answer
+
+    async def _applied(
+        self,
+        keys: builtins.list[str],
+        apply: Callable[[], Awaitable[_T]],
+        *,
+        hide: type[PenstockError] | None = None,
+    ) -> _T:
+        """Hand the write to `inner` and note what a listing said before."""
+        before = [(key, await self._info(key)) for key in keys] if self._journals else []
+        try:
+            answer = await apply()
+        except Conflict as conflict:
+            # An answer that is lost is lost whatever it said.
+            if hide is not None:
+                raise hide("the answer to the write was lost") from conflict
+            raise
+        for key, info in before:
+            self._journal.note(key, at_s=self._clock.monotonic(), before=info)
+        return answer
+
+    async def _info(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self.inner.head(key)
+        except NotFound:
+            return None
+
+    def _draw_waits(self, fault: FaultKind | None) -> tuple[float, float]:
+        """Seconds before and after the call is applied."""
+        least_s, most_s = self.plan.latency_s
+        before_s = after_s = 0.0
+        if most_s > 0:
+            total_s = self._rng.uniform(least_s, most_s)
+            before_s = total_s * self._rng.random()
+            after_s = total_s - before_s
+        if fault is FaultKind.STALL_BEFORE:
+            before_s += self._rng.uniform(*self.plan.stall_s)
+        if fault is FaultKind.STALL_AFTER:
+            after_s += self._rng.uniform(*self.plan.stall_s)
+        return before_s, after_s
+
+    async def _wait(self, seconds: float) -> None:
+        if seconds > 0:
+            await self._clock.sleep(seconds)
+
+    async def _wait_or_leave_under_way(
+        self, seconds: float, keys: builtins.list[str], apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Wait; when the caller gives up meanwhile, its request may be on the wire already."""
+        try:
+            await self._wait(seconds)
+        except asyncio.CancelledError:
+            if self.plan.cancelled_lands > 0 and self._rng.random() < self.plan.cancelled_lands:
+                self._deliver_later(keys, apply)
+            raise
+
+    def _deliver_later(self, keys: builtins.list[str], apply: Callable[[], Awaitable[object]]) -> None:
+        delay_s = self._rng.uniform(*self.plan.late_s)
+        task = asyncio.get_running_loop().create_task(
+            self._land(delay_s, keys, apply), name=f"late write of {keys[0] if keys else ''}"
+        )
+        self._under_way[task] = None
+        task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(task, None)
+
+    async def _land(
+        self, delay_s: float, keys: builtins.list[str], apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        await self._clock.sleep(delay_s)
+        try:
+            await self._applied(keys, apply)
+        except PenstockError:
+            self.late_lost += 1
+        else:
+            self.late_won += 1
+
+    def _truncated(self, blob: Blob) -> Blob:
+        kept = self._rng.randrange(len(blob.data)) if len(blob.data) else 0
+        return replace(blob, data=blob.data[:kept])
+
+
+def _frozen(data: Data) -> bytes:
+    """The bytes as they are now: a late write must not see what the caller does to its buffers."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    return b"".join(data)
+
+
+def _error(kind: type[PenstockError], fault: FaultKind, op: StoreOp, key: str) -> PenstockError:
+    return kind(f"injected fault {fault.value}: {op} {key}")

@@ -1,0 +1,135 @@
+"""The machine's file system: errors that say what to do, and writes that are complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    PermissionDenied,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
+from penstock.fs import OsFileSystem, explain, publish, stage
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EDQUOT, StorageFull),
+        (errno.ENOENT, NotFound),
+        (errno.EACCES, PermissionDenied),
+        (errno.EPERM, PermissionDenied),
+        (errno.EROFS, PermissionDenied),
+        (errno.EEXIST, Conflict),
+        (errno.EISDIR, InvalidInput),
+        (errno.ENAMETOOLONG, InvalidInput),
+        (errno.EXDEV, Unsupported),
+        (errno.EIO, Unavailable),
+        (errno.EMFILE, Unavailable),
+    ],
+)
+def test_a_failed_call_says_what_where_and_what_to_do(number: int, kind: type[PenstockError]) -> None:
+    error = explain(OSError(number, "x"), "/some/path", "read")
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot read /some/path: {os.strerror(number)}; ")
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+
+    def stingy(fd: int, buffers: Sequence[memoryview]) -> int:
+        return real(fd, [b"".join(buffers)[:3]])
+
+    monkeypatch.setattr(os, "writev", stingy)
+    file = OsFileSystem().create(str(tmp_path / "f"))
+    file.write([b"0", b"1234567", bytearray(b"89"), memoryview(b"abc"), b""])
+    file.close()
+    assert (tmp_path / "f").read_bytes() == b"0123456789abc"
+
+
+def test_a_file_that_cannot_grow_is_not_left_behind(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(Unavailable, match="File too large"):
+            stage(OsFileSystem(), str(tmp_path / "f"), [b"x" * 20_000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_datasync_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def broken(fd: int) -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EIO, "x")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(Unavailable):
+        stage(OsFileSystem(), str(tmp_path / "f"), [b"x"])
+    assert calls == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_directory_sync_after_the_rename_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = OsFileSystem()
+    stage(fs, str(tmp_path / "staged"), [b"x"])
+    monkeypatch.setattr(os, "fsync", _fail)
+    with pytest.raises(OutcomeUnknown):
+        publish(fs, str(tmp_path / "staged"), str(tmp_path / "f"))
+    assert (tmp_path / "f").read_bytes() == b"x"
+
+
+def _fail(fd: int) -> None:
+    raise OSError(errno.EIO, "x")
+
+
+def test_a_closed_file_is_not_written(tmp_path: Path) -> None:
+    file = OsFileSystem().create(str(tmp_path / "f"))
+    file.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        file.write([b"x"])
+
+
+def test_links_to_directories_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "f").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert [name for name, _ in OsFileSystem().list_files(str(tmp_path))] == ["real/f"]
+
+
+def test_the_read_of_a_replaced_file_is_of_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old" * 10)
+    (tmp_path / "g").write_bytes(b"new" * 100)
+    real = os.fstat
+
+    def replaced_meanwhile(fd: int) -> os.stat_result:
+        info = real(fd)
+        if (tmp_path / "g").exists():
+            os.rename(tmp_path / "g", path)
+        return info
+
+    monkeypatch.setattr(os, "fstat", replaced_meanwhile)
+    assert OsFileSystem().read(str(path)) == b"old" * 10

@@ -1,0 +1,248 @@
+"""A queue held against its own rules: what is wrong, and what to do about each thing.
+
+Nothing is changed. The checks are pure functions over what was read; `audit` reads and calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.errors import BatchMissing, BufferError, SerializationError, storage_error
+from penstock.buffer.fetch import BatchDescriptor
+from penstock.buffer.floor import read_floor
+from penstock.buffer.inspect import Inventory, QueueReader, sort_objects
+from penstock.buffer.ledger import read_ledger
+from penstock.buffer.manifest import EntryIndex
+
+__all__ = ["Finding", "Severity", "audit", "check_layout", "check_objects", "check_side"]
+
+PARALLEL_FETCHES = 4
+
+_RESTORE = (
+    "restore the object from a backup or an older version of it; if it is lost for good, let the consumer "
+    "set the batch aside with on_bad_batch: skip"
+)
+
+
+class Severity(enum.Enum):
+    """Whether somebody has to act."""
+
+    PROBLEM = "problem"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was noticed, and what to do about it."""
+
+    severity: Severity
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def _problem(subject: str, text: str, advice: str) -> Finding:
+    return Finding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice)
+
+
+def _note(subject: str, text: str, advice: str = "") -> Finding:
+    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice)
+
+
+def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) -> Iterator[Finding]:
+    """Entries against each other and against the ledger."""
+    first_at: dict[str, int] = {}
+    before = {location: sequence for sequence, location in dequeued.items()}
+    for sequence, location in index.locations():
+        earlier = first_at.setdefault(location, sequence)
+        if earlier == sequence and before.get(location, sequence) < sequence:
+            earlier = before[location]
+        if earlier != sequence:
+            yield _problem(
+                location,
+                f"is in the queue as {sequence}, and was appended before as {earlier}",
+                "a client appended it twice: the consumer must apply it once (batch.duplicate_of tells)",
+            )
+        if not location.startswith(f"{prefix}/"):
+            yield _note(
+                location, f"of sequence {sequence} lies outside {prefix}/", "the collector never deletes it"
+            )
+
+
+def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Iterator[Finding]:
+    """What the listing shows, against what the queue names."""
+    present = {info.key for info in inventory.referenced}
+    for sequence, location in index.locations():
+        if location.startswith(f"{prefix}/") and location not in present:
+            yield _problem(location, f"is in the queue as {sequence}, but not in the store", _RESTORE)
+    for info in inventory.foreign:
+        if info.key.endswith((".floor", ".ledger")):
+            yield _problem(
+                info.key,
+                "belongs to another queue that shares this folder",
+                "give each queue a folder of its own: their collectors delete each other's batches",
+            )
+        else:
+            yield _note(info.key, f"has a foreign name ({info.size} bytes)", "the collector never deletes it")
+    for info in inventory.probes:
+        yield _note(info.key, "was left by a check that was cut short", "it may be deleted")
+    if inventory.unreferenced:
+        size = sum(info.size for info in inventory.unreferenced)
+        yield _note(
+            prefix,
+            f"{len(inventory.unreferenced)} unreferenced batches ({size} bytes): consumed or never appended",
+            "the consumer's garbage collection deletes them after the grace period",
+        )
+
+
+def check_side(raw_ledger: bytes | None, raw_floor: bytes | None, path: str, first: int) -> Iterator[Finding]:
+    """The objects beside the manifest."""
+    try:
+        ledger = {} if raw_ledger is None else read_ledger(raw_ledger)
+        if ledger and max(ledger) + 1 < first:
+            yield _note(
+                f"{path}.ledger",
+                f"ends at {max(ledger)}, but the queue starts at {first}",
+                "another client dequeued in between; an append in doubt there cannot be looked up",
+            )
+    except SerializationError as error:
+        yield _problem(
+            f"{path}.ledger",
+            f"does not decode: {error}",
+            "keep a copy of it, then let the consumer run: its next dequeue writes a new one",
+        )
+    try:
+        floor = None if raw_floor is None else read_floor(raw_floor)
+        if floor is not None and floor.sealed_ms > floor.floor_ms:
+            yield _problem(
+                f"{path}.floor",
+                f"is sealed at {floor.sealed_ms}, above its floor of {floor.floor_ms}",
+                "restore an older version of it: batches may be deleted that producers still append",
+            )
+    except SerializationError as error:
+        yield _problem(
+            f"{path}.floor",
+            str(error),
+            "restore an older version of it: until then nothing can be appended or collected",
+        )
+
+
+async def audit(
+    reader: QueueReader,
+    prefix: str,
+    *,
+    deep: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Finding]:
+    """Everything wrong with one queue. `deep` also fetches and decodes every batch in it.
+
+    Raises `StorageError` only when the store cannot be read at all.
+    """
+    file, store = reader.file, reader.store
+    snapshot = await reader.snapshot()
+    findings: list[Finding] = []
+    try:
+        index = manifest.index(snapshot.raw)
+        for number in range(len(index)):
+            _ = index[number]
+    except SerializationError as error:
+        advice = "stop producers and consumer, keep a copy, and restore an older version of the manifest"
+        findings.append(_problem(file.path, str(error), advice))
+        index = manifest.index(manifest.EMPTY_MANIFEST)
+    try:
+        listed = await store.list(prefix)
+        raw_ledger, _ = await file.read_side(file.ledger_path)
+        raw_floor, _ = await file.read_side(file.floor_path)
+        letters = [info.key for info in await store.list(f"{file.path}.dead") if info.key.endswith(".json")]
+    except errors.PenstockError as error:
+        raise storage_error(error, f"looking at {prefix} in {store.url}") from error
+    undecoded = bool(findings)
+    findings += check_side(raw_ledger, raw_floor, file.path, 0 if undecoded else index.first)
+    for key in letters:
+        findings.append(
+            _note(key, "is a batch that was set aside", "look at its reason, repair and produce it again")
+        )
+    if undecoded:
+        return findings
+    findings += check_layout(index, _dequeued(raw_ledger), prefix)
+    inventory = sort_objects(listed, (location for _, location in index.locations()), file.path)
+    found = list(check_objects(index, inventory, prefix))
+    found = await _still_there(reader, found)
+    findings += found
+    gone = {finding.subject for finding in found if finding.severity is Severity.PROBLEM}
+    outside = [
+        BatchDescriptor.of(index[n])
+        for n in range(len(index))
+        if index[n].location not in gone and (deep or not index[n].location.startswith(f"{prefix}/"))
+    ]
+    findings += await _check_batches(reader, outside, on_progress)
+    return findings
+
+
+def _dequeued(raw_ledger: bytes | None) -> dict[int, str]:
+    try:
+        return {} if raw_ledger is None else read_ledger(raw_ledger)
+    except SerializationError:
+        return {}
+
+
+async def _still_there(reader: QueueReader, found: list[Finding]) -> list[Finding]:
+    """Drop what a live consumer finished meanwhile: an entry that left the queue may lose its object."""
+    if not any(finding.severity is Severity.PROBLEM for finding in found):
+        return found
+    try:
+        queued = {location for _, location in (await reader.index()).locations()}
+    except SerializationError:
+        return found
+    return [
+        finding
+        for finding in found
+        if finding.severity is Severity.NOTE
+        or finding.subject in queued
+        or finding.subject.endswith((".floor", ".ledger"))
+    ]
+
+
+async def _check_batches(
+    reader: QueueReader, descriptors: Iterable[BatchDescriptor], on_progress: Callable[[int, int], None]
+) -> list[Finding]:
+    waiting = list(descriptors)
+    slots = asyncio.Semaphore(PARALLEL_FETCHES)
+    done = 0
+
+    async def check(descriptor: BatchDescriptor) -> Finding | None:
+        nonlocal done
+        async with slots:
+            finding = await _check_batch(reader, descriptor)
+        done += 1
+        on_progress(done, len(waiting))
+        return finding
+
+    checked = await asyncio.gather(*(check(descriptor) for descriptor in waiting))
+    found = [finding for finding in checked if finding is not None]
+    return await _still_there(reader, found)
+
+
+async def _check_batch(reader: QueueReader, descriptor: BatchDescriptor) -> Finding | None:
+    try:
+        batch = await reader.fetch(descriptor)
+    except BatchMissing:
+        text = f"is in the queue as {descriptor.sequence}, but not in the store"
+        return _problem(descriptor.location, text, _RESTORE)
+    except SerializationError as error:
+        return _problem(descriptor.location, str(error), _RESTORE)
+    except BufferError as error:
+        return _problem(descriptor.location, f"could not be read: {error}", "check the store, then run again")
+    starts = [meta.start_index for meta in descriptor.metadata]
+    if starts != sorted(starts) or (starts and starts[-1] > len(batch)):
+        return _problem(
+            descriptor.location,
+            f"has {len(batch)} records, but its metadata starts at {starts}",
+            "the records are whole; metadata of this batch cannot be assigned to them",
+        )
+    return None

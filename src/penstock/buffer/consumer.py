@@ -1,0 +1,345 @@
+"""The consumer: batches in queue order, acknowledged in that order, by one owner at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import TracebackType
+
+from penstock import errors
+from penstock.buffer.config import BadBatchPolicy, ConsumerConfig
+from penstock.buffer.dead_letter import DeadLetter, store_dead_letter
+from penstock.buffer.errors import (
+    BatchMissing,
+    FencedError,
+    InvalidInputError,
+    SerializationError,
+    storage_error,
+)
+from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+from penstock.buffer.gc import GarbageCollector
+from penstock.buffer.instruments import Instruments
+from penstock.buffer.manifest import EntryIndex
+from penstock.buffer.manifest_file import ManifestFile
+from penstock.buffer.prefetch import Prefetcher
+from penstock.buffer.progress import Progress, RecentLocations
+from penstock.buffer.queue_consumer import QueueConsumer
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import Registry
+from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
+from penstock.retry import RetryPolicy, retry
+from penstock.units import DurationLike, parse_duration
+
+__all__ = ["Consumer"]
+
+_log = logging.getLogger(__name__)
+
+ACKS_PER_DEQUEUE = 100
+"""Acks are cheap in memory and dear in the manifest: one write for this many."""
+
+
+class Consumer:
+    """Reads a queue in order. Starting one fences every earlier one.
+
+    Exactly once: write the rows and `batch.sequence` in one transaction, acknowledge when that is durable,
+    and pass the stored sequence as `last_acked` when starting again.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        store: ObjectStore | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._owns_store = store is None and not isinstance(config.store, ObjectStore)
+        self._store = store or open_store(config.store)
+        self._instruments = Instruments(registry)
+        self._policy = RetryPolicy(deadline_s=config.retry_deadline_s)
+        self._queue = QueueConsumer(
+            ManifestFile(self._store, config.manifest_key),
+            policy=self._policy,
+            clock=clock,
+            rng=rng,
+            instruments=self._instruments,
+        )
+        self._fetcher = FetchHandle(
+            self._store,
+            batch_bytes_max=config.batch_bytes_max,
+            policy=self._policy,
+            clock=clock,
+            rng=rng,
+            instruments=self._instruments,
+        )
+        self._prefetcher = Prefetcher(self._fetcher, ahead=config.prefetch, bytes_max=config.prefetch_bytes)
+        self._progress = Progress(None)
+        self._seen = RecentLocations({})
+        self._acks_since_dequeue = 0
+        self._delivering = asyncio.Lock()
+        self._gc_task: asyncio.Task[None] | None = None
+        self.gc = GarbageCollector(
+            config.gc, queue=self._queue, store=self._store, clock=clock, rng=rng, registry=registry
+        )
+        self.dead_letters: list[DeadLetter] = []
+
+    @classmethod
+    async def open(
+        cls,
+        config: ConsumerConfig,
+        last_acked: int | None = None,
+        *,
+        store: ObjectStore | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> Consumer:
+        """A consumer that is ready: `Consumer(config)` and `initialize(last_acked)`."""
+        consumer = cls(config, store, clock=clock, rng=rng, registry=registry)
+        try:
+            await consumer.initialize(last_acked)
+        except BaseException:
+            await consumer.release()
+            raise
+        return consumer
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, FencedError):
+            await self.release()  # a newer owner is at work: nothing of ours is left to write
+        else:
+            await self.close()
+
+    def __len__(self) -> int:
+        """Entries in the queue when the manifest was last read or written."""
+        return self._queue.length
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this consumer holds. It grows when garbage is collected."""
+        return self._queue.epoch
+
+    @property
+    def acked(self) -> int | None:
+        """The last acknowledged sequence."""
+        return self._progress.acked
+
+    async def initialize(self, last_acked: int | None = None) -> None:
+        """Take the queue over and position behind `last_acked` (None: at the earliest entry).
+
+        Raises `StorageError` if the store cannot be used, and, with `strict_resume`, `InvalidInputError` when
+        `last_acked` lies beyond the queue.
+        """
+        if last_acked is not None and (isinstance(last_acked, bool) or last_acked < 0):
+            raise InvalidInputError(f"last_acked must be a sequence number or None, not {last_acked!r}")
+        try:
+            await retry(
+                lambda: ensure_conditional_writes(self._store, self._config.gc.prefix),
+                self._policy,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        except errors.PenstockError as error:
+            raise storage_error(error, "opening the consumer") from error
+        entries = await self._queue.initialize()
+        self._seen = RecentLocations(await self._queue.known_dequeued())
+        self._progress = Progress(last_acked)
+        self._prefetcher.cancel()
+        self._acks_since_dequeue = 0
+        if last_acked is not None:
+            await self._resume(last_acked, entries)
+        if self._config.gc_enabled and self._gc_task is None:
+            self._gc_task = asyncio.get_running_loop().create_task(self.gc.run())
+
+    async def _resume(self, last_acked: int, entries: EntryIndex) -> None:
+        following = entries.footer.next_sequence
+        if last_acked >= following:
+            text = (
+                f"resuming after {last_acked}, but {self._config.manifest_path} has handed out numbers only "
+                f"up to {following - 1}: was the manifest deleted? Entries up to {last_acked} will be skipped"
+            )
+            if self._config.strict_resume:
+                raise InvalidInputError(text)
+            _log.warning(text)
+        if following:
+            await self._queue.dequeue(min(last_acked, following - 1))
+
+    async def next_batch(self) -> ConsumedBatch | None:
+        """The next batch, or None when there is none now.
+
+        The position moves only when the batch is returned: a call that failed or was cancelled delivers
+        the same batch again. Raises `FencedError` (stop) or another `BufferError`.
+        """
+        async with self._delivering:
+            while True:
+                upcoming = await self._upcoming(self._config.prefetch + 1)
+                if not upcoming:
+                    return None
+                self._prefetcher.plan(upcoming)
+                try:
+                    batch = await self._prefetcher.take()
+                except (BatchMissing, SerializationError) as error:
+                    if self._config.bad_batch_policy is BadBatchPolicy.RAISE:
+                        raise
+                    await self._set_aside(upcoming[0], error)
+                    continue
+                self._prefetcher.taken()
+                self._deliver(upcoming[0])
+                self._count_batch(batch)
+                # It may have been fetched ahead, before what came between was known.
+                return replace(batch, descriptor=upcoming[0])
+
+    async def _upcoming(self, limit: int) -> list[BatchDescriptor]:
+        entries = await self._queue.entries()
+        return [
+            self._progress.describe(entry, self._seen) if place == 0 else BatchDescriptor.of(entry)
+            for place, entry in enumerate(entries.after(self._progress.handed_out, limit))
+        ]
+
+    async def batches(self, poll_interval: DurationLike = "100ms") -> AsyncIterator[ConsumedBatch]:
+        """Batches for ever: waits `poll_interval` whenever the queue is empty."""
+        poll_interval_s = parse_duration(poll_interval)
+        while True:
+            batch = await self.next_batch()
+            if batch is None:
+                await self._clock.sleep(poll_interval_s)
+            else:
+                yield batch
+
+    async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
+        """Up to `limit` batches, not fetched, in one read of the manifest.
+
+        The position moves at once; a descriptor that gets lost comes again only to a new consumer that
+        starts from what was acknowledged.
+        """
+        if limit <= 0:
+            return []
+        async with self._delivering:
+            entries = await self._queue.entries()
+            handed: list[BatchDescriptor] = []
+            for entry in entries.after(self._progress.handed_out, limit):
+                descriptor = self._progress.describe(entry, self._seen)
+                self._deliver(descriptor)
+                handed.append(descriptor)
+            self._prefetcher.cancel()
+        self._instruments.descriptors_handed_out.inc(len(handed))
+        return handed
+
+    def fetch_handle(self) -> FetchHandle:
+        """What fetches descriptors. Stateless: share it between tasks. It does not notice fencing."""
+        return self._fetcher
+
+    async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """The batch of a descriptor."""
+        batch = await self._fetcher.fetch(descriptor)
+        self._count_batch(batch)
+        return batch
+
+    async def ack(self, sequence: int) -> None:
+        """Acknowledge the oldest delivered batch that has no ack yet.
+
+        Every hundredth ack removes the acknowledged entries from the queue. If that fails, the ack did not
+        happen and may be repeated.
+        """
+        self._queue.require_epoch()
+        self._progress.check_ack(sequence)
+        if self._acks_since_dequeue + 1 >= ACKS_PER_DEQUEUE:
+            await self._queue.dequeue(sequence)
+            self._acks_since_dequeue = 0
+        else:
+            self._acks_since_dequeue += 1
+        self._progress.ack(sequence)
+        if self._progress.acked != sequence:
+            # Batches set aside behind it are acknowledged with it, and wait for a dequeue.
+            self._acks_since_dequeue = max(1, self._acks_since_dequeue)
+        self._instruments.acks.inc()
+
+    async def ack_through(self, sequence: int) -> None:
+        """Acknowledge everything up to `sequence` and remove it from the queue, in one manifest write.
+
+        The caller answers for all of it being processed. Raises `OutOfOrderAck` for what is acknowledged
+        already, and `InvalidInputError` for a sequence that does not exist yet.
+        """
+        self._progress.check_ack_through(sequence)
+        await self._queue.dequeue(sequence)
+        self._instruments.acks.inc(self._progress.ack_through(sequence))
+        self._acks_since_dequeue = 0 if self._progress.acked == sequence else 1
+
+    async def flush(self) -> None:
+        """Remove everything acknowledged from the queue now. Writes nothing if nothing is left to remove."""
+        self._queue.require_epoch()
+        if self._progress.acked is not None and self._acks_since_dequeue:
+            await self._queue.dequeue(self._progress.acked)
+            self._acks_since_dequeue = 0
+
+    async def close(self) -> None:
+        """Flush, then stop. Closing a consumer that was never initialised only releases its store."""
+        try:
+            if self._queue.initialised:
+                await self.flush()
+        finally:
+            await self.release()
+
+    async def release(self) -> None:
+        """Stop without writing anything: acks that were not flushed come again."""
+        self._prefetcher.cancel()
+        if self._gc_task is not None:
+            self._gc_task.cancel()
+            await asyncio.gather(self._gc_task, return_exceptions=True)
+            self._gc_task = None
+        if self._owns_store:
+            await self._store.close()
+
+    def _deliver(self, descriptor: BatchDescriptor) -> None:
+        if descriptor.gap_from is not None:
+            self._instruments.gaps.inc()
+            _log.warning(
+                "%s jumps from %d to %d", self._config.manifest_path, descriptor.gap_from, descriptor.sequence
+            )
+        if descriptor.duplicate_of is not None:
+            self._instruments.duplicates.inc()
+            _log.warning(
+                "batch %d is the same object as batch %d", descriptor.sequence, descriptor.duplicate_of
+            )
+        self._progress.hand_out(descriptor.sequence)
+
+    async def _set_aside(self, descriptor: BatchDescriptor, error: errors.PenstockError) -> None:
+        """Record a bad batch durably, then move past it."""
+        data: memoryview | None = None
+        if not isinstance(error, BatchMissing):
+            data = await self._fetcher.raw(descriptor)
+        letter = await store_dead_letter(
+            self._store,
+            self._queue.file.path,
+            sequence=descriptor.sequence,
+            location=descriptor.location,
+            reason=str(error),
+            data=data,
+            now_ms=self._clock.now_ms(),
+        )
+        self.dead_letters.append(letter)
+        self._instruments.bad_batches.inc()
+        _log.error("batch %d was set aside as %s: %s", descriptor.sequence, letter.record_key, error)
+        self._progress.skip(descriptor.sequence)
+        self._acks_since_dequeue += 1
+
+    def _count_batch(self, batch: ConsumedBatch) -> None:
+        instruments = self._instruments
+        instruments.batches_collected.inc()
+        instruments.entries_collected.inc(len(batch))
+        instruments.bytes_collected.inc(batch.block.record_bytes)
+        if batch.metadata:
+            age_ms = self._clock.now_ms() - batch.metadata[-1].ingestion_time_ms
+            instruments.consumer_lag.set(max(0, age_ms) / 1000)

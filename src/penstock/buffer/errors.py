@@ -1,0 +1,105 @@
+"""The buffer's errors. Each is also one of the kinds of `penstock.errors`, which say what to do.
+
+    BufferError
+    ├── InvalidInputError    (Rejected)        the call itself is wrong
+    ├── SerializationError   (Corrupt)         stored bytes break the format
+    ├── FencedError          (Fenced)          a newer consumer took over: stop
+    └── StorageError                           the store, or the order of calls
+        ├── StorageRejected      (Rejected)        the store refuses: credentials, bucket, capability
+        ├── StorageUnavailable   (Unavailable)     a passing fault; produce again or wait
+        │   └── RetriesExhausted                   it did not pass before the deadline
+        ├── OutcomeUnknown       (OutcomeUnknown)  the append may be in the queue: verify
+        ├── BatchMissing         (Corrupt)         the queue names an object that is not there
+        ├── OutOfOrderAck        (Rejected)        acks follow delivery order
+        ├── ManifestFull         (LimitExceeded)   the consumer is too far behind
+        └── ProducerClosed       (Rejected)        the producer is shut down
+
+Only `FencedError` is terminal for a consumer.
+"""
+
+from __future__ import annotations
+
+from penstock import errors
+
+__all__ = [
+    "BatchMissing",
+    "BufferError",
+    "FencedError",
+    "InvalidInputError",
+    "ManifestFull",
+    "OutOfOrderAck",
+    "OutcomeUnknown",
+    "ProducerClosed",
+    "RetriesExhausted",
+    "SerializationError",
+    "StorageError",
+    "StorageRejected",
+    "StorageUnavailable",
+    "storage_error",
+]
+
+
+class BufferError(errors.PenstockError):
+    """Anything the buffer raises on purpose."""
+
+
+class InvalidInputError(BufferError, errors.InvalidInput):
+    """The call breaks a rule of the format or of the API; nothing was queued."""
+
+
+class SerializationError(BufferError, errors.Corrupt):
+    """A manifest or a batch breaks its format. The bytes are left where they are."""
+
+
+class FencedError(BufferError, errors.Fenced):
+    """A newer consumer holds the queue, or this one was never initialised. Stop."""
+
+
+class StorageError(BufferError):
+    """The store failed, or a call came out of order."""
+
+
+class StorageRejected(StorageError, errors.Rejected):
+    """The store refuses for good: wrong credentials, missing bucket, missing capability."""
+
+
+class StorageUnavailable(StorageError, errors.Unavailable):
+    """The store cannot be reached or is overloaded; nothing was queued."""
+
+
+class RetriesExhausted(StorageUnavailable):
+    """The store did not recover before the deadline; nothing was queued."""
+
+
+class OutcomeUnknown(StorageError, errors.OutcomeUnknown):
+    """The append may be in the queue. Look for the location before producing the records again."""
+
+
+class BatchMissing(StorageError, errors.Corrupt):
+    """The manifest names a batch object that does not exist."""
+
+
+class OutOfOrderAck(StorageError, errors.Rejected):
+    """Acks must follow the order of delivery, one by one."""
+
+
+class ManifestFull(StorageError, errors.LimitExceeded):
+    """The manifest reached its cap because nothing is dequeued: start or unblock the consumer."""
+
+
+class ProducerClosed(StorageError, errors.Rejected):
+    """The producer is shut down and takes no more records."""
+
+
+def storage_error(cause: errors.PenstockError, doing: str) -> BufferError:
+    """The buffer's name for an error of a lower floor, with what was being done."""
+    if isinstance(cause, BufferError):
+        return cause
+    text = f"{doing}: {cause}"
+    if isinstance(cause, errors.Corrupt):
+        return SerializationError(text)
+    if isinstance(cause, errors.OutcomeUnknown):
+        return OutcomeUnknown(text)
+    if isinstance(cause, errors.Rejected):
+        return StorageRejected(text)
+    return StorageUnavailable(text)

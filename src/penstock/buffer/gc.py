@@ -1,0 +1,199 @@
+"""The garbage collector: deletes batch objects that nothing refers to and nothing can refer to again.
+
+The rules of the format decide what is a candidate (name, not referenced, older than the oldest entry,
+past the grace period). The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
+clocks do.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.config import GarbageCollectorConfig
+from penstock.buffer.errors import FencedError, storage_error
+from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
+from penstock.buffer.instruments import Instruments
+from penstock.buffer.manifest import EntryIndex
+from penstock.buffer.manifest_file import ManifestFile
+from penstock.buffer.queue_consumer import QueueConsumer
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.ids import SYSTEM_RNG, is_ulid, ulid_ms
+from penstock.metrics import Registry
+from penstock.objects import ObjectInfo, ObjectStore, Version, open_store
+from penstock.retry import Backoff, RetryPolicy
+
+__all__ = ["GarbageCollector", "GcReport", "batch_minted_ms", "candidates"]
+
+_log = logging.getLogger(__name__)
+_SUFFIX = ".batch"
+
+
+def batch_minted_ms(key: str) -> int | None:
+    """When a `{ULID}.batch` was minted, or None for any other name."""
+    name = key.rpartition("/")[2]
+    stem = name.removesuffix(_SUFFIX)
+    return ulid_ms(stem) if stem != name and is_ulid(stem) else None
+
+
+def candidates(
+    listed: Iterable[ObjectInfo], referenced: Iterable[str], *, now_ms: int, grace_ms: int
+) -> list[tuple[str, int]]:
+    """(key, minted) of what the format's rules call garbage.
+
+    A batch qualifies if it is named `{ULID}.batch`, is not referenced, was minted strictly before every
+    referenced batch whose name tells its time, and both its name and the store say that it is past the
+    grace period.
+    """
+    kept = set(referenced)
+    minted = [ms for ms in map(batch_minted_ms, kept) if ms is not None]
+    oldest_ms = min(minted, default=None)
+    found: list[tuple[str, int]] = []
+    for info in listed:
+        ms = batch_minted_ms(info.key)
+        if ms is None or info.key in kept or (oldest_ms is not None and ms >= oldest_ms):
+            continue
+        if now_ms - ms >= grace_ms and now_ms - info.modified_ms >= grace_ms:
+            found.append((info.key, ms))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    """What one cycle saw and did."""
+
+    listed: int
+    candidates: tuple[str, ...]
+    deleted: tuple[str, ...]
+    failed: tuple[str, ...]
+    withheld: tuple[str, ...]
+    """Garbage that only the queue's consumer may delete, as no floor has been sealed above it."""
+
+
+class GarbageCollector:
+    """Collects one queue's garbage.
+
+    With a `queue` (the consumer's own) each cycle seals a floor and deletes everything eligible. Without
+    one it may run beside a live consumer, and deletes only below the floor that consumer sealed before.
+    """
+
+    def __init__(
+        self,
+        config: GarbageCollectorConfig,
+        *,
+        queue: QueueConsumer | None = None,
+        store: ObjectStore | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> None:
+        self._config = config
+        self._owns_store = store is None and not isinstance(config.store, ObjectStore)
+        self._store = store or open_store(config.store)
+        self._file = ManifestFile(self._store, config.manifest_key)
+        self._queue = queue
+        self._clock = clock
+        self._rng = rng
+        self._instruments = Instruments(registry)
+        self._sealed_ms = NO_FLOOR.sealed_ms
+
+    async def run(self) -> None:
+        """Collect every `gc_interval`, the first time after one interval, until fenced or cancelled."""
+        while True:
+            await self._clock.sleep(self._config.gc_interval_s)
+            try:
+                await self.collect()
+            except FencedError:
+                return
+            except errors.PenstockError as error:
+                _log.warning("garbage collection of %s failed, will try again: %s", self._file.path, error)
+
+    async def collect(self, *, dry_run: bool = False) -> GcReport:
+        """One cycle. A dry run tells what is eligible and changes nothing."""
+        started = self._clock.monotonic()
+        try:
+            report = await self._collect(dry_run)
+        except errors.PenstockError as error:
+            raise storage_error(error, f"collecting garbage below {self._config.prefix}") from error
+        self._instruments.gc_duration.observe(self._clock.monotonic() - started)
+        self._instruments.gc_files_deleted.inc(len(report.deleted))
+        self._instruments.gc_files_failed.inc(len(report.failed))
+        return report
+
+    async def close(self) -> None:
+        """Release the store, if it was opened here."""
+        if self._owns_store:
+            await self._store.close()
+
+    async def _collect(self, dry_run: bool) -> GcReport:
+        # The manifest before the listing: what is appended in between is not listed as garbage.
+        snapshot = await self._file.read()
+        listed = await self._store.list(self._config.prefix)
+        found = candidates(
+            listed,
+            (location for _, location in manifest.index(snapshot.raw).locations()),
+            now_ms=self._clock.now_ms(),
+            grace_ms=int(self._config.gc_grace_period_s * 1000),
+        )
+        doomed: list[str] = []
+        withheld: list[str] = []
+        if found and not dry_run:
+            doomed, withheld = await (
+                self._below_own_floor(found) if self._queue else self._below_sealed(found)
+            )
+        failures = await self._store.delete_many(doomed) if doomed else {}
+        for key, error in failures.items():
+            _log.warning("could not delete %s, will try again: %s", key, error)
+        return GcReport(
+            listed=len(listed),
+            candidates=tuple(key for key, _ in found),
+            deleted=tuple(key for key in doomed if key not in failures),
+            failed=tuple(failures),
+            withheld=tuple(withheld),
+        )
+
+    async def _below_own_floor(self, found: list[tuple[str, int]]) -> tuple[list[str], list[str]]:
+        """Publish a floor above all candidates, seal it, and keep those that nothing refers to afterwards."""
+        assert self._queue is not None
+        floor = await self._raise_floor(max(ms for _, ms in found))
+        entries = await self._queue.seal()
+        self._sealed_ms = max(self._sealed_ms, floor.floor_ms)
+        return _unreferenced((key for key, _ in found), entries), []
+
+    async def _below_sealed(self, found: list[tuple[str, int]]) -> tuple[list[str], list[str]]:
+        floor, _ = await self._read_floor()
+        entries = manifest.index((await self._file.read()).raw)
+        safe = _unreferenced((key for key, ms in found if ms <= floor.sealed_ms), entries)
+        return safe, [key for key, ms in found if ms > floor.sealed_ms]
+
+    async def _read_floor(self) -> tuple[Floor, Version | None]:
+        raw, version = await self._file.read_side(self._file.floor_path)
+        return (NO_FLOOR if raw is None else read_floor(raw)), version
+
+    async def _raise_floor(self, floor_ms: int) -> Floor:
+        """Raise the floor, never lowering what another collector wrote. Safe to repeat after any outcome."""
+        backoff = Backoff(RetryPolicy(), clock=self._clock, rng=self._rng)
+        while True:
+            try:
+                known, version = await self._read_floor()
+                raised = known.raised(floor_ms, self._sealed_ms)
+                if raised == known:
+                    return raised
+                path, raw = self._file.floor_path, write_floor(raised)
+                if version is None:
+                    await self._store.put_if_absent(path, raw)
+                else:
+                    await self._store.put_if_match(path, raw, version)
+                return raised
+            except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable):
+                if not await backoff.pause():
+                    raise
+
+
+def _unreferenced(keys: Iterable[str], entries: EntryIndex) -> list[str]:
+    kept = {location for _, location in entries.locations()}
+    return [key for key in keys if key not in kept]

@@ -1,0 +1,236 @@
+"""Looking at a queue without taking part in it: nothing is fenced, acknowledged or changed.
+
+`QueueReader` reads entries and batches beside a live consumer. `survey` counts what a queue holds and what
+lies around it; its arithmetic is pure and works on what was read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.errors import StorageRejected, storage_error
+from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
+from penstock.buffer.gc import batch_minted_ms, candidates
+from penstock.buffer.manifest import Entry, EntryIndex
+from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.ids import SYSTEM_RNG
+from penstock.limits import BATCH_BYTES_MAX
+from penstock.objects import ObjectInfo, ObjectStore
+from penstock.retry import RetryPolicy, retry
+
+__all__ = [
+    "Inventory",
+    "QueueReader",
+    "QueueSurvey",
+    "entry_time_ms",
+    "sort_objects",
+    "summarise",
+    "survey",
+]
+
+_PROBE = re.compile(r"probe-[0-9a-f]{32}")
+
+
+class QueueReader:
+    """A plain reader: sees the queue as it is now, and fetches any batch of it.
+
+    It holds no epoch, so what it has read may be consumed and collected a moment later: a fetch may then
+    raise `BatchMissing`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest_path: str,
+        *,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        retry_deadline_s: float = 30.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.store = store
+        self.file = ManifestFile(store, manifest_path)
+        self._clock = clock
+        self._policy = RetryPolicy(deadline_s=retry_deadline_s)
+        self._fetcher = FetchHandle(store, batch_bytes_max=batch_bytes_max, policy=self._policy, clock=clock)
+        self._known: Snapshot | None = None
+        self._index: EntryIndex | None = None
+
+    async def snapshot(self) -> Snapshot:
+        """The manifest's bytes now; `version` is None while there is none. Raises `StorageError`."""
+        known = self._known
+
+        async def read() -> Snapshot:
+            return await self.file.read() if known is None else await self.file.reread(known)
+
+        try:
+            self._known = await retry(read, self._policy, clock=self._clock, rng=SYSTEM_RNG)
+        except errors.PenstockError as error:
+            raise storage_error(error, f"reading {self.file.path}") from error
+        return self._known
+
+    async def index(self) -> EntryIndex:
+        """Every entry now. An absent manifest is an empty queue. Raises `SerializationError` too."""
+        before = self._known
+        snapshot = await self.snapshot()
+        if self._index is None or snapshot is not before:
+            grown = None if self._index is None else self._index.grown_into(snapshot.raw)
+            self._index = grown or manifest.index(snapshot.raw)
+        return self._index
+
+    async def entries(self, after: int | None = None, limit: int = 1000) -> list[BatchDescriptor]:
+        """Up to `limit` entries with a number above `after` (None: from the oldest)."""
+        return [BatchDescriptor.of(entry) for entry in (await self.index()).after(after, limit)]
+
+    async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """The batch. Raises `BatchMissing`, `SerializationError` or another `StorageError`."""
+        return await self._fetcher.fetch(descriptor)
+
+    async def require(self) -> Snapshot:
+        """The manifest, which must exist. Raises `StorageRejected` naming what is missing."""
+        snapshot = await self.snapshot()
+        if snapshot.version is None:
+            raise StorageRejected(f"there is no manifest {self.file.path} in {self.store.url}")
+        return snapshot
+
+
+def entry_time_ms(entry: Entry) -> int | None:
+    """When an entry's first records were taken in; failing that, when its object was named."""
+    if entry.metadata:
+        return min(meta.ingestion_time_ms for meta in entry.metadata)
+    return batch_minted_ms(entry.location)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The objects below a queue's folder, by what they are to the queue."""
+
+    referenced: tuple[ObjectInfo, ...]
+    unreferenced: tuple[ObjectInfo, ...]
+    """Named as batches, but not in the queue: consumed, or never appended."""
+    side: tuple[ObjectInfo, ...]
+    """The manifest and what stands beside it: ledger, floor, dead letters, shards."""
+    probes: tuple[ObjectInfo, ...]
+    """Left behind by a check of conditional writes that was cut short."""
+    foreign: tuple[ObjectInfo, ...]
+    """Everything else; the garbage collector never touches it."""
+
+
+def sort_objects(listed: Iterable[ObjectInfo], referenced: Iterable[str], manifest_path: str) -> Inventory:
+    """Tell the objects of a listing apart."""
+    kept = set(referenced)
+    piles: dict[str, list[ObjectInfo]] = {
+        name: [] for name in ("referenced", "unreferenced", "side", "probes", "foreign")
+    }
+    for info in listed:
+        if info.key in kept:
+            pile = "referenced"
+        elif info.key == manifest_path or info.key.startswith(f"{manifest_path}."):
+            pile = "side"
+        elif batch_minted_ms(info.key) is not None:
+            pile = "unreferenced"
+        elif _PROBE.fullmatch(info.key.rpartition("/")[2]):
+            pile = "probes"
+        else:
+            pile = "foreign"
+        piles[pile].append(info)
+    return Inventory(**{name: tuple(pile) for name, pile in piles.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSurvey:
+    """One queue at one moment, in numbers. Ages are None when there is nothing to have an age."""
+
+    manifest: str
+    exists: bool
+    queue_length: int
+    first_sequence: int
+    next_sequence: int
+    epoch: int
+    manifest_bytes: int
+    oldest_entry_age_ms: int | None
+    newest_entry_age_ms: int | None
+    ingestion_lag_ms: int | None
+    """Age of the oldest record still in the queue: how far whoever consumes it is behind."""
+    data_objects: int
+    data_bytes: int
+    unreferenced_objects: int
+    unreferenced_bytes: int
+    collectable_objects: int
+    """Unreferenced and past the grace period: what a garbage collection would look at."""
+    foreign_objects: int
+    dead_letters: int
+    floor_ms: int | None
+    sealed_ms: int | None
+
+
+def summarise(
+    snapshot: Snapshot,
+    listed: Iterable[ObjectInfo],
+    *,
+    manifest_path: str,
+    floor: Floor,
+    dead_letters: int,
+    now_ms: int,
+    grace_ms: int,
+) -> QueueSurvey:
+    """The numbers, from what was read. Raises `SerializationError` if the manifest does not decode."""
+    index = manifest.index(snapshot.raw)
+    locations = [location for _, location in index.locations()]
+    listed = list(listed)
+    inventory = sort_objects(listed, locations, manifest_path)
+    first = entry_time_ms(index[0]) if len(index) else None
+    last = entry_time_ms(index[len(index) - 1]) if len(index) else None
+    times = [ms for ms in (entry_time_ms(index[n]) for n in range(len(index))) if ms is not None]
+    data = inventory.referenced + inventory.unreferenced
+    return QueueSurvey(
+        manifest=manifest_path,
+        exists=snapshot.version is not None,
+        queue_length=len(index),
+        first_sequence=index.first,
+        next_sequence=index.footer.next_sequence,
+        epoch=index.footer.epoch,
+        manifest_bytes=len(snapshot.raw) if snapshot.version is not None else 0,
+        oldest_entry_age_ms=_age(first, now_ms),
+        newest_entry_age_ms=_age(last, now_ms),
+        ingestion_lag_ms=_age(min(times, default=None), now_ms),
+        data_objects=len(data),
+        data_bytes=sum(info.size for info in data),
+        unreferenced_objects=len(inventory.unreferenced),
+        unreferenced_bytes=sum(info.size for info in inventory.unreferenced),
+        collectable_objects=len(candidates(listed, locations, now_ms=now_ms, grace_ms=grace_ms)),
+        foreign_objects=len(inventory.foreign) + len(inventory.probes),
+        dead_letters=dead_letters,
+        floor_ms=None if floor.floor_ms < 0 else floor.floor_ms,
+        sealed_ms=None if floor.sealed_ms < 0 else floor.sealed_ms,
+    )
+
+
+async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int) -> QueueSurvey:
+    """Read the manifest, then list: what is appended in between only looks unreferenced."""
+    snapshot = await reader.snapshot()
+    file = reader.file
+    try:
+        listed = await reader.store.list(prefix)
+        raw_floor, _ = await file.read_side(file.floor_path)
+        letters = await reader.store.list(f"{file.path}.dead")
+    except errors.PenstockError as error:
+        raise storage_error(error, f"looking at {prefix} in {reader.store.url}") from error
+    return summarise(
+        snapshot,
+        listed,
+        manifest_path=file.path,
+        floor=NO_FLOOR if raw_floor is None else read_floor(raw_floor),
+        dead_letters=sum(info.key.endswith(".json") for info in letters),
+        now_ms=now_ms,
+        grace_ms=grace_ms,
+    )
+
+
+def _age(then_ms: int | None, now_ms: int) -> int | None:
+    return None if then_ms is None else max(0, now_ms - then_ms)

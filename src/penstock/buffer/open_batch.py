@@ -1,0 +1,94 @@
+"""The batch that is being filled: which calls it holds, and when it must be stored. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.buffer.handle import DurabilityWatcher
+from penstock.buffer.manifest import Metadata
+from penstock.limits import BATCH_BYTES_MAX
+
+__all__ = ["BATCH_WEIGHT_MAX", "FRAMING_BYTES", "Call", "OpenBatch"]
+
+BATCH_WEIGHT_MAX = BATCH_BYTES_MAX - 64
+"""The most a batch may weigh and still decode under the default cap of a consumer."""
+
+FRAMING_BYTES = 8
+"""What a record costs besides its bytes, at most: its header and its place in the length table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One `produce` call. Its records have been checked: a list of bytes, or an array without nulls."""
+
+    records: Sequence[bytes] | pa.BinaryArray
+    count: int
+    record_bytes: int
+    metadata: bytes
+    ingestion_time_ms: int
+    accepted_at: float
+    watcher: DurabilityWatcher
+
+    @property
+    def size(self) -> int:
+        """What counts against the flush size: record and metadata bytes, without framing."""
+        return self.record_bytes + len(self.metadata)
+
+    @property
+    def weight(self) -> int:
+        """What it costs in memory and in the block: framing included."""
+        return self.size + FRAMING_BYTES * self.count
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenBatch:
+    """Calls in order, with one metadata item each (or per run of equal ones, when merging)."""
+
+    ordinal: int
+    merge: bool = False
+    calls: list[Call] = field(default_factory=list)
+    metadata: list[Metadata] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    record_bytes: int = 0
+    weight: int = 0
+
+    def add(self, call: Call) -> None:
+        if not (self.merge and self._repeats(call)):
+            self.metadata.append(
+                Metadata(
+                    start_index=self.count, ingestion_time_ms=call.ingestion_time_ms, payload=call.metadata
+                )
+            )
+        self.calls.append(call)
+        self.starts.append(self.count)
+        self.count += call.count
+        self.size += call.size
+        self.record_bytes += call.record_bytes
+        self.weight += call.weight
+
+    def _repeats(self, call: Call) -> bool:
+        return bool(self.metadata) and (
+            self.metadata[-1].ingestion_time_ms == call.ingestion_time_ms
+            and self.metadata[-1].payload == call.metadata
+        )
+
+    def chunks_of_records(self) -> list[pa.BinaryArray]:
+        """The records as arrays: neighbouring lists become one."""
+        chunks: list[pa.BinaryArray] = []
+        loose: list[bytes] = []
+        for call in self.calls:
+            if isinstance(call.records, pa.Array):
+                if loose:
+                    chunks.append(pa.array(loose, pa.binary()))
+                    loose = []
+                chunks.append(call.records)
+            else:
+                loose.extend(call.records)
+        if loose:
+            chunks.append(pa.array(loose, pa.binary()))
+        return chunks

@@ -1,0 +1,75 @@
+"""Fetching ahead of delivery: the next few batches, bounded in number and in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+
+__all__ = ["Prefetcher"]
+
+
+class Prefetcher:
+    """Keeps tasks for the batches that will be asked for next, in that order.
+
+    A failed fetch is forgotten when it is taken, so that asking again tries again.
+    """
+
+    def __init__(self, fetcher: FetchHandle, *, ahead: int, bytes_max: int) -> None:
+        self._fetcher = fetcher
+        self._ahead = ahead
+        self._bytes_max = bytes_max
+        self._tasks: deque[tuple[int, asyncio.Task[ConsumedBatch]]] = deque()
+
+    def plan(self, upcoming: Sequence[BatchDescriptor]) -> None:
+        """Start fetching `upcoming` (in order, the first is wanted now) as far as the bounds allow."""
+        if self._tasks and (not upcoming or self._tasks[0][0] != upcoming[0].sequence):
+            self.cancel()
+        waiting = self._waiting_bytes()
+        for descriptor in upcoming[len(self._tasks) : self._ahead + 1]:
+            if self._tasks and waiting >= self._bytes_max:
+                return
+            task = asyncio.get_running_loop().create_task(self._fetcher.fetch(descriptor))
+            self._tasks.append((descriptor.sequence, task))
+
+    def _waiting_bytes(self) -> int:
+        done = (
+            task for _, task in self._tasks if task.done() and not task.cancelled() and not task.exception()
+        )
+        return sum(len(task.result().block.data) for task in done)
+
+    async def take(self) -> ConsumedBatch:
+        """The first planned batch. A cancelled caller loses nothing: the fetch goes on for the next one."""
+        _, task = self._tasks[0]
+        try:
+            batch = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self._drop(task)
+            raise
+        except BaseException:
+            self._drop(task)
+            raise
+        return batch
+
+    def taken(self) -> None:
+        """The first batch was delivered."""
+        self._tasks.popleft()
+
+    def _drop(self, task: asyncio.Task[ConsumedBatch]) -> None:
+        if self._tasks and self._tasks[0][1] is task:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Forget everything that was fetched ahead."""
+        while self._tasks:
+            _, task = self._tasks.popleft()
+            task.cancel()
+            task.add_done_callback(_ignore_error)
+
+
+def _ignore_error(task: asyncio.Task[ConsumedBatch]) -> None:
+    if not task.cancelled():
+        task.exception()

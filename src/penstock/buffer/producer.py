@@ -1,0 +1,392 @@
+"""The producer: many small calls in, few large objects out, one manifest write for all that finished.
+
+    produce ──▶ admission ──▶ open batch ──seal──▶ uploads (parallel) ──▶ committer ──▶ manifest
+              bytes and calls   size, time, flush                          in order, one write
+
+One task fills and seals batches, one commits; each upload is a task of its own. A batch that fails fails its
+own callers; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from penstock.buffer.admission import Admission
+from penstock.buffer.config import ProducerConfig
+from penstock.buffer.errors import (
+    BufferError,
+    InvalidInputError,
+    ProducerClosed,
+    StorageError,
+    storage_error,
+)
+from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
+from penstock.buffer.instruments import Instruments
+from penstock.buffer.manifest_file import ManifestFile
+from penstock.buffer.open_batch import BATCH_WEIGHT_MAX, FRAMING_BYTES, Call, OpenBatch
+from penstock.buffer.queue_producer import QueueProducer
+from penstock.buffer.upload import BatchUpload
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.codec import as_binary_array, record_bytes
+from penstock.errors import PenstockError, Rejected
+from penstock.ids import SYSTEM_RNG
+from penstock.limits import METADATA_BYTES_MAX
+from penstock.metrics import Registry
+from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
+from penstock.retry import RetryPolicy, retry
+
+__all__ = ["Producer"]
+
+ARROW_RECORDS_MIN = 128
+"""A list this long becomes an array when it comes in; shorter ones are joined with their neighbours."""
+
+LOOP_TURN_BYTES = 1024 * 1024
+"""How much may come in before the loop gets a turn: a caller that never waits would else keep everything
+from being stored until the producer is full."""
+
+Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
+
+
+class Producer:
+    """Stores records durably and queues them, in the order of the calls. Any number may share a queue.
+
+    Use it as `async with Producer(config) as producer`, or call `close()`; it works from the first `produce`.
+    An acknowledged record (its watcher succeeded) is in a stored object that the manifest names.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        clock: Clock = SYSTEM_CLOCK,
+        store: ObjectStore | None = None,
+        *,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._owns_store = store is None and not isinstance(config.store, ObjectStore)
+        self._store = store or open_store(config.store)
+        self._instruments = Instruments(registry)
+        self._policy = RetryPolicy(deadline_s=config.append_deadline_s)
+        self._prefix = config.prefix
+        self._compression = config.compression
+        self._flush_interval_s = config.flush_interval_s
+        self._flush_size = config.flush_size
+        self._queue = QueueProducer(
+            ManifestFile(self._store, config.manifest_key),
+            policy=self._policy,
+            manifest_bytes_max=config.manifest_bytes_max,
+            clock=clock,
+            rng=rng,
+            instruments=self._instruments,
+        )
+        self._admission = Admission(
+            bytes_max=max(1, config.inflight_bytes_max // 2), calls_max=config.max_buffered_inputs
+        )
+        self._slots = asyncio.Semaphore(config.max_parallel_uploads)
+        self._incoming: deque[Call | _FlushMark] = deque()
+        self._untaken_bytes = 0
+        self._open = OpenBatch(ordinal=0, merge=config.merge_metadata)
+        self._expired = -1
+        self._pipeline: deque[BatchUpload] = deque()
+        self._wake_batcher = asyncio.Event()
+        self._wake_committer = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self._closed = False
+
+    async def __aenter__(self) -> Producer:
+        try:
+            await self._check_store()
+        except PenstockError as error:
+            raise storage_error(error, "opening the producer") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def produce(self, entries: Records, metadata: bytes = b"") -> WriteHandle:
+        """Accept records; the handle tells when they are durable.
+
+        Waits while the producer holds as much as it may. Raises `InvalidInputError` for no records, a
+        record that is not bytes, or more than the format holds, and `ProducerClosed` after `close`.
+        """
+        if self._closed:
+            raise ProducerClosed("the producer is closed")
+        records, size = _checked(entries, metadata)
+        call = Call(
+            records=records,
+            count=len(records),
+            record_bytes=size,
+            metadata=bytes(metadata),
+            ingestion_time_ms=self._clock.now_ms(),
+            accepted_at=self._clock.monotonic(),
+            watcher=DurabilityWatcher(),
+        )
+        if self._untaken_bytes >= LOOP_TURN_BYTES:
+            await asyncio.sleep(0)
+        await self._admission.enter(call.weight)
+        if self._closed:
+            self._admission.leave_queue()
+            self._admission.release(call.weight)
+            raise ProducerClosed("the producer was closed while the call waited for room")
+        self._start()
+        self._incoming.append(call)
+        self._untaken_bytes += call.weight
+        self._wake_batcher.set()
+        self._instruments.inflight_bytes.set(self._admission.bytes_held)
+        return WriteHandle(watcher=call.watcher, ingestion_time_ms=call.ingestion_time_ms)
+
+    async def flush(self) -> None:
+        """Wait until everything produced before is durable. Raises the first error among it."""
+        if not self._started or self._closed:
+            return
+        mark = _FlushMark()
+        self._incoming.append(mark)
+        self._wake_batcher.set()
+        await mark.reached.wait()
+        first_error: BufferError | None = None
+        for watcher in mark.watchers:
+            try:
+                await watcher.await_durable()
+            except BufferError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    async def close(self) -> None:
+        """Flush and stop. The error of that last flush is raised after everything has stopped."""
+        if self._closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self._closed = True
+            await self._stop()
+
+    async def _check_store(self) -> None:
+        await retry(
+            lambda: ensure_conditional_writes(self._store, self._prefix),
+            self._policy,
+            clock=self._clock,
+            rng=self._rng,
+        )
+
+    def conflict_rate(self) -> float:
+        """Percent of manifest writes that lost against another writer."""
+        return 100.0 * self._queue.conflicts / self._queue.writes if self._queue.writes else 0.0
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._spawn(self._fill_batches())
+            self._spawn(self._commit_batches())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.remove(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            # A defect, not a fault of the store: nobody is left waiting for a task that is gone.
+            self._closed = True
+            self._give_up(StorageError(f"the producer stopped on an internal error: {defect!r}"))
+
+    async def _stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._give_up(StorageError("the producer was shut down before the records were durable"))
+        if self._owns_store:
+            await self._store.close()
+
+    def _give_up(self, error: BufferError) -> None:
+        self._admission.dismiss()
+        calls = [call for upload in self._pipeline for call in upload.batch.calls]
+        calls += self._open.calls
+        for item in self._incoming:
+            if isinstance(item, Call):
+                calls.append(item)
+            else:
+                item.reached.set()
+        for call in calls:
+            if call.watcher.result() is None:
+                call.watcher.settle(WriteOutcome(error=error))
+
+    async def _fill_batches(self) -> None:
+        while True:
+            await self._wake_batcher.wait()
+            self._wake_batcher.clear()
+            self._untaken_bytes = 0
+            while self._incoming:
+                item = self._incoming.popleft()
+                if isinstance(item, _FlushMark):
+                    await self._seal()
+                    item.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
+                    item.reached.set()
+                else:
+                    await self._take(item)
+                # Looked at after every call: a queue that never runs empty must not starve the deadline.
+                if self._is_due():
+                    await self._seal()
+            if self._is_due():
+                await self._seal()
+
+    async def _take(self, call: Call) -> None:
+        if self._open.weight + call.weight > BATCH_WEIGHT_MAX:
+            await self._seal()
+        if not self._open.calls:
+            self._spawn(self._expire(self._open.ordinal))
+        self._open.add(call)
+        self._admission.leave_queue()
+        if self._open.size >= self._flush_size:
+            await self._seal()
+
+    def _is_due(self) -> bool:
+        calls = self._open.calls
+        return bool(calls) and (
+            self._expired == self._open.ordinal
+            or self._clock.monotonic() - calls[0].accepted_at >= self._flush_interval_s
+        )
+
+    async def _expire(self, ordinal: int) -> None:
+        await self._clock.sleep(self._flush_interval_s)
+        if self._open.ordinal == ordinal:
+            self._expired = ordinal
+            self._wake_batcher.set()
+
+    async def _seal(self) -> None:
+        """Hand the open batch to an upload; waits for a free slot, which in time holds back the callers."""
+        if not self._open.calls:
+            return
+        await self._slots.acquire()
+        batch = self._open
+        self._open = OpenBatch(ordinal=batch.ordinal + 1, merge=self._config.merge_metadata)
+        upload = BatchUpload(
+            batch,
+            store=self._store,
+            prefix=self._prefix,
+            compression=self._compression,
+            policy=self._policy,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self._pipeline.append(upload)
+        self._spawn(self._run_upload(upload))
+
+    async def _run_upload(self, upload: BatchUpload) -> None:
+        try:
+            await upload.run(self._queue.floor_ms)
+        finally:
+            self._slots.release()
+            self._wake_committer.set()
+
+    async def _commit_batches(self) -> None:
+        """Append every batch that is ready, in order: a later one waits for an earlier one."""
+        while True:
+            await self._wake_committer.wait()
+            self._wake_committer.clear()
+            while ready := self._ready():
+                await self._commit([upload for upload in ready if upload.error is None])
+                for upload in ready:
+                    if upload.error is not None:
+                        self._settle(upload, WriteOutcome(error=upload.error))
+                    self._pipeline.popleft()
+
+    def _ready(self) -> list[BatchUpload]:
+        ready: list[BatchUpload] = []
+        for upload in self._pipeline:
+            if not upload.finished:
+                break
+            ready.append(upload)
+        return ready
+
+    async def _commit(self, uploads: list[BatchUpload]) -> None:
+        if not uploads:
+            return
+        try:
+            await self._check_store()
+            first = await self._queue.append(uploads)
+        except PenstockError as error:
+            wrapped = storage_error(error, f"appending to {self._config.manifest_path}")
+            for upload in uploads:
+                upload.error = wrapped
+            return
+        for place, upload in enumerate(uploads):
+            self._count(upload)
+            self._settle(upload, WriteOutcome(sequence=first + place, location=upload.location))
+
+    def _settle(self, upload: BatchUpload, outcome: WriteOutcome) -> None:
+        for call, start in zip(upload.batch.calls, upload.batch.starts, strict=True):
+            call.watcher.settle(outcome if outcome.error else replace(outcome, start_index=start))
+            self._admission.release(call.weight)
+        self._instruments.inflight_bytes.set(self._admission.bytes_held)
+        oldest = next((u.batch.calls[0].accepted_at for u in self._pipeline if u is not upload), None)
+        age_s = 0.0 if oldest is None else self._clock.monotonic() - oldest
+        self._instruments.oldest_unflushed.set(age_s)
+
+    def _count(self, upload: BatchUpload) -> None:
+        instruments, batch = self._instruments, upload.batch
+        instruments.batches_flushed.inc()
+        instruments.entries_flushed.inc(batch.count)
+        instruments.bytes_flushed.inc(batch.record_bytes)
+        instruments.bytes_written.inc(upload.object_bytes)
+        instruments.flush_duration.observe(self._clock.monotonic() - upload.sealed_at)
+
+
+class _FlushMark:
+    """A flush request in the queue of calls: it covers every call that stands before it."""
+
+    __slots__ = ("reached", "watchers")
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.watchers: list[DurabilityWatcher] = []
+
+
+def _checked(entries: Records, metadata: bytes) -> tuple[Sequence[bytes] | pa.BinaryArray, int]:
+    """The records in a form that the caller cannot change any more, and what they weigh."""
+    if not isinstance(metadata, (bytes, bytearray, memoryview)):
+        raise InvalidInputError(f"metadata must be bytes, not {type(metadata).__name__}")
+    if len(metadata) > METADATA_BYTES_MAX:
+        raise InvalidInputError(
+            f"metadata of {len(metadata)} bytes is longer than the format's {METADATA_BYTES_MAX}"
+        )
+    try:
+        records, size = _frozen(entries)
+    except Rejected as error:
+        raise InvalidInputError(str(error)) from error
+    if len(records) == 0:
+        raise InvalidInputError("a call needs at least one record (an empty record is fine: [b''])")
+    if size + FRAMING_BYTES * len(records) > BATCH_WEIGHT_MAX:
+        raise InvalidInputError(
+            f"one call of {size} bytes in {len(records)} records is beyond the {BATCH_WEIGHT_MAX} bytes "
+            "of a batch; split it into several calls"
+        )
+    return records, size
+
+
+def _frozen(entries: Records) -> tuple[Sequence[bytes] | pa.BinaryArray, int]:
+    if (
+        isinstance(entries, (list, tuple))
+        and len(entries) < ARROW_RECORDS_MIN
+        and set(map(type, entries)) == {bytes}
+    ):
+        return tuple(entries), sum(map(len, entries))
+    records = as_binary_array(entries)
+    return records, record_bytes(records)

@@ -1,0 +1,262 @@
+"""The consuming side of the manifest: an epoch, a view of the entries, and dequeues under that epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.errors import (
+    FencedError,
+    InvalidInputError,
+    RetriesExhausted,
+    SerializationError,
+    storage_error,
+)
+from penstock.buffer.floor import EPOCH_STRIDE
+from penstock.buffer.instruments import Instruments
+from penstock.buffer.ledger import read_ledger, remember
+from penstock.buffer.manifest import U64_MAX, EntryIndex
+from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.clock import Clock
+from penstock.retry import Backoff, RetryPolicy, retry
+
+__all__ = ["QueueConsumer", "next_epoch"]
+
+T = TypeVar("T")
+
+UNINITIALISED = U64_MAX
+"""The epoch of a consumer that has none; it never stands in a manifest."""
+
+
+def next_epoch(epoch: int, step: int = 1) -> int:
+    """The epoch `step` later, skipping the value that means "not initialised"."""
+    following = epoch + step
+    return following if following < UNINITIALISED else following - UNINITIALISED
+
+
+class QueueConsumer:
+    """At most one of these may act on a queue: the one whose epoch the manifest carries."""
+
+    def __init__(
+        self,
+        file: ManifestFile,
+        *,
+        policy: RetryPolicy,
+        clock: Clock,
+        rng: random.Random,
+        instruments: Instruments,
+    ) -> None:
+        self.file = file
+        self.epoch = UNINITIALISED
+        self._sealing: int | None = None  # the epoch we may have moved to, while that is not certain
+        self._fenced_by: int | None = None
+        self._policy = policy
+        self._clock = clock
+        self._rng = rng
+        self._instruments = instruments
+        self._snapshot: Snapshot | None = None
+        self._index: EntryIndex | None = None
+        self._ledger: dict[int, str] | None = None
+        self._editing = asyncio.Lock()
+
+    @property
+    def initialised(self) -> bool:
+        return self.epoch != UNINITIALISED
+
+    @property
+    def length(self) -> int:
+        """Entries when the manifest was last read or written."""
+        return 0 if self._index is None else len(self._index)
+
+    async def initialize(self) -> EntryIndex:
+        """Take the queue over: epoch + 1, fencing whoever had it. Creates the manifest if absent."""
+        mine = UNINITIALISED
+
+        def bump(snapshot: Snapshot) -> bytes:
+            nonlocal mine
+            mine = next_epoch(snapshot.footer.epoch)
+            return manifest.set_epoch(snapshot.raw, mine)
+
+        async with self._editing:
+            # Repeating after an unknown outcome is safe: the epoch only grows, and the newest wants to win.
+            await self._edit(bump)
+            self.epoch, self._sealing, self._fenced_by = mine, None, None
+            self._ledger = None  # an owner in between may have written it
+        return self._current()
+
+    async def entries(self) -> EntryIndex:
+        """The queue now. One request; "not modified" costs no bytes. Raises `FencedError`."""
+        while True:
+            self.require_epoch()
+            known = self._snapshot
+            snapshot = await self._retrying(functools.partial(self._read, known), "reading")
+            # Another task of ours may have written meanwhile. What was read before that write is
+            # neither the present queue nor evidence about the present epoch: read again.
+            if self._snapshot is known:
+                self._check_epoch(snapshot)
+                self._adopt(snapshot)
+                return self._current()
+
+    async def _read(self, known: Snapshot | None) -> Snapshot:
+        return await (self.file.read() if known is None else self.file.reread(known))
+
+    async def dequeue(self, through: int) -> int:
+        """Remove the entries up to and including `through`; returns how many went.
+
+        The ledger is written first, so that a producer that finds its number gone can look it up.
+        Raises `FencedError`, and `InvalidInput` for a number nobody has handed out yet.
+        """
+        self.require_epoch()
+        removed = 0
+
+        def cut(snapshot: Snapshot) -> bytes | None:
+            nonlocal removed
+            self._check_epoch(snapshot)
+            if through >= snapshot.footer.next_sequence:
+                raise InvalidInputError(
+                    f"sequence {through} does not exist yet; the next is {snapshot.footer.next_sequence}"
+                )
+            raw = manifest.dequeue(snapshot.raw, through)
+            removed = snapshot.footer.entry_count - manifest.read_footer(raw).entry_count
+            return raw if removed else None
+
+        async with self._editing:
+            known = self._snapshot
+            await self._edit(
+                cut,
+                before=lambda snapshot: self._write_ledger(snapshot, through),
+                fresh=known is not None and through >= known.footer.next_sequence,
+            )
+        return removed
+
+    async def seal(self) -> EntryIndex:
+        """Step 2 of `penstock.buffer.floor`: change the manifest under our own epoch.
+
+        Returns the entries of exactly the manifest that was written.
+        """
+        self.require_epoch()
+        target = next_epoch(self.epoch, EPOCH_STRIDE)
+
+        def move(snapshot: Snapshot) -> bytes | None:
+            if snapshot.footer.epoch == target:
+                return None  # an earlier attempt of ours landed
+            self._check_epoch(snapshot)
+            return manifest.set_epoch(snapshot.raw, target)
+
+        async with self._editing:
+            self._sealing = target
+            await self._edit(move)
+            self.epoch, self._sealing = target, None
+        return self._current()
+
+    async def known_dequeued(self) -> dict[int, str]:
+        """What the ledger remembers: sequence to location. A damaged ledger is one that knows nothing."""
+        if self._ledger is None:
+            raw, _ = await self._retrying(
+                lambda: self.file.read_side(self.file.ledger_path), "reading the ledger of"
+            )
+            try:
+                self._ledger = {} if raw is None else read_ledger(raw)
+            except SerializationError:
+                self._ledger = {}
+        return self._ledger
+
+    async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:
+        known = await self.known_dequeued()
+        index = self._current() if snapshot is self._snapshot else manifest.index(snapshot.raw)
+        leaving = itertools.takewhile(lambda item: item[0] <= through, index.locations())
+        removed = [item for item in leaving if known.get(item[0]) != item[1]]
+        if not removed:
+            return
+        raw, ledger = remember(known, removed, epoch=self.epoch)
+        await self.file.store.put(self.file.ledger_path, raw)
+        self._ledger = ledger
+
+    async def _edit(
+        self,
+        change: Callable[[Snapshot], bytes | None],
+        *,
+        before: Callable[[Snapshot], Awaitable[None]] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Apply an edit that is safe to repeat, until it is in the manifest.
+
+        Starts from the last known manifest unless `fresh` is asked for; `before` runs ahead of each write.
+        """
+        backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
+        base = None if fresh else self._snapshot
+        while True:
+            try:
+                base = base or await self.file.read()
+                raw = change(base)
+                if raw is None:
+                    self._adopt(base)
+                    return
+                if before is not None:
+                    await before(base)
+                self._adopt(await self._write(raw, base))
+                return
+            except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable) as error:
+                base = None
+                if not await backoff.pause():
+                    raise RetriesExhausted(
+                        f"writing {self.file.path} did not succeed within "
+                        f"{self._policy.deadline_s:g} s: {error}"
+                    ) from error
+            except errors.PenstockError as error:
+                raise storage_error(error, f"writing {self.file.path}") from error
+
+    async def _write(self, raw: bytes, base: Snapshot) -> Snapshot:
+        self._instruments.manifest_writes.inc(role="consumer")
+        try:
+            return await self.file.write(raw, base)
+        except errors.Conflict:
+            self._instruments.manifest_conflicts.inc(role="consumer")
+            raise
+
+    async def _retrying(self, operation: Callable[[], Awaitable[T]], doing: str) -> T:
+        try:
+            return await retry(operation, self._policy, clock=self._clock, rng=self._rng)
+        except errors.PenstockError as error:
+            raise storage_error(error, f"{doing} {self.file.path}") from error
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        if self._snapshot is not snapshot:
+            known = self._index
+            self._index = (known.grown_into(snapshot.raw) if known else None) or manifest.index(snapshot.raw)
+            self._snapshot = snapshot
+        self._instruments.queue_length.set(snapshot.footer.entry_count)
+        self._instruments.manifest_bytes.set(len(snapshot.raw))
+
+    def _current(self) -> EntryIndex:
+        assert self._index is not None
+        return self._index
+
+    def require_epoch(self) -> None:
+        """Raise `FencedError` if this consumer never held the queue or is known to have lost it."""
+        if self._fenced_by is not None:
+            raise self._fenced()
+        if self.epoch == UNINITIALISED:
+            raise FencedError("the consumer is not initialised: call initialize() first")
+
+    def _check_epoch(self, snapshot: Snapshot) -> None:
+        epoch = snapshot.footer.epoch
+        if epoch == self.epoch:
+            return
+        if self._sealing is not None and epoch == self._sealing:
+            self.epoch, self._sealing = epoch, None
+            return
+        self._fenced_by = epoch
+        raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"consumer epoch {self.epoch} of {self.file.path} was superseded by epoch {self._fenced_by}: "
+            "another consumer took over, stop this one"
+        )

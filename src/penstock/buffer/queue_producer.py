@@ -1,0 +1,204 @@
+"""Appending to the manifest: one conditional write for all finished batches, and never twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.attempt import Attempt, Fate, judge, judge_by_ledger
+from penstock.buffer.errors import (
+    BufferError,
+    ManifestFull,
+    OutcomeUnknown,
+    RetriesExhausted,
+    SerializationError,
+    storage_error,
+)
+from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
+from penstock.buffer.instruments import Instruments
+from penstock.buffer.ledger import read_ledger
+from penstock.buffer.manifest import NewEntry
+from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.clock import Clock
+from penstock.retry import Backoff, RetryPolicy
+from penstock.units import format_size
+
+__all__ = ["QueueProducer", "Upload"]
+
+T = TypeVar("T")
+
+
+class Upload(Protocol):
+    """A stored batch on its way into the queue."""
+
+    def entry(self) -> NewEntry:
+        """What to append: the present location and the metadata."""
+        ...
+
+    def is_stale(self, floor_ms: int) -> bool:
+        """Whether the object may be collected before it is referenced, and must be stored anew."""
+        ...
+
+    async def relocate(self, floor_ms: int) -> None:
+        """Store the same bytes again under a name minted after `floor_ms`."""
+        ...
+
+
+class QueueProducer:
+    """Keeps the last manifest it wrote, so that an append nobody contends for needs no read at all."""
+
+    def __init__(
+        self,
+        file: ManifestFile,
+        *,
+        policy: RetryPolicy,
+        manifest_bytes_max: int,
+        clock: Clock,
+        rng: random.Random,
+        instruments: Instruments,
+    ) -> None:
+        self._file = file
+        self._policy = policy
+        self._manifest_bytes_max = manifest_bytes_max
+        self._clock = clock
+        self._rng = rng
+        self._instruments = instruments
+        self._cached: Snapshot | None = None
+        self._floor: tuple[int, Floor] | None = None
+        self.writes = 0
+        self.conflicts = 0
+
+    @property
+    def floor_ms(self) -> int:
+        """The highest floor seen; names must be minted above it."""
+        return self._floor[1].floor_ms if self._floor else NO_FLOOR.floor_ms
+
+    async def append(self, uploads: Sequence[Upload]) -> int:
+        """Append all batches in order, in one write; returns the sequence of the first.
+
+        Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
+        error means that they are not and never will be.
+        """
+        open_attempts: list[Attempt] = []
+        try:
+            return await self._append(uploads, open_attempts)
+        except BufferError as error:
+            if isinstance(error, OutcomeUnknown) or not open_attempts:
+                raise
+            raise self._unknown(open_attempts, error) from error
+        except errors.PenstockError as error:
+            if open_attempts:
+                raise self._unknown(open_attempts, error) from error
+            raise storage_error(error, f"appending to {self._file.path}") from error
+
+    async def _append(self, uploads: Sequence[Upload], open_attempts: list[Attempt]) -> int:
+        backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
+        while True:
+            try:
+                snapshot = self._cached or await self._file.read()
+                landed = await self._settle(open_attempts, snapshot)
+                if landed is not None:
+                    self._cached = snapshot
+                    return landed
+                await self._freshen(uploads, snapshot)
+                return await self._attempt(uploads, snapshot, open_attempts)
+            except ManifestFull:
+                if self._cached is None:
+                    raise
+                self._cached = None  # full as we remember it: the consumer may have made room since
+            except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable) as error:
+                if isinstance(error, BufferError):
+                    raise
+                self._cached = None
+                if not await backoff.pause():
+                    return await self._last_look(open_attempts, error)
+
+    async def _attempt(self, uploads: Sequence[Upload], base: Snapshot, open_attempts: list[Attempt]) -> int:
+        entries = [upload.entry() for upload in uploads]
+        first = base.footer.next_sequence
+        raw = manifest.append(base.raw, entries)
+        if len(raw) > self._manifest_bytes_max:
+            raise ManifestFull(
+                f"{self._file.path} would grow to {format_size(len(raw))}, above the cap of "
+                f"{format_size(self._manifest_bytes_max)}: its consumer is not running or too far behind"
+            )
+        attempt = Attempt(base=base.version, first=first, locations=tuple(e.location for e in entries))
+        open_attempts.append(attempt)
+        self.writes += 1
+        self._instruments.manifest_writes.inc(role="producer")
+        try:
+            written = await self._file.write(raw, base)
+        except errors.Conflict:
+            self.conflicts += 1
+            self._instruments.manifest_conflicts.inc(role="producer")
+            raise
+        except errors.Rejected:
+            open_attempts.remove(attempt)  # refused by definition: it cannot be in the queue
+            raise
+        open_attempts.clear()
+        self._cached = written
+        self._instruments.manifest_bytes.set(len(raw))
+        self._instruments.queue_length.set(base.footer.entry_count + len(entries))
+        self._instruments.append_group_size.observe(len(entries))
+        return first
+
+    async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> int | None:
+        """Look for every earlier attempt; returns the first sequence if one landed.
+
+        Attempts that can no longer land are forgotten. Raises `OutcomeUnknown` when one cannot be judged.
+        """
+        for attempt in tuple(open_attempts):
+            fate = judge(attempt, snapshot.raw, snapshot.version)
+            if fate is Fate.DEQUEUED:
+                ledger: dict[int, str] = await self._read_side(self._file.ledger_path, read_ledger, {})
+                fate = judge_by_ledger(attempt, ledger)
+                self._instruments.append_unknown.inc(resolved=str(fate is not Fate.DEQUEUED).lower())
+            if fate is Fate.LANDED:
+                open_attempts.clear()
+                return attempt.first
+            if fate is Fate.DEQUEUED:
+                raise self._unknown([attempt], None)
+            if fate is Fate.LOST:
+                open_attempts.remove(attempt)
+        return None
+
+    async def _freshen(self, uploads: Sequence[Upload], snapshot: Snapshot) -> None:
+        """Steps b and c of `penstock.buffer.floor`: after the manifest was read, before it is written."""
+        epoch = snapshot.footer.epoch
+        if self._floor is None or self._floor[0] != epoch:
+            self._floor = (epoch, await self._read_side(self._file.floor_path, read_floor, NO_FLOOR))
+        for upload in uploads:
+            if upload.is_stale(self.floor_ms):
+                self._instruments.reuploads.inc()
+                await upload.relocate(self.floor_ms)
+
+    async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
+        """A side object. One that does not decode is read once more: it may have been cut short on the way."""
+        raw, _ = await self._file.read_side(path)
+        try:
+            return absent if raw is None else decode(raw)
+        except SerializationError:
+            raw, _ = await self._file.read_side(path)
+            return absent if raw is None else decode(raw)
+
+    async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> int:
+        """The deadline passed: whatever can still be found out decides what the caller is told."""
+        if open_attempts:
+            snapshot = await self._file.read()
+            landed = await self._settle(open_attempts, snapshot)
+            if landed is not None:
+                return landed
+        if open_attempts:
+            raise self._unknown(open_attempts, last_error) from last_error
+        raise RetriesExhausted(
+            f"appending to {self._file.path} did not succeed within {self._policy.deadline_s:g} s "
+            f"({self.conflicts} of {self.writes} manifest writes conflicted): {last_error}"
+        ) from last_error
+
+    def _unknown(self, attempts: Sequence[Attempt], cause: errors.PenstockError | None) -> OutcomeUnknown:
+        names = ", ".join(attempt.locations[-1] for attempt in attempts)
+        because = f" ({cause})" if cause else ": its number was dequeued before it could be looked up"
+        return OutcomeUnknown(f"the append of {names} to {self._file.path} may have landed{because}")

@@ -1,0 +1,287 @@
+"""Many queues under one name, so that one hot manifest is not the ceiling.
+
+A shard is an ordinary queue with its own manifest and its own data folder:
+
+    {manifest_path}.shards/layout.json     {"version": 1, "shards": N}, written once
+    {manifest_path}.shards/0003            manifest of shard 3
+    {data_path_prefix}.shards/0003/        batches of shard 3
+
+Order holds within a shard. Calls with the same key go to the same shard; calls without one go round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from penstock import errors
+from penstock.buffer.config import ConsumerConfig, ProducerConfig
+from penstock.buffer.consumer import Consumer
+from penstock.buffer.errors import BufferError, InvalidInputError, SerializationError, storage_error
+from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
+from penstock.buffer.handle import WriteHandle
+from penstock.buffer.producer import Producer, Records
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import Registry
+from penstock.objects import ObjectStore, open_store
+from penstock.objects.keys import normalise_key
+
+__all__ = ["SHARDS_MAX", "ShardedConsumer", "ShardedProducer", "read_layout", "shard_config", "shard_of"]
+
+SHARDS_MAX = 1024
+
+C = TypeVar("C", ProducerConfig, ConsumerConfig)
+
+
+class _Layout(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    shards: int
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """The shard of a key: the same for every producer, for ever."""
+    return int(xxhash.xxh3_64_intdigest(key)) % shards
+
+
+def shard_config(config: C, shard: int) -> C:
+    """The settings of one shard's queue."""
+    return replace(
+        config,
+        manifest_path=f"{normalise_key(config.manifest_path)}.shards/{shard:04d}",
+        data_path_prefix=f"{normalise_key(config.data_path_prefix)}.shards/{shard:04d}",
+    )
+
+
+async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
+    """How many shards the queue has, or None if it has no layout yet."""
+    try:
+        blob = await store.get(f"{manifest_path}.shards/layout.json")
+        layout = msgspec.json.decode(bytes(blob.data), type=_Layout)
+    except errors.NotFound:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SerializationError(f"the shard layout of {manifest_path} is damaged: {error}") from error
+    if layout.version != 1 or not 1 <= layout.shards <= SHARDS_MAX:
+        raise SerializationError(f"the shard layout of {manifest_path} is not one of version 1")
+    return layout.shards
+
+
+async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | None) -> int:
+    """The number of shards: what is stored, or `shards` if nothing is. Both must agree."""
+    if shards is not None and not 1 <= shards <= SHARDS_MAX:
+        raise ConfigError(f"shards must be between 1 and {SHARDS_MAX}, not {shards}")
+    stored = await read_layout(store, manifest_path)
+    if stored is None and shards is not None:
+        raw = msgspec.json.encode(_Layout(version=1, shards=shards))
+        try:
+            await store.put_if_absent(f"{manifest_path}.shards/layout.json", raw)
+            stored = shards
+        except (errors.Conflict, errors.OutcomeUnknown):
+            stored = await read_layout(store, manifest_path)
+    if stored is None:
+        raise ConfigError(f"{manifest_path} is not a sharded queue yet: say how many shards it shall have")
+    if shards is not None and stored != shards:
+        raise ConfigError(f"{manifest_path} has {stored} shards, not {shards}; the number cannot change")
+    return stored
+
+
+class ShardedProducer:
+    """One `Producer` per shard, sharing the memory bound of the config."""
+
+    def __init__(self, producers: list[Producer], store: ObjectStore, *, owns_store: bool) -> None:
+        self._producers = producers
+        self._turn = itertools.cycle(range(len(producers)))
+        self._store = store
+        self._owns_store = owns_store
+
+    @classmethod
+    async def open(
+        cls,
+        config: ProducerConfig,
+        shards: int | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> ShardedProducer:
+        """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
+        owns_store = not isinstance(config.store, ObjectStore)
+        store = open_store(config.store)
+        try:
+            count = await _settle_layout(store, config.manifest_key, shards)
+        except errors.PenstockError as error:
+            raise _named(error, config.manifest_key) from error
+        share = replace(config, max_inflight_bytes=max(2, config.inflight_bytes_max // count))
+        producers = [
+            Producer(shard_config(share, shard), clock, store, rng=rng, registry=registry)
+            for shard in range(count)
+        ]
+        return cls(producers, store, owns_store=owns_store)
+
+    @property
+    def shards(self) -> int:
+        return len(self._producers)
+
+    async def __aenter__(self) -> ShardedProducer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def produce(
+        self, entries: Records, metadata: bytes = b"", *, key: bytes | None = None
+    ) -> WriteHandle:
+        """As `Producer.produce`, on the shard of `key`, or on the next one in turn."""
+        shard = next(self._turn) if key is None else shard_of(key, self.shards)
+        return await self._producers[shard].produce(entries, metadata)
+
+    async def flush(self) -> None:
+        """Flush every shard; the first error is raised after all were tried."""
+        await _all_of([producer.flush() for producer in self._producers])
+
+    async def close(self) -> None:
+        """Flush and stop every shard."""
+        try:
+            await _all_of([producer.close() for producer in self._producers])
+        finally:
+            if self._owns_store:
+                await self._store.close()
+
+
+class ShardedConsumer:
+    """One `Consumer` per shard behind one object; `batch.shard` tells where a batch came from."""
+
+    def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
+        self._consumers = consumers
+        self._next = 0
+        self._store = store
+        self._owns_store = owns_store
+
+    @classmethod
+    async def open(
+        cls,
+        config: ConsumerConfig,
+        last_acked: Mapping[int, int] | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+    ) -> ShardedConsumer:
+        """Take all shards over. `last_acked` maps a shard to its stored sequence; others start in front."""
+        owns_store = not isinstance(config.store, ObjectStore)
+        store = open_store(config.store)
+        positions = dict(last_acked or {})
+        try:
+            count = await _settle_layout(store, config.manifest_key, None)
+        except errors.PenstockError as error:
+            raise _named(error, config.manifest_key) from error
+        if strange := sorted(shard for shard in positions if not 0 <= shard < count):
+            raise InvalidInputError(f"last_acked names shard {strange[0]}, but there are only {count}")
+        consumers = [
+            Consumer(shard_config(config, shard), store, clock=clock, rng=rng, registry=registry)
+            for shard in range(count)
+        ]
+        opened = cls(consumers, store, owns_store=owns_store)
+        try:
+            await _all_of([c.initialize(positions.get(shard)) for shard, c in enumerate(consumers)])
+        except BaseException:
+            await opened._release()
+            raise
+        return opened
+
+    @property
+    def shards(self) -> int:
+        return len(self._consumers)
+
+    def __len__(self) -> int:
+        """Entries in all shards when last seen."""
+        return sum(len(consumer) for consumer in self._consumers)
+
+    async def __aenter__(self) -> ShardedConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def next_batch(self) -> ConsumedBatch | None:
+        """The next batch of any shard, taking them in turn; None when all are empty."""
+        for _ in range(self.shards):
+            shard = self._next
+            self._next = (shard + 1) % self.shards
+            batch = await self._consumers[shard].next_batch()
+            if batch is not None:
+                return replace(batch, descriptor=replace(batch.descriptor, shard=shard))
+        return None
+
+    async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
+        """Up to `limit` descriptors of each shard."""
+        return [
+            replace(descriptor, shard=shard)
+            for shard, consumer in enumerate(self._consumers)
+            for descriptor in await consumer.next_descriptors(limit)
+        ]
+
+    def consumer(self, shard: int) -> Consumer:
+        """The consumer of one shard."""
+        return self._consumers[shard]
+
+    async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        return await self._consumers[descriptor.shard or 0].fetch_descriptor(descriptor)
+
+    async def ack(self, batch: ConsumedBatch) -> None:
+        """Acknowledge a batch in its shard."""
+        if batch.shard is None:
+            raise InvalidInputError("the batch does not come from a sharded queue")
+        await self._consumers[batch.shard].ack(batch.sequence)
+
+    async def ack_through(self, positions: Mapping[int, int]) -> None:
+        """Acknowledge each named shard through its sequence."""
+        await _all_of([self._consumers[shard].ack_through(seq) for shard, seq in positions.items()])
+
+    def positions(self) -> dict[int, int]:
+        """The last acknowledged sequence of every shard that has one: what to store beside the rows."""
+        return {s: c.acked for s, c in enumerate(self._consumers) if c.acked is not None}
+
+    async def flush(self) -> None:
+        await _all_of([consumer.flush() for consumer in self._consumers])
+
+    async def close(self) -> None:
+        """Flush and stop every shard."""
+        try:
+            await _all_of([consumer.close() for consumer in self._consumers])
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        for consumer in self._consumers:
+            await consumer.release()
+        if self._owns_store:
+            await self._store.close()
+
+
+async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
+    """Run all; raise the first error only when every one has ended."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _named(error: errors.PenstockError, manifest_path: str) -> errors.PenstockError:
+    if isinstance(error, (BufferError, ConfigError)):
+        return error
+    return storage_error(error, f"opening the shards of {manifest_path}")

@@ -1,0 +1,256 @@
+"""Blocks of `(u32 length | data)*` and the length table that lets them decode without a walk.
+
+The format tells a reader where the next record starts only after it has read the current one. A walk
+in Python costs more than everything else together, so our own blocks end with a table of lengths:
+
+    lengths  count x width bytes (u8, u16 or u32, little-endian)
+    width    u8 (1, 2 or 4)
+    count    u32
+    magic    8 bytes, "PSTKLEN1"
+
+Readers ignore bytes after the last record, so the table is invisible to those that do not know it. A table is
+only believed after every length in it was compared with the record's own header; by induction from
+offset 0 such a table names exactly the records that the walk would find.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import Corrupt, InvalidInput, LimitExceeded
+
+__all__ = ["Block", "as_binary_array", "encode_records", "index_block", "length_table", "record_bytes"]
+
+TABLE_MAGIC = b"PSTKLEN1"
+TABLE_RECORDS_MIN = 64
+"""Below this many records a walk is cheaper than the table is long."""
+
+_TAIL = struct.Struct("<BI8s")
+_HEADER = struct.Struct("<I")
+_WIDTHS: dict[int, str] = {1: "<u1", 2: "<u2", 4: "<u4"}
+_SLICE_END = 2**31 - 1
+_INLINE_BYTES_MAX = 12  # Arrow keeps view values up to this length inside the view itself
+_OFFSET_MAX = 2**31 - 1
+
+Lengths = npt.NDArray[np.uint32]
+
+
+def as_binary_array(values: object) -> pa.BinaryArray:
+    """Records as one `binary` array, whatever way the caller holds them.
+
+    Takes a sequence of `bytes`, or a pyarrow array (or chunked array) of binary, large_binary,
+    fixed_size_binary or binary_view without nulls. Raises `InvalidInput` naming the first offence.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    if isinstance(values, pa.Array):
+        return _checked_array(values)
+    if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(values, Sequence):
+        raise InvalidInput(
+            f"records must be a list of bytes or a pyarrow binary array, not {type(values).__name__}"
+        )
+    if not set(map(type, values)) <= {bytes}:
+        place, wrong = next((i, v) for i, v in enumerate(values) if type(v) is not bytes)
+        raise InvalidInput(f"record {place} is {type(wrong).__name__}; records are bytes (encode it first)")
+    try:
+        return pa.array(values, pa.binary())
+    except (pa.ArrowCapacityError, pa.ArrowInvalid) as error:
+        raise LimitExceeded(f"records of one call exceed 2 GiB: {error}") from error
+
+
+def _checked_array(values: pa.Array) -> pa.BinaryArray:
+    kind = values.type
+    if not (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
+        raise InvalidInput(
+            f"an array of {kind} cannot be stored as records; cast it to pyarrow.binary() first"
+        )
+    if values.null_count:
+        raise InvalidInput(f"the array holds {values.null_count} nulls; a record is bytes, possibly empty")
+    if pa.types.is_binary(kind):
+        return values
+    try:
+        return values.cast(pa.binary())
+    except pa.ArrowInvalid as error:
+        raise LimitExceeded(f"records of one call exceed 2 GiB: {error}") from error
+
+
+def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
+    if len(values) == 0:
+        return np.zeros(1, "<i4")
+    buffer = values.buffers()[1]
+    return np.frombuffer(buffer, "<i4", count=len(values) + 1, offset=values.offset * 4)
+
+
+def record_bytes(values: pa.BinaryArray) -> int:
+    """Sum of the record lengths, without a look at any record."""
+    offsets = _offsets(values)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def encode_records(values: pa.BinaryArray) -> tuple[memoryview, Lengths]:
+    """`(u32 length | data)*` for all values, and their lengths."""
+    count = len(values)
+    lengths = np.diff(_offsets(values)).astype("<u4")
+    if count == 0:
+        return memoryview(b""), lengths
+    header_offsets = np.arange(0, 4 * count + 1, 4, dtype="<i4")
+    headers = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(header_offsets), pa.py_buffer(lengths)]
+    )
+    joined = pc.binary_join_element_wise(headers, values, b"")
+    size = int(lengths.sum(dtype=np.int64)) + 4 * count
+    return memoryview(joined.buffers()[2])[:size], lengths
+
+
+def length_table(lengths: Lengths) -> bytes:
+    """The table that follows the records of a block, or nothing for a block too small to need one."""
+    count = len(lengths)
+    if count < TABLE_RECORDS_MIN:
+        return b""
+    longest = int(lengths.max())
+    width = 1 if longest < 1 << 8 else 2 if longest < 1 << 16 else 4
+    return lengths.astype(_WIDTHS[width]).tobytes() + _TAIL.pack(width, count, TABLE_MAGIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block whose records have been found: cheap to hold, converted only when asked."""
+
+    data: pa.Buffer
+    lengths: Lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def record_bytes(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def to_list(self) -> list[bytes]:
+        """Each record as its own `bytes`."""
+        raw = memoryview(self.data)
+        out: list[bytes] = []
+        start = 4
+        for length in self.lengths.tolist():
+            out.append(raw[start : start + length].tobytes())
+            start += length + 4
+        return out
+
+    def to_arrow(self) -> pa.BinaryArray:
+        """A `binary` array: one copy of the data, no object per record."""
+        count = len(self.lengths)
+        if count == 0:
+            return pa.array([], pa.binary())
+        ends = np.zeros(count + 1, "<i8")
+        np.cumsum(self.lengths, dtype="<i8", out=ends[1:])
+        ends += np.arange(0, 4 * count + 1, 4, dtype="<i8")
+        if int(ends[-1]) > _OFFSET_MAX:
+            raise LimitExceeded("a block beyond 2 GiB does not fit one binary array; read it as a list")
+        framed = pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(ends.astype("<i4")), self.data]
+        )
+        return pc.binary_slice(framed, 4, _SLICE_END)
+
+    def to_arrow_view(self) -> pa.Array:
+        """A `binary_view` array that points into the block: no copy of the data at all.
+
+        Eight bytes from a record's header on are `length | first four data bytes`, which is the
+        first half of an Arrow view word for word. Blocks with records short enough to be kept
+        inside the view take the copying way.
+        """
+        count = len(self.lengths)
+        if count == 0 or int(self.lengths.min()) <= _INLINE_BYTES_MAX or len(self.data) > _OFFSET_MAX:
+            return self.to_arrow().cast(pa.binary_view())
+        starts = np.zeros(count, "<i8")
+        np.cumsum(self.lengths[:-1], dtype="<i8", out=starts[1:])
+        starts += np.arange(0, 4 * count, 4, dtype="<i8")
+        words = np.ndarray((len(self.data) - 7,), "<u8", buffer=self.data, strides=(1,))
+        views = np.empty((count, 2), "<u8")
+        views[:, 0] = words[starts]
+        starts += 4
+        starts <<= 32
+        views[:, 1] = starts
+        return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), self.data])
+
+
+def index_block(data: pa.Buffer, count: int) -> Block:
+    """Find the `count` records of a block. Raises `Corrupt` when they overrun it.
+
+    Nothing is allocated from `count` before it is checked against the bytes there are.
+    """
+    if count * 4 > len(data):
+        raise Corrupt(f"block of {len(data)} bytes cannot hold {count} records")
+    lengths = _from_table(data, count)
+    if lengths is None:
+        lengths = _from_stride(data, count)
+    if lengths is None:
+        lengths = _walk(data, count)
+    return Block(data, lengths)
+
+
+def _from_table(data: pa.Buffer, count: int) -> Lengths | None:
+    """The lengths by the table, or None when there is none that the headers confirm."""
+    size = len(data)
+    if count < TABLE_RECORDS_MIN or size < _TAIL.size:
+        return None
+    width, table_count, magic = _TAIL.unpack_from(data, size - _TAIL.size)
+    if magic != TABLE_MAGIC or table_count != count or width not in _WIDTHS:
+        return None
+    table_start = size - _TAIL.size - count * width
+    if table_start < 4 * count:
+        return None
+    lengths = np.frombuffer(data, _WIDTHS[width], count=count, offset=table_start).astype("<u4")
+    return lengths if _headers_agree(data, lengths, table_start) else None
+
+
+def _from_stride(data: pa.Buffer, count: int) -> Lengths | None:
+    """The lengths when every record is as long as the first: one strided comparison."""
+    if count < TABLE_RECORDS_MIN:
+        return None
+    (first,) = _HEADER.unpack_from(data, 0)
+    stride = first + 4
+    if stride * count > len(data):
+        return None
+    headers = np.ndarray((count,), "<u4", buffer=data, strides=(stride,))
+    return np.full(count, first, "<u4") if bool((headers == first).all()) else None
+
+
+def _headers_agree(data: pa.Buffer, lengths: Lengths, end: int) -> bool:
+    starts = np.zeros(len(lengths) + 1, "<i8")
+    np.cumsum(lengths, dtype="<i8", out=starts[1:])
+    starts += np.arange(0, 4 * len(lengths) + 1, 4, dtype="<i8")
+    if int(starts[-1]) != end:
+        return False
+    # Every u32 of the block at every byte offset, without a copy: the headers sit at `starts`.
+    words = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
+    return bool((words[starts[:-1]] == lengths).all())
+
+
+def _walk(data: pa.Buffer, count: int) -> Lengths:
+    size = len(data)
+    raw = memoryview(data)
+    unpack = _HEADER.unpack_from
+    lengths: list[int] = []
+    position = 0
+    try:
+        for _ in range(count):
+            (length,) = unpack(raw, position)
+            lengths.append(length)
+            position += 4 + length
+    except struct.error:
+        position = size + 1
+    if position > size:
+        raise Corrupt(f"record {len(lengths) - 1} of {count} runs past the end of its {size}-byte block")
+    return np.array(lengths, "<u4")

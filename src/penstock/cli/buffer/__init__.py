@@ -1,0 +1,5 @@
+"""`penstock buffer …`: the verbs for a queue in object storage."""
+
+from __future__ import annotations
+
+__all__ = []

@@ -1,0 +1,197 @@
+"""Which queue a command is about: its address, its file of settings, the environment and flags."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import click
+
+from penstock.buffer.config import ConsumerConfig, ProducerConfig, config_from_mapping
+from penstock.buffer.inspect import QueueReader
+from penstock.buffer.sharded import read_layout, shard_config
+from penstock.config import Setting, from_env, load_mapping, merge, unknown_key
+from penstock.errors import ConfigError, NotFound
+from penstock.objects import ObjectStore, StoreConfig, open_store
+
+__all__ = ["Queue", "Target", "queue_options", "queues_of", "run"]
+
+ENVIRONMENT = "PENSTOCK_BUFFER__"
+
+C = TypeVar("C", ProducerConfig, ConsumerConfig)
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Settings for a queue, not yet built into a config. Secrets stay out of `repr`."""
+
+    where: str
+    settings: dict[str, Setting] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        store: str | None,
+        *,
+        config: str | None = None,
+        manifest: str | None = None,
+        prefix: str | None = None,
+        store_options: Iterable[str] = (),
+    ) -> Target:
+        """Later layers win: the file, the environment, the command line. Raises `ConfigError`."""
+        layer = _file_layer(config)
+        environment = from_env(ENVIRONMENT, os.environ)
+        if store is not None or "store" in environment:
+            layer.pop("object_store", None)
+        flags = {"store": store, "manifest_path": manifest, "data_path_prefix": prefix}
+        settings = merge(layer, environment, {k: v for k, v in flags.items() if v is not None})
+        where = config or ("the environment" if environment else "the command line")
+        _check_names(settings, where)
+        if "store" not in settings and "object_store" not in settings:
+            raise click.UsageError("Missing argument 'STORE'. Give it, or a --config that names it.")
+        options = dict(_split_option(option) for option in store_options)
+        return cls(where=where, settings=_with_options(settings, options) if options else settings)
+
+    def build(self, kind: type[C], **overrides: Setting) -> C:
+        """The settings as a config of `kind`; what belongs to the other kind is left out."""
+        own = {field.name for field in dataclasses.fields(kind)} | {"object_store"}
+        chosen = {name: value for name, value in self.settings.items() if name in own}
+        chosen |= {name: value for name, value in overrides.items() if value is not None}
+        return config_from_mapping(kind, chosen, where=self.where)
+
+    @asynccontextmanager
+    async def open(self, kind: type[C], *, existing: bool = True, **overrides: Setting) -> AsyncIterator[C]:
+        """A config whose store is open. `existing` refuses a directory that is not there."""
+        config = self.build(kind, **overrides)
+        store = open_store(config.store)
+        if existing:
+            _check_directory(store.url)
+        try:
+            yield dataclasses.replace(config, store=store)
+        finally:
+            await store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """One plain queue: the target itself, or one of its shards."""
+
+    shard: int | None
+    config: ConsumerConfig
+    reader: QueueReader
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.reader.store
+
+    @property
+    def prefix(self) -> str:
+        return self.config.gc.prefix
+
+
+async def queues_of(config: ConsumerConfig, *, required: bool = True) -> list[Queue]:
+    """The queue, or all its shards. Raises `NotFound` when there is neither and one is `required`."""
+    store = open_store(config.store)
+    shards = await read_layout(store, config.manifest_key)
+    plain = _queue(store, config, None)
+    exists = (await plain.reader.snapshot()).version is not None
+    if shards is None:
+        if required and not exists:
+            raise NotFound(
+                f"there is no manifest {config.manifest_key} in {store.url}: nothing was produced there, "
+                "or --manifest is needed"
+            )
+        return [plain]
+    sharded = [_queue(store, shard_config(config, shard), shard) for shard in range(shards)]
+    return [plain, *sharded] if exists else sharded
+
+
+def _queue(store: ObjectStore, config: ConsumerConfig, shard: int | None) -> Queue:
+    reader = QueueReader(
+        store,
+        config.manifest_key,
+        batch_bytes_max=config.batch_bytes_max,
+        retry_deadline_s=config.retry_deadline_s,
+    )
+    return Queue(shard=shard, config=config, reader=reader)
+
+
+def queue_options(command: F) -> F:
+    """The argument and the options that every verb about a queue takes."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Machine-readable output."),
+        click.option(
+            "--store-option",
+            "store_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A setting of the store, such as endpoint or region; may be repeated.",
+        ),
+        click.option(
+            "--config",
+            type=click.Path(dir_okay=False),
+            metavar="FILE.yaml",
+            help=f"Settings of the queue; {ENVIRONMENT}* variables and flags win over it.",
+        ),
+        click.option("--prefix", metavar="PATH", help="Folder of the batches [default: ingest]."),
+        click.option("--manifest", metavar="PATH", help="Key of the manifest [default: ingest/manifest]."),
+        click.argument("store", required=False),
+    ):
+        command = decorate(command)
+    return command
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    """Run a command's work on an event loop of its own."""
+    return asyncio.run(work)
+
+
+def _file_layer(path: str | None) -> dict[str, Setting]:
+    if path is None:
+        return {}
+    layer = load_mapping(path)
+    section = layer.get("buffer")
+    if not isinstance(section, dict):
+        return layer
+    return dict(section)
+
+
+def _check_names(settings: dict[str, Setting], where: str) -> None:
+    """A file may hold the settings of producers and consumers together; a name must belong to one."""
+    known = {field.name for kind in (ProducerConfig, ConsumerConfig) for field in dataclasses.fields(kind)}
+    for name in settings:
+        if name not in known | {"object_store"}:
+            raise unknown_key(f"{where}: {name}", name, known | {"object_store"})
+
+
+def _split_option(option: str) -> tuple[str, str]:
+    name, separator, value = option.partition("=")
+    if not separator or not name:
+        # Not the option itself: it may be a secret whose name was forgotten.
+        raise click.BadParameter("expected NAME=VALUE", param_hint="'--store-option'")
+    return name, value
+
+
+def _with_options(settings: dict[str, Setting], options: dict[str, str]) -> dict[str, Setting]:
+    store = settings.get("store")
+    if isinstance(store, str):
+        return settings | {"store": StoreConfig(url=store, options=options)}
+    if isinstance(store, dict):
+        return settings | {"store": merge(store, {"options": options})}
+    raise ConfigError("--store-option needs a store given by its address (STORE, or `store` in the file)")
+
+
+def _check_directory(url: str) -> None:
+    path = url.removeprefix("file://")
+    if path == url or os.path.isdir(path):
+        return
+    if os.path.exists(path):
+        raise NotFound(f"{path} is a file; a store is a directory")
+    raise NotFound(f"there is no directory {path}")

@@ -1,0 +1,107 @@
+"""The entry point: picks the verb, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from penstock import __version__, errors
+from penstock.cli.failure import EXIT_CODES_HELP, ExitCode, exit_code, report
+from penstock.cli.lazy import LazyGroup
+
+__all__ = ["cli", "main"]
+
+_BUFFER = LazyGroup(
+    "buffer",
+    help="Produce to a queue in object storage, look into it, check it and clean it.",
+    epilog="STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; with --config it may be "
+    "left out. `penstock --help` lists the exit codes.",
+    lazy={
+        "produce": ("penstock.cli.buffer.produce:produce", "Store lines of a file or of standard input."),
+        "tail": ("penstock.cli.buffer.tail:tail", "Print records, without consuming them."),
+        "stat": ("penstock.cli.buffer.stat:stat", "Show how long the queue is and how far behind."),
+        "dump": ("penstock.cli.buffer.dump:dump", "Print a manifest or a batch as JSON."),
+        "fsck": ("penstock.cli.buffer.fsck:fsck", "Check a queue against its rules; changes nothing."),
+        "gc": ("penstock.cli.buffer.gc:gc", "Delete batches that nothing refers to any more."),
+    },
+)
+
+
+class _ReaderGone(Exception):
+    """Whoever read our output has gone, as in `penstock … | head`."""
+
+
+class _Root(LazyGroup):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _BUFFER if cmd_name == "buffer" else super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Keeps a broken pipe away from click, which would call it a failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+
+
+def _print_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"penstock {__version__}")
+        ctx.exit()
+
+
+cli = _Root(
+    "penstock",
+    help="Durable ingestion through object storage and Spark, without a broker.",
+    epilog=EXIT_CODES_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    lazy={
+        "demo": ("penstock.cli.demo:demo", "Run the buffer on this machine with kills; totals must balance."),
+        "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
+        "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
+    },
+)
+cli.params.append(
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_print_version,
+        help="Show the version and exit.",
+    )
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `penstock` and exit with its code."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        result = cli.main(
+            list(arguments) if arguments is not None else None, "penstock", standalone_mode=False
+        )
+        return result if isinstance(result, int) else ExitCode.OK
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        return ExitCode.INTERRUPTED
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except errors.PenstockError as error:
+        report(error)
+        return exit_code(error)
+    except _ReaderGone:
+        # Nothing more can be said; the flush at exit must stay silent too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+
+
+if __name__ == "__main__":
+    main()

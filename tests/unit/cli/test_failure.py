@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock import errors
+from penstock.buffer import errors as buffer_errors
+from penstock.cli.failure import EXIT_CODES_HELP, ExitCode, exit_code, hint
+
+CASES = [
+    (errors.ConfigError, 2),
+    (errors.InvalidInput, 2),
+    (errors.LimitExceeded, 2),
+    (errors.NotFound, 2),
+    (errors.PermissionDenied, 2),
+    (errors.Unsupported, 2),
+    (errors.Unavailable, 3),
+    (errors.StorageFull, 3),
+    (errors.Conflict, 3),
+    (errors.Fenced, 4),
+    (errors.Corrupt, 5),
+    (errors.OutcomeUnknown, 6),
+    (buffer_errors.BatchMissing, 5),
+    (buffer_errors.RetriesExhausted, 3),
+    (buffer_errors.SerializationError, 5),
+    (buffer_errors.StorageRejected, 2),
+    (buffer_errors.OutcomeUnknown, 6),
+    (buffer_errors.FencedError, 4),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), CASES)
+def test_the_exit_code_says_what_to_do(kind: type[errors.PenstockError], code: int) -> None:
+    assert exit_code(kind("text")) == code
+
+
+def test_every_exit_code_is_documented() -> None:
+    for code in ExitCode:
+        assert f"  {code.value} " in EXIT_CODES_HELP
+
+
+def test_an_unknown_outcome_is_to_be_verified_first() -> None:
+    assert "before repeating" in hint(errors.OutcomeUnknown("text"))

@@ -1,7 +1,7 @@
 """The manifest queue as its users see it is one queue: every recorded history has a sequential explanation.
 
-Appends, reads, dequeues and take-overs run concurrently on storage that loses answers, delivers writes late and
-lies about conflicts. What ended without an answer stays open: it may have happened at any time, or never.
+Appends, reads, dequeues and take-overs run concurrently on storage that loses answers, delivers writes late
+and lies about conflicts. What ended without an answer stays open: it may have happened any time, or never.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Recorder:
 
     def _file(self, name: str) -> ManifestFile:
         rng = self.sim.child_rng(f"store of {name}")
-        return ManifestFile(FaultyStore(self.shared, clock=self.sim.clock(), rng=rng, plan=self.plan), "q/manifest")
+        return ManifestFile(
+            FaultyStore(self.shared, clock=self.sim.clock(), rng=rng, plan=self.plan), "q/manifest"
+        )
 
     async def append(self, name: str, count: int) -> None:
         rng = self.sim.child_rng(name)
@@ -92,13 +94,13 @@ class Recorder:
             await asyncio.sleep(rng.uniform(0, 0.5))
             call = self.history.call(name, Append(f"{name}/{number}"))
             try:
-                sequence = await queue.append([Batch(f"{name}/{number}")])
+                landed = await queue.append([Batch(f"{name}/{number}")])
             except OutcomeUnknown:
                 continue  # never returned: the checker may place it anywhere, or nowhere
             except BufferError:
                 self.history.failed(call)
             else:
-                self.history.returned(call, sequence)
+                self.history.returned(call, landed.first)
 
     async def consume(self, name: str, steps: int) -> None:
         rng = self.sim.child_rng(name)
@@ -155,7 +157,7 @@ class Recorder:
         try:
             await queue.dequeue(through)
         except FencedError:
-            # Fenced means stop. It means "had no effect" only if nothing had been sent before that was learnt.
+            # Fenced means stop. It means "had no effect" only if nothing was sent before that was learnt.
             if registry.value("buffer.manifest_writes", role="consumer") == writes:
                 self.history.returned(call, Done.FENCED)
             raise

@@ -10,9 +10,9 @@ import os
 from collections import Counter
 
 import pytest
+from tests.simulation.world import HOUR_MS, World
 
 from penstock.testing import DEFAULT_RATES, FaultKind, FaultPlan, Simulation, run_simulation
-from tests.simulation.world import HOUR_MS, World
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "2400"))
 ONE_SEED = os.environ.get("PENSTOCK_SEED")

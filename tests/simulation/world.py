@@ -1,4 +1,4 @@
-"""A world on one seeded loop: producers, consumers that fence each other, collectors, wrong clocks, bad storage.
+"""A world on one seeded loop: producers, consumers that fence each other, wrong clocks, bad storage.
 
 Every write that reaches the store passes the `Watchtower`, which checks what must hold at that very moment.
 What must hold in the end is checked by `World.check_totals`.
@@ -68,7 +68,9 @@ class Watchtower:
             self.must(owner_epoch == old.footer.epoch, "I5: dequeued under an epoch that is not the writer's")
 
     def gone(self, keys: Iterable[str]) -> None:
-        referenced = {e.location for e in manifests.decode(self.now.get(MANIFEST, manifests.EMPTY_MANIFEST)).entries}
+        referenced = {
+            e.location for e in manifests.decode(self.now.get(MANIFEST, manifests.EMPTY_MANIFEST)).entries
+        }
         for key in keys:
             self.must(key not in referenced, f"I6: {key} was deleted while the manifest names it")
             self.now.pop(key, None)
@@ -207,7 +209,7 @@ class World:
             self.acked.update(records)
 
     async def consume(self, name: str, skew_ms: int, until_s: float | None) -> None:
-        """One life of a consumer: until its time is up, it is fenced, or (without a time) the queue is dry."""
+        """One life of a consumer: until its time is up, it is fenced, or (without a time) all is drained."""
         rng = self.sim.child_rng(name)
         clock = self.sim.clock(skew_ms)
         registry = Registry()
@@ -234,7 +236,7 @@ class World:
             self.fenced += 1
             self.sim.trace(f"{name} is fenced")
         except BufferError as error:
-            assert until_s is not None, f"I14: no faults are left, but {error!r}"
+            self.tower.must(until_s is not None, f"I14: no faults are left, but {error!r}")
             self.sim.trace(f"{name} gives up on {type(error).__name__}")
         await consumer.release()
         self.collected += registry.value("buffer.gc_files_deleted")

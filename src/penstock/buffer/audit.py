@@ -235,7 +235,8 @@ async def _check_batch(reader: QueueReader, descriptor: BatchDescriptor) -> Find
         text = f"is in the queue as {descriptor.sequence}, but not in the store"
         return _problem(descriptor.location, text, _RESTORE)
     except SerializationError as error:
-        return _problem(descriptor.location, str(error), _RESTORE)
+        text = f"is in the queue as {descriptor.sequence}, but damaged: {error.__cause__ or error}"
+        return _problem(descriptor.location, text, _RESTORE)
     except BufferError as error:
         return _problem(descriptor.location, f"could not be read: {error}", "check the store, then run again")
     starts = [meta.start_index for meta in descriptor.metadata]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -195,6 +196,8 @@ class Consumer:
                         raise
                     await self._set_aside(upcoming[0], error)
                     continue
+                if self._progress.is_past(upcoming[0].sequence):
+                    continue  # `ack_through` went past it while it was fetched
                 self._prefetcher.taken()
                 self._deliver(upcoming[0])
                 self._count_batch(batch)
@@ -320,7 +323,8 @@ class Consumer:
         data: memoryview | None = None
         if not isinstance(error, BatchMissing):
             data = await self._fetcher.raw(descriptor)
-        letter = await store_dead_letter(
+        record = functools.partial(
+            store_dead_letter,
             self._store,
             self._queue.file.path,
             sequence=descriptor.sequence,
@@ -329,6 +333,10 @@ class Consumer:
             data=data,
             now_ms=self._clock.now_ms(),
         )
+        try:
+            letter = await retry(record, self._policy, clock=self._clock, rng=self._rng)
+        except errors.PenstockError as failure:
+            raise storage_error(failure, f"setting batch {descriptor.sequence} aside") from failure
         self.dead_letters.append(letter)
         self._instruments.bad_batches.inc()
         _log.error("batch %d was set aside as %s: %s", descriptor.sequence, letter.record_key, error)

@@ -183,11 +183,7 @@ class GarbageCollector:
                 raised = known.raised(floor_ms, self._sealed_ms)
                 if raised == known:
                     return raised
-                path, raw = self._file.floor_path, write_floor(raised)
-                if version is None:
-                    await self._store.put_if_absent(path, raw)
-                else:
-                    await self._store.put_if_match(path, raw, version)
+                await self._file.write_side(self._file.floor_path, write_floor(raised), version)
                 return raised
             except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable):
                 if not await backoff.pause():

@@ -2,8 +2,8 @@
 
 A side object beside the manifest, written by the consumer *before* it dequeues. It has the manifest's own
 format, holding the last entries that left the queue, without metadata. What it says is true for ever (a
-number, once handed out, never changes its location), so even a fenced consumer cannot make it lie;
-at worst it forgets.
+number, once handed out, never changes its location), so even a fenced consumer cannot make it lie. It
+is replaced conditionally, so neither can one make it forget; only its length does.
 """
 
 from __future__ import annotations

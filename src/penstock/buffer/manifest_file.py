@@ -81,6 +81,12 @@ class ManifestFile:
             version = await self.store.put_if_match(self.path, raw, base.version)
         return Snapshot(raw=raw, version=version)
 
+    async def write_side(self, path: str, raw: bytes, base: Version | None) -> Version:
+        """Replace a side object that was in version `base` (None: absent). Raises as `write` does."""
+        if base is None:
+            return await self.store.put_if_absent(path, raw)
+        return await self.store.put_if_match(path, raw, base)
+
     async def read_side(self, path: str) -> tuple[bytes | None, Version | None]:
         """A side object, or (None, None) while it does not exist."""
         try:

@@ -22,9 +22,8 @@ FRAMING_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One `produce` call. Its records have been checked: a list of bytes, or an array without nulls."""
+    """One `produce` call, without its records: those are held apart, to be dropped when they are encoded."""
 
-    records: Sequence[bytes] | pa.BinaryArray
     count: int
     record_bytes: int
     metadata: bytes
@@ -52,12 +51,14 @@ class OpenBatch:
     calls: list[Call] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    records: list[Sequence[bytes] | pa.BinaryArray] = field(default_factory=list)
     count: int = 0
     size: int = 0
     record_bytes: int = 0
     weight: int = 0
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Call, records: Sequence[bytes] | pa.BinaryArray) -> None:
+        """Take a call with its records: a list of bytes, or an array without nulls."""
         if not (self.merge and self._repeats(call)):
             self.metadata.append(
                 Metadata(
@@ -65,6 +66,7 @@ class OpenBatch:
                 )
             )
         self.calls.append(call)
+        self.records.append(records)
         self.starts.append(self.count)
         self.count += call.count
         self.size += call.size
@@ -77,18 +79,19 @@ class OpenBatch:
             and self.metadata[-1].payload == call.metadata
         )
 
-    def chunks_of_records(self) -> list[pa.BinaryArray]:
-        """The records as arrays: neighbouring lists become one."""
+    def take_chunks(self) -> list[pa.BinaryArray]:
+        """The records as arrays: neighbouring lists become one. The batch holds them no longer."""
         chunks: list[pa.BinaryArray] = []
         loose: list[bytes] = []
-        for call in self.calls:
-            if isinstance(call.records, pa.Array):
+        for records in self.records:
+            if isinstance(records, pa.Array):
                 if loose:
                     chunks.append(pa.array(loose, pa.binary()))
                     loose = []
-                chunks.append(call.records)
+                chunks.append(records)
             else:
-                loose.extend(call.records)
+                loose.extend(records)
         if loose:
             chunks.append(pa.array(loose, pa.binary()))
+        self.records.clear()
         return chunks

@@ -25,7 +25,7 @@ class Prefetcher:
 
     def plan(self, upcoming: Sequence[BatchDescriptor]) -> None:
         """Start fetching `upcoming` (in order, the first is wanted now) as far as the bounds allow."""
-        if self._tasks and (not upcoming or self._tasks[0][0] != upcoming[0].sequence):
+        if self._tasks and (not upcoming or self._tasks[0][0] != upcoming[0].sequence or self._head_failed()):
             self.cancel()
         waiting = self._waiting_bytes()
         for descriptor in upcoming[len(self._tasks) : self._ahead + 1]:
@@ -33,6 +33,11 @@ class Prefetcher:
                 return
             task = asyncio.get_running_loop().create_task(self._fetcher.fetch(descriptor))
             self._tasks.append((descriptor.sequence, task))
+
+    def _head_failed(self) -> bool:
+        """A fetch ahead of time that failed is no news by now: it is tried again when it is wanted."""
+        task = self._tasks[0][1]
+        return task.done() and (task.cancelled() or task.exception() is not None)
 
     def _waiting_bytes(self) -> int:
         done = (

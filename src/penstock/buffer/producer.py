@@ -24,6 +24,7 @@ from penstock.buffer.config import ProducerConfig
 from penstock.buffer.errors import (
     BufferError,
     InvalidInputError,
+    OutcomeUnknown,
     ProducerClosed,
     StorageError,
     storage_error,
@@ -53,6 +54,7 @@ LOOP_TURN_BYTES = 1024 * 1024
 from being stored until the producer is full."""
 
 Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
+Held: TypeAlias = Sequence[bytes] | pa.BinaryArray
 
 
 class Producer:
@@ -94,7 +96,7 @@ class Producer:
             bytes_max=max(1, config.inflight_bytes_max // 2), calls_max=config.max_buffered_inputs
         )
         self._slots = asyncio.Semaphore(config.max_parallel_uploads)
-        self._incoming: deque[Call | _FlushMark] = deque()
+        self._incoming: deque[tuple[Call, Held] | _FlushMark] = deque()
         self._untaken_bytes = 0
         self._open = OpenBatch(ordinal=0, merge=config.merge_metadata)
         self._expired = -1
@@ -103,7 +105,9 @@ class Producer:
         self._wake_committer = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
+        self._closing = False
         self._closed = False
+        self._appending: list[BatchUpload] = []
 
     async def __aenter__(self) -> Producer:
         try:
@@ -123,11 +127,10 @@ class Producer:
         Waits while the producer holds as much as it may. Raises `InvalidInputError` for no records, a
         record that is not bytes, or more than the format holds, and `ProducerClosed` after `close`.
         """
-        if self._closed:
+        if self._closing:
             raise ProducerClosed("the producer is closed")
         records, size = _checked(entries, metadata)
         call = Call(
-            records=records,
             count=len(records),
             record_bytes=size,
             metadata=bytes(metadata),
@@ -138,12 +141,12 @@ class Producer:
         if self._untaken_bytes >= LOOP_TURN_BYTES:
             await asyncio.sleep(0)
         await self._admission.enter(call.weight)
-        if self._closed:
+        if self._closing:
             self._admission.leave_queue()
             self._admission.release(call.weight)
             raise ProducerClosed("the producer was closed while the call waited for room")
         self._start()
-        self._incoming.append(call)
+        self._incoming.append((call, records))
         self._untaken_bytes += call.weight
         self._wake_batcher.set()
         self._instruments.inflight_bytes.set(self._admission.bytes_held)
@@ -167,9 +170,13 @@ class Producer:
             raise first_error
 
     async def close(self) -> None:
-        """Flush and stop. The error of that last flush is raised after everything has stopped."""
+        """Flush and stop; nothing more is accepted. The error of that flush is raised when all has stopped.
+
+        If this is cancelled, calls whose manifest write was under way end with `OutcomeUnknown`.
+        """
         if self._closed:
             return
+        self._closing = True
         try:
             await self.flush()
         finally:
@@ -203,7 +210,7 @@ class Producer:
         self._tasks.remove(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
             # A defect, not a fault of the store: nobody is left waiting for a task that is gone.
-            self._closed = True
+            self._closing = self._closed = True
             self._give_up(StorageError(f"the producer stopped on an internal error: {defect!r}"))
 
     async def _stop(self) -> None:
@@ -217,14 +224,22 @@ class Producer:
 
     def _give_up(self, error: BufferError) -> None:
         self._admission.dismiss()
+        if self._queue.in_doubt:
+            self._doubt(self._appending)
         calls = [call for upload in self._pipeline for call in upload.batch.calls]
         calls += self._open.calls
         for item in self._incoming:
-            if isinstance(item, Call):
-                calls.append(item)
-            else:
+            if isinstance(item, _FlushMark):
                 item.reached.set()
+            else:
+                calls.append(item[0])
         for call in calls:
+            if call.watcher.result() is None:
+                call.watcher.settle(WriteOutcome(error=error))
+
+    def _doubt(self, uploads: list[BatchUpload]) -> None:
+        error = OutcomeUnknown("the producer was shut down while the manifest was being written")
+        for call in (call for upload in uploads for call in upload.batch.calls):
             if call.watcher.result() is None:
                 call.watcher.settle(WriteOutcome(error=error))
 
@@ -240,19 +255,19 @@ class Producer:
                     item.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
                     item.reached.set()
                 else:
-                    await self._take(item)
+                    await self._take(*item)
                 # Looked at after every call: a queue that never runs empty must not starve the deadline.
                 if self._is_due():
                     await self._seal()
             if self._is_due():
                 await self._seal()
 
-    async def _take(self, call: Call) -> None:
+    async def _take(self, call: Call, records: Held) -> None:
         if self._open.weight + call.weight > BATCH_WEIGHT_MAX:
             await self._seal()
         if not self._open.calls:
             self._spawn(self._expire(self._open.ordinal))
-        self._open.add(call)
+        self._open.add(call, records)
         self._admission.leave_queue()
         if self._open.size >= self._flush_size:
             await self._seal()
@@ -321,15 +336,19 @@ class Producer:
             return
         try:
             await self._check_store()
-            first = await self._queue.append(uploads)
+            self._appending = uploads
+            landed = await self._queue.append(uploads)
         except PenstockError as error:
+            self._appending = []
             wrapped = storage_error(error, f"appending to {self._config.manifest_path}")
             for upload in uploads:
                 upload.error = wrapped
             return
         for place, upload in enumerate(uploads):
             self._count(upload)
-            self._settle(upload, WriteOutcome(sequence=first + place, location=upload.location))
+            self._settle(
+                upload, WriteOutcome(sequence=landed.first + place, location=landed.locations[place])
+            )
 
     def _settle(self, upload: BatchUpload, outcome: WriteOutcome) -> None:
         for call, start in zip(upload.batch.calls, upload.batch.starts, strict=True):
@@ -359,7 +378,7 @@ class _FlushMark:
         self.watchers: list[DurabilityWatcher] = []
 
 
-def _checked(entries: Records, metadata: bytes) -> tuple[Sequence[bytes] | pa.BinaryArray, int]:
+def _checked(entries: Records, metadata: bytes) -> tuple[Held, int]:
     """The records in a form that the caller cannot change any more, and what they weigh."""
     if not isinstance(metadata, (bytes, bytearray, memoryview)):
         raise InvalidInputError(f"metadata must be bytes, not {type(metadata).__name__}")
@@ -381,7 +400,7 @@ def _checked(entries: Records, metadata: bytes) -> tuple[Sequence[bytes] | pa.Bi
     return records, size
 
 
-def _frozen(entries: Records) -> tuple[Sequence[bytes] | pa.BinaryArray, int]:
+def _frozen(entries: Records) -> tuple[Held, int]:
     if (
         isinstance(entries, (list, tuple))
         and len(entries) < ARROW_RECORDS_MIN

@@ -55,6 +55,10 @@ class Progress:
             gap_from=expected if expected is not None and entry.sequence > expected else None,
         )
 
+    def is_past(self, sequence: int) -> bool:
+        """Whether `sequence` has been handed out or acknowledged already."""
+        return self.handed_out is not None and sequence <= self.handed_out
+
     def hand_out(self, sequence: int) -> None:
         self.handed_out = sequence
         self._unacked.append(sequence)
@@ -92,14 +96,15 @@ class Progress:
             )
 
     def ack_through(self, sequence: int) -> int:
-        """Move the frontier; returns by how many delivered batches it advanced."""
+        """Move the frontier; returns by how far, counted from the first delivered sequence."""
         self.check_ack_through(sequence)
-        advanced = 0
+        before = self.acked
+        if before is None:
+            before = (self._unacked[0] if self._unacked else sequence) - 1
         while self._unacked and self._unacked[0] <= sequence:
             self._skipped.discard(self._unacked.popleft())
-            advanced += 1
         self.acked = sequence
         if self.handed_out is None or self.handed_out < sequence:
             self.handed_out = sequence
         self._advance()
-        return advanced
+        return sequence - before

@@ -24,6 +24,7 @@ from penstock.buffer.ledger import read_ledger, remember
 from penstock.buffer.manifest import U64_MAX, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
 from penstock.clock import Clock
+from penstock.objects import Version
 from penstock.retry import Backoff, RetryPolicy, retry
 
 __all__ = ["QueueConsumer", "next_epoch"]
@@ -62,7 +63,7 @@ class QueueConsumer:
         self._instruments = instruments
         self._snapshot: Snapshot | None = None
         self._index: EntryIndex | None = None
-        self._ledger: dict[int, str] | None = None
+        self._ledger: tuple[dict[int, str], Version | None] | None = None
         self._editing = asyncio.Lock()
 
     @property
@@ -157,26 +158,32 @@ class QueueConsumer:
 
     async def known_dequeued(self) -> dict[int, str]:
         """What the ledger remembers: sequence to location. A damaged ledger is one that knows nothing."""
+        known, _ = await self._read_ledger()
+        return known
+
+    async def _read_ledger(self) -> tuple[dict[int, str], Version | None]:
         if self._ledger is None:
-            raw, _ = await self._retrying(
+            raw, version = await self._retrying(
                 lambda: self.file.read_side(self.file.ledger_path), "reading the ledger of"
             )
             try:
-                self._ledger = {} if raw is None else read_ledger(raw)
+                self._ledger = ({} if raw is None else read_ledger(raw)), version
             except SerializationError:
-                self._ledger = {}
+                self._ledger = {}, version
         return self._ledger
 
     async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:
-        known = await self.known_dequeued()
+        known, version = await self._read_ledger()
         index = self._current() if snapshot is self._snapshot else manifest.index(snapshot.raw)
         leaving = itertools.takewhile(lambda item: item[0] <= through, index.locations())
         removed = [item for item in leaving if known.get(item[0]) != item[1]]
         if not removed:
             return
         raw, ledger = remember(known, removed, epoch=self.epoch)
-        await self.file.store.put(self.file.ledger_path, raw)
-        self._ledger = ledger
+        # Conditional, so that a superseded consumer, which does not know it yet, cannot make it forget what
+        # its successor wrote. Unless this is known to have won, the ledger is read again.
+        self._ledger = None
+        self._ledger = ledger, await self.file.write_side(self.file.ledger_path, raw, version)
 
     async def _edit(
         self,

@@ -68,6 +68,7 @@ class QueueProducer:
         self._instruments = instruments
         self._cached: Snapshot | None = None
         self._floor: tuple[int, Floor] | None = None
+        self._open_attempts: list[Attempt] = []
         self.writes = 0
         self.conflicts = 0
 
@@ -76,13 +77,18 @@ class QueueProducer:
         """The highest floor seen; names must be minted above it."""
         return self._floor[1].floor_ms if self._floor else NO_FLOOR.floor_ms
 
-    async def append(self, uploads: Sequence[Upload]) -> int:
-        """Append all batches in order, in one write; returns the sequence of the first.
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the append now under way, should it be abandoned, may be in the queue."""
+        return bool(self._open_attempts)
+
+    async def append(self, uploads: Sequence[Upload]) -> Attempt:
+        """Append all batches in order, in one write; returns the attempt that landed.
 
         Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
         error means that they are not and never will be.
         """
-        open_attempts: list[Attempt] = []
+        open_attempts = self._open_attempts = []
         try:
             return await self._append(uploads, open_attempts)
         except BufferError as error:
@@ -94,7 +100,7 @@ class QueueProducer:
                 raise self._unknown(open_attempts, error) from error
             raise storage_error(error, f"appending to {self._file.path}") from error
 
-    async def _append(self, uploads: Sequence[Upload], open_attempts: list[Attempt]) -> int:
+    async def _append(self, uploads: Sequence[Upload], open_attempts: list[Attempt]) -> Attempt:
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         while True:
             try:
@@ -116,16 +122,21 @@ class QueueProducer:
                 if not await backoff.pause():
                     return await self._last_look(open_attempts, error)
 
-    async def _attempt(self, uploads: Sequence[Upload], base: Snapshot, open_attempts: list[Attempt]) -> int:
+    async def _attempt(
+        self, uploads: Sequence[Upload], base: Snapshot, open_attempts: list[Attempt]
+    ) -> Attempt:
         entries = [upload.entry() for upload in uploads]
-        first = base.footer.next_sequence
         raw = manifest.append(base.raw, entries)
         if len(raw) > self._manifest_bytes_max:
             raise ManifestFull(
                 f"{self._file.path} would grow to {format_size(len(raw))}, above the cap of "
                 f"{format_size(self._manifest_bytes_max)}: its consumer is not running or too far behind"
             )
-        attempt = Attempt(base=base.version, first=first, locations=tuple(e.location for e in entries))
+        attempt = Attempt(
+            base=base.version,
+            first=base.footer.next_sequence,
+            locations=tuple(entry.location for entry in entries),
+        )
         open_attempts.append(attempt)
         self.writes += 1
         self._instruments.manifest_writes.inc(role="producer")
@@ -135,34 +146,38 @@ class QueueProducer:
             self.conflicts += 1
             self._instruments.manifest_conflicts.inc(role="producer")
             raise
-        except errors.Rejected:
-            open_attempts.remove(attempt)  # refused by definition: it cannot be in the queue
+        except (errors.Rejected, errors.Unavailable):
+            open_attempts.remove(attempt)  # definite by the store's contract: it cannot be in the queue
             raise
         open_attempts.clear()
         self._cached = written
         self._instruments.manifest_bytes.set(len(raw))
         self._instruments.queue_length.set(base.footer.entry_count + len(entries))
         self._instruments.append_group_size.observe(len(entries))
-        return first
+        return attempt
 
-    async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> int | None:
-        """Look for every earlier attempt; returns the first sequence if one landed.
+    async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> Attempt | None:
+        """Look for every earlier attempt; returns the one that landed, if any.
 
         Attempts that can no longer land are forgotten. Raises `OutcomeUnknown` when one cannot be judged.
         """
+        undecided: list[Attempt] = []
         for attempt in tuple(open_attempts):
             fate = judge(attempt, snapshot.raw, snapshot.version)
             if fate is Fate.DEQUEUED:
                 ledger: dict[int, str] = await self._read_side(self._file.ledger_path, read_ledger, {})
                 fate = judge_by_ledger(attempt, ledger)
-                self._instruments.append_unknown.inc(resolved=str(fate is not Fate.DEQUEUED).lower())
+                if fate is not Fate.DEQUEUED:
+                    self._instruments.append_unknown.inc(resolved="true")
             if fate is Fate.LANDED:
                 open_attempts.clear()
-                return attempt.first
+                return attempt
             if fate is Fate.DEQUEUED:
-                raise self._unknown([attempt], None)
+                undecided.append(attempt)
             if fate is Fate.LOST:
                 open_attempts.remove(attempt)
+        if undecided:
+            raise self._unknown(undecided, None)
         return None
 
     async def _freshen(self, uploads: Sequence[Upload], snapshot: Snapshot) -> None:
@@ -176,7 +191,7 @@ class QueueProducer:
                 await upload.relocate(self.floor_ms)
 
     async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
-        """A side object. One that does not decode is read once more: it may have been cut short on the way."""
+        """A side object. One that does not decode is read once more: it may have been cut short."""
         raw, _ = await self._file.read_side(path)
         try:
             return absent if raw is None else decode(raw)
@@ -184,7 +199,7 @@ class QueueProducer:
             raw, _ = await self._file.read_side(path)
             return absent if raw is None else decode(raw)
 
-    async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> int:
+    async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> Attempt:
         """The deadline passed: whatever can still be found out decides what the caller is told."""
         if open_attempts:
             snapshot = await self._file.read()
@@ -199,6 +214,7 @@ class QueueProducer:
         ) from last_error
 
     def _unknown(self, attempts: Sequence[Attempt], cause: errors.PenstockError | None) -> OutcomeUnknown:
+        self._instruments.append_unknown.inc(resolved="false")
         names = ", ".join(attempt.locations[-1] for attempt in attempts)
         because = f" ({cause})" if cause else ": its number was dequeued before it could be looked up"
         return OutcomeUnknown(f"the append of {names} to {self._file.path} may have landed{because}")

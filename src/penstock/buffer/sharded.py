@@ -25,7 +25,13 @@ import xxhash
 from penstock import errors
 from penstock.buffer.config import ConsumerConfig, ProducerConfig
 from penstock.buffer.consumer import Consumer
-from penstock.buffer.errors import BufferError, InvalidInputError, SerializationError, storage_error
+from penstock.buffer.errors import (
+    BufferError,
+    FencedError,
+    InvalidInputError,
+    SerializationError,
+    storage_error,
+)
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
 from penstock.buffer.handle import WriteHandle
 from penstock.buffer.producer import Producer, Records
@@ -215,7 +221,10 @@ class ShardedConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if kind is not None and issubclass(kind, FencedError):
+            await self._release()
+        else:
+            await self.close()
 
     async def next_batch(self) -> ConsumedBatch | None:
         """The next batch of any shard, taking them in turn; None when all are empty."""

@@ -80,11 +80,7 @@ class BatchUpload:
     async def run(self, floor_ms: int) -> None:
         """Encode and store. Sets `error` instead of raising, as nobody but the committer asks."""
         try:
-            chunks = self.batch.chunks_of_records()
-            if self.batch.record_bytes < INLINE_BYTES:
-                self._encoded = encode_batch(chunks, self._compression)
-            else:
-                self._encoded = await asyncio.to_thread(encode_batch, chunks, self._compression)
+            self._encoded = await self._encode()
             await self._put(floor_ms)
         except errors.PenstockError as error:
             self.error = storage_error(error, f"storing a batch under {self._prefix}")
@@ -92,6 +88,13 @@ class BatchUpload:
             self.error = StorageError(f"encoding a batch of {self.batch.count} records failed: {error!r}")
         finally:
             self.finished = True
+
+    async def _encode(self) -> EncodedBatch:
+        # The chunks live no longer than this call: from here on only the encoded form is kept.
+        chunks = self.batch.take_chunks()
+        if self.batch.record_bytes < INLINE_BYTES:
+            return encode_batch(chunks, self._compression)
+        return await asyncio.to_thread(encode_batch, chunks, self._compression)
 
     async def _put(self, floor_ms: int) -> None:
         assert self._encoded is not None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,8 @@ _SLICE_END = 2**31 - 1
 _INLINE_BYTES_MAX = 12  # Arrow keeps view values up to this length inside the view itself
 _OFFSET_MAX = 2**31 - 1
 
-Lengths = npt.NDArray[np.uint32]
+Lengths: TypeAlias = npt.NDArray[np.uint32]
+Positions: TypeAlias = npt.NDArray[np.int64]
 
 
 def as_binary_array(values: object) -> pa.BinaryArray:
@@ -130,37 +132,36 @@ class Block:
 
     data: pa.Buffer
     lengths: Lengths
+    starts: Positions
+    """Where each header lies, and, one more, where the records end."""
+    heads: npt.NDArray[np.uint64] | None = None
+    """The eight bytes from each header on, if the check of the table has read them already."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def record_bytes(self) -> int:
-        return int(self.lengths.sum(dtype=np.int64))
+        return int(self.starts[-1]) - 4 * len(self.lengths)
 
     def to_list(self) -> list[bytes]:
         """Each record as its own `bytes`."""
+        if int(self.starts[-1]) <= _OFFSET_MAX:
+            records: list[bytes] = self.to_arrow().to_pylist()
+            return records
         raw = memoryview(self.data)
-        out: list[bytes] = []
-        start = 4
-        for length in self.lengths.tolist():
-            out.append(raw[start : start + length].tobytes())
-            start += length + 4
-        return out
+        begins, ends = self.starts[:-1] + 4, self.starts[1:]
+        return [raw[begin:end].tobytes() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def to_arrow(self) -> pa.BinaryArray:
         """A `binary` array: one copy of the data, no object per record."""
         count = len(self.lengths)
         if count == 0:
             return pa.array([], pa.binary())
-        ends = np.zeros(count + 1, "<i8")
-        np.cumsum(self.lengths, dtype="<i8", out=ends[1:])
-        ends += np.arange(0, 4 * count + 1, 4, dtype="<i8")
-        if int(ends[-1]) > _OFFSET_MAX:
+        if int(self.starts[-1]) > _OFFSET_MAX:
             raise LimitExceeded("a block beyond 2 GiB does not fit one binary array; read it as a list")
-        framed = pa.Array.from_buffers(
-            pa.binary(), count, [None, pa.py_buffer(ends.astype("<i4")), self.data]
-        )
+        offsets = pa.py_buffer(self.starts.astype("<i4"))
+        framed = pa.Array.from_buffers(pa.binary(), count, [None, offsets, self.data])
         return pc.binary_slice(framed, 4, _SLICE_END)
 
     def to_arrow_view(self) -> pa.Array:
@@ -173,15 +174,10 @@ class Block:
         count = len(self.lengths)
         if count == 0 or int(self.lengths.min()) <= _INLINE_BYTES_MAX or len(self.data) > _OFFSET_MAX:
             return self.to_arrow().cast(pa.binary_view())
-        starts = np.zeros(count, "<i8")
-        np.cumsum(self.lengths[:-1], dtype="<i8", out=starts[1:])
-        starts += np.arange(0, 4 * count, 4, dtype="<i8")
-        words = np.ndarray((len(self.data) - 7,), "<u8", buffer=self.data, strides=(1,))
         views = np.empty((count, 2), "<u8")
-        views[:, 0] = words[starts]
-        starts += 4
-        starts <<= 32
-        views[:, 1] = starts
+        views[:, 0] = _heads(self.data, self.starts) if self.heads is None else self.heads
+        np.add(self.starts[:-1], 4, out=views[:, 1], casting="unsafe")
+        views[:, 1] <<= np.uint64(32)
         return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), self.data])
 
 
@@ -192,16 +188,28 @@ def index_block(data: pa.Buffer, count: int) -> Block:
     """
     if count * 4 > len(data):
         raise Corrupt(f"block of {len(data)} bytes cannot hold {count} records")
-    lengths = _from_table(data, count)
-    if lengths is None:
-        lengths = _from_stride(data, count)
-    if lengths is None:
-        lengths = _walk(data, count)
-    return Block(data, lengths)
+    return _by_table(data, count) or _by_stride(data, count) or _by_walk(data, count)
 
 
-def _from_table(data: pa.Buffer, count: int) -> Lengths | None:
-    """The lengths by the table, or None when there is none that the headers confirm."""
+def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions:
+    """Header positions for records of these lengths, and the end of the last."""
+    starts = np.zeros(len(lengths) + 1, "<i8")
+    framed = starts[1:]
+    framed += lengths
+    framed += 4
+    np.cumsum(framed, out=framed)
+    return starts
+
+
+def _heads(data: pa.Buffer, starts: Positions) -> npt.NDArray[np.uint64]:
+    """The u64 at every header. The caller answers for eight bytes being there."""
+    # Every u64 of the block at every byte offset, without a copy.
+    words = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
+    return words[starts[:-1]]
+
+
+def _by_table(data: pa.Buffer, count: int) -> Block | None:
+    """The records by the table, or None when there is none that the headers confirm."""
     size = len(data)
     if count < TABLE_RECORDS_MIN or size < _TAIL.size:
         return None
@@ -211,12 +219,17 @@ def _from_table(data: pa.Buffer, count: int) -> Lengths | None:
     table_start = size - _TAIL.size - count * width
     if table_start < 4 * count:
         return None
-    lengths = np.frombuffer(data, _WIDTHS[width], count=count, offset=table_start).astype("<u4")
-    return lengths if _headers_agree(data, lengths, table_start) else None
+    table = np.frombuffer(data, _WIDTHS[width], count=count, offset=table_start)
+    starts = _starts(table)
+    if int(starts[-1]) != table_start:
+        return None
+    heads = _heads(data, starts)  # in bounds: the table's own tail follows the last record
+    lengths = heads.astype("<u4")  # the low half of each
+    return Block(data, lengths, starts, heads) if bool((lengths == table).all()) else None
 
 
-def _from_stride(data: pa.Buffer, count: int) -> Lengths | None:
-    """The lengths when every record is as long as the first: one strided comparison."""
+def _by_stride(data: pa.Buffer, count: int) -> Block | None:
+    """The records when every one is as long as the first: one strided comparison."""
     if count < TABLE_RECORDS_MIN:
         return None
     (first,) = _HEADER.unpack_from(data, 0)
@@ -224,21 +237,12 @@ def _from_stride(data: pa.Buffer, count: int) -> Lengths | None:
     if stride * count > len(data):
         return None
     headers = np.ndarray((count,), "<u4", buffer=data, strides=(stride,))
-    return np.full(count, first, "<u4") if bool((headers == first).all()) else None
+    if not bool((headers == first).all()):
+        return None
+    return Block(data, np.full(count, first, "<u4"), np.arange(0, stride * (count + 1), stride, dtype="<i8"))
 
 
-def _headers_agree(data: pa.Buffer, lengths: Lengths, end: int) -> bool:
-    starts = np.zeros(len(lengths) + 1, "<i8")
-    np.cumsum(lengths, dtype="<i8", out=starts[1:])
-    starts += np.arange(0, 4 * len(lengths) + 1, 4, dtype="<i8")
-    if int(starts[-1]) != end:
-        return False
-    # Every u32 of the block at every byte offset, without a copy: the headers sit at `starts`.
-    words = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
-    return bool((words[starts[:-1]] == lengths).all())
-
-
-def _walk(data: pa.Buffer, count: int) -> Lengths:
+def _by_walk(data: pa.Buffer, count: int) -> Block:
     size = len(data)
     raw = memoryview(data)
     unpack = _HEADER.unpack_from
@@ -253,4 +257,5 @@ def _walk(data: pa.Buffer, count: int) -> Lengths:
         position = size + 1
     if position > size:
         raise Corrupt(f"record {len(lengths) - 1} of {count} runs past the end of its {size}-byte block")
-    return np.array(lengths, "<u4")
+    found = np.array(lengths, "<u4")
+    return Block(data, found, _starts(found))

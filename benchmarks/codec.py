@@ -1,0 +1,92 @@
+"""Encoding and decoding of blocks, against a memcpy of the same bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.buffer.batch import CompressionType, decode_batch, encode_batch
+from penstock.codec import as_binary_array, encode_records, index_block
+from records import MIB, array_of
+from rounds import Plan, interleave
+from table import Row
+
+__all__ = ["run"]
+
+_NOTE = (
+    "single thread; memcpy: allocate a fresh pyarrow buffer of the block's size from the same memory "
+    "pool that the kernels use, and copy the block into it; 'decode' finds the records (length table "
+    "checked against every header) and converts them; MB/s of block bytes"
+)
+
+
+def run(plan: Plan) -> list[Row]:
+    """Blocks of 16 and 64 MiB, records of 200 B and 1 KiB."""
+    rows: list[Row] = []
+    for size in (200, 1024):
+        for block_mib in (16, 64):
+            rows += _block_rows(plan, size, block_mib)
+    return rows
+
+
+def _block_rows(plan: Plan, size: int, block_mib: int) -> list[Row]:
+    records = array_of(block_mib * MIB, size)
+    items = records.to_pylist()
+    stored = memoryview(encode_batch([records], CompressionType.NONE).to_bytes())
+    block, _ = encode_records(records)
+    foreign = pa.py_buffer(bytes(block))  # no length table behind the records
+    count = len(records)
+    contenders: dict[str, Callable[[], object]] = {
+        "memcpy": lambda: _memcpy(foreign),
+        "encode, Arrow": lambda: encode_batch([records], CompressionType.NONE),
+        "encode, list": lambda: encode_batch([as_binary_array(items)], CompressionType.NONE),
+        "decode to Arrow": lambda: decode_batch(stored).to_arrow(),
+        "decode to Arrow view": lambda: decode_batch(stored).to_arrow_view(),
+        "decode to list": lambda: decode_batch(stored).to_list(),
+        "decode to Arrow, no table (walk)": lambda: index_block(foreign, count).to_arrow(),
+    }
+    rates = interleave(
+        {name: _timed(call) for name, call in contenders.items()},
+        work=len(foreign) / 1e6,
+        rounds=plan.pick(7, 3),
+    )
+    bars = {"encode, Arrow": 0.4, "decode to Arrow": 0.7, "decode to Arrow view": 0.7}
+    return [
+        Row(
+            section="1 codec",
+            what=f"{name}, {_size(size)}, {block_mib} MiB block",
+            ours=rates.median(name),
+            ceiling=rates.median("memcpy"),
+            ratio=rates.ratio(name, "memcpy"),
+            against="memcpy",
+            unit="MB/s",
+            bar=bars.get(name) if size == 200 else None,
+            note=_NOTE,
+        )
+        for name in contenders
+        if name != "memcpy"
+    ]
+
+
+def _memcpy(source: pa.Buffer) -> pa.Buffer:
+    target = pa.allocate_buffer(len(source))
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+    return target
+
+
+def _timed(call: Callable[[], object]) -> Callable[[], float]:
+    def measure() -> float:
+        started = time.perf_counter()
+        kept = call()
+        taken = time.perf_counter() - started
+        del kept  # giving the memory back is not part of it
+        return taken
+
+    return measure
+
+
+def _size(size: int) -> str:
+    return "1 KiB" if size == 1024 else f"{size} B"

@@ -1,0 +1,75 @@
+"""Fair turns: every contender runs once per round, so that a noisy minute hits all of them alike."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Plan", "Rates", "interleave", "scratch"]
+
+
+_PATIENCE_S = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much work a run does, and where its files go."""
+
+    quick: bool
+    workdir: Path
+
+    def pick(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Work per second of each contender, one figure per round."""
+
+    by_name: Mapping[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.by_name[name])
+
+    def ratio(self, name: str, ceiling: str) -> float:
+        """Median over the rounds of the quotient within a round."""
+        pairs = zip(self.by_name[name], self.by_name[ceiling], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], float]], *, work: float, rounds: int, warmups: int = 1
+) -> Rates:
+    """Run all contenders in turn, A B C A B C …; each returns the seconds it took for `work` units.
+
+    Warm-up rounds are thrown away. The order rotates, so that none always runs after the same neighbour.
+    On a machine too busy for all rounds the rest is left out after `_PATIENCE_S`, but never the first two.
+    """
+    began = time.monotonic()
+    names = list(contenders)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-warmups, rounds):
+        if turn >= 2 and time.monotonic() - began > _PATIENCE_S:
+            break
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds = contenders[name]()
+            if turn >= 0:
+                taken[name].append(work / seconds)
+    return Rates(taken)
+
+
+@contextmanager
+def scratch(plan: Plan) -> Iterator[Path]:
+    """A fresh directory, gone afterwards."""
+    path = Path(tempfile.mkdtemp(dir=plan.workdir))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,337 @@
+"""Deliberate bugs: each a small change of the source, and the one test that must notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MUTANTS", "Mutant"]
+
+PROMISES = "tests/mutants/test_promises.py"
+FAULTS = "tests/crash/test_buffer_faults.py"
+LOCAL_CRASH = "tests/crash/test_local_store_crash.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """`old` stands exactly once in `file` (below `src/penstock`); with `new` instead, `test` fails."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def _promise(test: str) -> str:
+    return f"{PROMISES}::{test}"
+
+
+MUTANTS = (
+    # Publishing
+    Mutant(
+        name="ack before the manifest is written",
+        file="buffer/producer.py",
+        old="            landed = await self._queue.append(uploads)\n",
+        new="            for upload in uploads:\n"
+        "                self._settle(upload, WriteOutcome(sequence=0))\n"
+        "            landed = await self._queue.append(uploads)\n",
+        test=_promise("test_an_ack_comes_after_the_manifest_write"),
+    ),
+    Mutant(
+        name="reference before the data is stored",
+        file="buffer/producer.py",
+        old="        self._spawn(self._run_upload(upload))\n",
+        new="        upload.finished = True\n        self._wake_committer.set()\n"
+        "        self._spawn(self._run_upload(upload))\n",
+        test=_promise("test_the_data_is_stored_before_it_is_referenced"),
+    ),
+    Mutant(
+        name="a batch is called finished before it is stored",
+        file="buffer/upload.py",
+        old="            await self._put(floor_ms)\n        except errors.PenstockError as error:\n",
+        new="            self.finished = True\n            await self._put(floor_ms)\n"
+        "        except errors.PenstockError as error:\n",
+        test=_promise("test_batches_are_queued_in_the_order_of_their_calls"),
+    ),
+    Mutant(
+        name="append again without looking",
+        file="buffer/queue_producer.py",
+        old="                landed = await self._settle(open_attempts, snapshot)\n",
+        new="                landed = None\n",
+        test=_promise("test_a_lost_answer_does_not_append_twice"),
+    ),
+    Mutant(
+        name="a conflict is believed to be somebody else's",
+        file="buffer/queue_producer.py",
+        old='            self._instruments.manifest_conflicts.inc(role="producer")\n            raise\n',
+        new='            self._instruments.manifest_conflicts.inc(role="producer")\n'
+        "            open_attempts.clear()\n            raise\n",
+        test=_promise("test_a_conflict_with_oneself_does_not_append_twice"),
+    ),
+    Mutant(
+        name="an unknown append is taken for lost",
+        file="buffer/attempt.py",
+        old="        return Fate.LOST\n    return Fate.DEQUEUED\n",
+        new="        return Fate.LOST\n    return Fate.LOST\n",
+        test=_promise("test_without_a_ledger_a_dequeued_append_is_unknown_and_not_repeated"),
+    ),
+    Mutant(
+        name="the ledger is not asked",
+        file="buffer/attempt.py",
+        old="    location = dequeued.get(attempt.last)\n",
+        new="    location = None\n",
+        test=_promise("test_an_append_that_was_dequeued_before_the_second_look_is_found_in_the_ledger"),
+    ),
+    Mutant(
+        name="the ledger is not written",
+        file="buffer/queue_consumer.py",
+        old="                if before is not None:\n                    await before(base)\n",
+        new="",
+        test=_promise("test_an_append_that_was_dequeued_before_the_second_look_is_found_in_the_ledger"),
+    ),
+    Mutant(
+        name="the ledger is written after the dequeue",
+        file="buffer/queue_consumer.py",
+        old="                if before is not None:\n                    await before(base)\n"
+        "                self._adopt(await self._write(raw, base))\n",
+        new="                self._adopt(await self._write(raw, base))\n"
+        "                if before is not None:\n                    await before(base)\n",
+        test=_promise("test_the_ledger_knows_an_entry_before_it_leaves_the_queue"),
+    ),
+    Mutant(
+        name="the ledger is replaced whatever somebody else wrote",
+        file="buffer/queue_consumer.py",
+        old="await self.file.write_side(self.file.ledger_path, raw, version)",
+        new="await self.file.store.put(self.file.ledger_path, raw)",
+        test=_promise("test_a_superseded_consumer_cannot_make_the_ledger_forget"),
+    ),
+    Mutant(
+        name="a producer that is stopped calls everything not queued",
+        file="buffer/producer.py",
+        old="        if self._queue.in_doubt:\n",
+        new="        if self._queue.in_doubt and not self._closing:\n",
+        test=f"{FAULTS}::test_a_producer_stopped_during_its_manifest_write_says_that_the_outcome_is_unknown",
+    ),
+    Mutant(
+        name="a producer accepts calls while it closes",
+        file="buffer/producer.py",
+        old="            return\n        self._closing = True\n",
+        new="            return\n",
+        test=f"{FAULTS}::test_nothing_is_accepted_while_a_producer_closes",
+    ),
+    Mutant(
+        name="a finished batch overtakes an unfinished one",
+        file="buffer/producer.py",
+        old="            if not upload.finished:\n                break\n",
+        new="            if not upload.finished:\n                continue\n",
+        test=_promise("test_batches_are_queued_in_the_order_of_their_calls"),
+    ),
+    Mutant(
+        name="the flush interval is looked at only when the queue is empty",
+        file="buffer/producer.py",
+        old="                if self._is_due():\n                    await self._seal()\n"
+        "            if self._is_due():\n",
+        new="            if self._is_due():\n",
+        test=_promise("test_a_queue_that_never_runs_empty_does_not_starve_the_flush_interval"),
+    ),
+    Mutant(
+        name="no backpressure",
+        file="buffer/admission.py",
+        old="        if not self._waiting and self._fits(size):\n",
+        new="        if True:\n",
+        test=_promise("test_a_full_producer_holds_back_its_callers"),
+    ),
+    # Consuming
+    Mutant(
+        name="dequeue before delivery",
+        file="buffer/consumer.py",
+        old="                self._prefetcher.taken()\n",
+        new="                self._prefetcher.taken()\n"
+        "                await self._queue.dequeue(upcoming[0].sequence)\n",
+        test=_promise("test_what_was_delivered_and_not_acknowledged_comes_again"),
+    ),
+    Mutant(
+        name="the position moves before the fetch succeeded",
+        file="buffer/consumer.py",
+        old="                self._prefetcher.plan(upcoming)\n",
+        new="                self._prefetcher.plan(upcoming)\n"
+        "                self._progress.handed_out = upcoming[0].sequence\n",
+        test=_promise("test_a_failed_fetch_delivers_the_same_batch_again"),
+    ),
+    Mutant(
+        name="the epoch is not checked on dequeue",
+        file="buffer/queue_consumer.py",
+        old="            nonlocal removed\n            self._check_epoch(snapshot)\n",
+        new="            nonlocal removed\n",
+        test=_promise("test_a_superseded_consumer_cannot_dequeue"),
+    ),
+    Mutant(
+        name="the epoch is not checked on read",
+        file="buffer/queue_consumer.py",
+        old="                self._check_epoch(snapshot)\n                self._adopt(snapshot)\n",
+        new="                self._adopt(snapshot)\n",
+        test=_promise("test_a_superseded_consumer_is_given_nothing"),
+    ),
+    Mutant(
+        name="a new consumer does not take a new epoch",
+        file="buffer/queue_consumer.py",
+        old="            mine = next_epoch(snapshot.footer.epoch)\n",
+        new="            mine = snapshot.footer.epoch\n",
+        test=_promise("test_a_superseded_consumer_is_given_nothing"),
+    ),
+    Mutant(
+        name="the ack frontier moves before its dequeue",
+        file="buffer/consumer.py",
+        old="            await self._queue.dequeue(sequence)\n"
+        "            self._acks_since_dequeue = 0\n        else:\n"
+        "            self._acks_since_dequeue += 1\n        self._progress.ack(sequence)\n",
+        new="            self._progress.ack(sequence)\n            await self._queue.dequeue(sequence)\n"
+        "            self._acks_since_dequeue = 0\n        else:\n"
+        "            self._acks_since_dequeue += 1\n            self._progress.ack(sequence)\n",
+        test=_promise("test_an_ack_whose_dequeue_failed_can_be_repeated"),
+    ),
+    Mutant(
+        name="a resumed consumer starts at the beginning",
+        file="buffer/consumer.py",
+        old="        self._progress = Progress(last_acked)\n",
+        new="        self._progress = Progress(None)\n        last_acked = None\n",
+        test=_promise("test_a_resumed_consumer_starts_behind_what_was_acknowledged"),
+    ),
+    # Collecting garbage
+    Mutant(
+        name="garbage is deleted without publishing a floor",
+        file="buffer/gc.py",
+        old="        floor = await self._raise_floor(max(ms for _, ms in found))\n",
+        new="        floor = NO_FLOOR.raised(max(ms for _, ms in found), -1)\n",
+        test=_promise("test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost"),
+    ),
+    Mutant(
+        name="garbage is deleted without sealing the floor",
+        file="buffer/gc.py",
+        old="        entries = await self._queue.seal()\n",
+        new="        entries = await self._queue.entries()\n",
+        test=_promise("test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost"),
+    ),
+    Mutant(
+        name="the floor is read once and never again",
+        file="buffer/queue_producer.py",
+        old="        if self._floor is None or self._floor[0] != epoch:\n",
+        new="        if self._floor is None:\n",
+        test=_promise("test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost"),
+    ),
+    Mutant(
+        name="a batch minted in the very millisecond of the floor is kept",
+        file="buffer/upload.py",
+        old="        return self.minted_ms <= floor_ms or",
+        new="        return self.minted_ms < floor_ms or",
+        test=_promise("test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost"),
+    ),
+    Mutant(
+        name="a new name is taken from a slow clock alone",
+        file="buffer/upload.py",
+        old="        self.minted_ms = max(self._clock.now_ms(), floor_ms + 1)\n",
+        new="        self.minted_ms = self._clock.now_ms()\n",
+        test=_promise("test_a_producer_whose_clock_is_behind_names_its_batches_above_the_floor"),
+    ),
+    Mutant(
+        name="references that came in before the seal are not looked at",
+        file="buffer/gc.py",
+        old="    return [key for key in keys if key not in kept]\n",
+        new="    return [key for key in keys if kept is not None]\n",
+        test=_promise("test_a_batch_appended_just_before_the_seal_is_spared"),
+    ),
+    Mutant(
+        name="no grace period",
+        file="buffer/gc.py",
+        old="        if now_ms - ms >= grace_ms and now_ms - info.modified_ms >= grace_ms:\n",
+        new="        if now_ms >= ms:\n",
+        test=_promise("test_a_young_batch_is_not_garbage"),
+    ),
+    Mutant(
+        name="batches newer than the oldest entry are collected",
+        file="buffer/gc.py",
+        old=" or (oldest_ms is not None and ms >= oldest_ms):\n",
+        new=":\n",
+        test=_promise("test_a_batch_not_older_than_the_oldest_entry_is_not_garbage"),
+    ),
+    Mutant(
+        name="the floor can be lowered",
+        file="buffer/floor.py",
+        old="floor_ms=max(self.floor_ms, floor_ms)",
+        new="floor_ms=floor_ms",
+        test=_promise("test_the_floor_is_never_lowered"),
+    ),
+    # Stores
+    Mutant(
+        name="a file is renamed into place before its bytes are durable",
+        file="fs.py",
+        old="            file.write(buffers)\n            file.datasync()\n",
+        new="            file.write(buffers)\n",
+        test=f"{LOCAL_CRASH}::test_a_fault_at_any_file_call_loses_and_invents_nothing[DiskFault.CRASH_AFTER]",
+    ),
+    Mutant(
+        name="a rename is not made durable",
+        file="fs.py",
+        old="        fs.sync_dir(os.path.dirname(target))\n",
+        new="        pass\n",
+        test=f"{LOCAL_CRASH}::test_a_fault_at_any_file_call_loses_and_invents_nothing[DiskFault.CRASH_AFTER]",
+    ),
+    Mutant(
+        name="what is read is not made durable",
+        file="objects/directory.py",
+        old="            data = self._fs.read(path, start, length)\n"
+        "        self._settle(os.path.dirname(path))\n",
+        new="            data = self._fs.read(path, start, length)\n",
+        test=f"{LOCAL_CRASH}::test_what_was_read_once_is_there_after_a_power_cut",
+    ),
+    Mutant(
+        name="a directory store replaces without comparing",
+        file="objects/directory.py",
+        old="            if current != version:\n",
+        new="            if current == Version():\n",
+        test=_promise("test_a_stale_version_does_not_replace_a_file"),
+    ),
+    Mutant(
+        name="a directory store compares without a lock",
+        file="objects/directory.py",
+        old="        with self._writing(key), self._lock(key):\n            current =",
+        new="        with self._writing(key):\n            current =",
+        test=_promise("test_two_writers_of_one_file_cannot_both_replace_the_same_version"),
+    ),
+    Mutant(
+        name="a conditional write without an answer counts as lost",
+        file="objects/faults.py",
+        old="        return OutcomeUnknown(\n",
+        new="        return Conflict(\n",
+        test=_promise("test_a_conditional_write_without_a_definite_answer_is_unknown"),
+    ),
+    # Codecs
+    Mutant(
+        name="no cap on a stream of unknown size",
+        file="codec/zstd.py",
+        old="                if total > bytes_max:\n",
+        new="                if total < 0:\n",
+        test=_promise("test_a_frame_cannot_grow_beyond_the_cap"),
+    ),
+    Mutant(
+        name="no cap on a declared size",
+        file="codec/zstd.py",
+        old="    if declared is not None and declared > bytes_max:\n",
+        new="    if declared is not None and declared < 0:\n",
+        test=_promise("test_a_frame_cannot_grow_beyond_the_cap"),
+    ),
+    Mutant(
+        name="the length table is believed",
+        file="codec/block.py",
+        old="    return Block(data, lengths, starts, heads) if bool((lengths == table).all()) else None\n",
+        new="    return Block(data, table.astype('<u4'), starts)\n",
+        test=_promise("test_a_wrong_length_table_does_not_move_the_records"),
+    ),
+    Mutant(
+        name="holes in the numbering are accepted",
+        file="buffer/manifest.py",
+        old="        if sequence != expected:\n",
+        new="        if sequence < expected:\n",
+        test=_promise("test_a_hole_in_the_numbering_is_not_a_manifest"),
+    ),
+)

@@ -1,0 +1,64 @@
+"""The tests are tested: every deliberate bug is caught by its named test, which passes without the bug."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.mutants.mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src"
+_SUMMARY = re.compile(r"^FAILED \S+ - (\S+?):? ?.*$", re.MULTILINE)
+_BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})
+"""A mutant that fails this way is a broken program, not a bug that a test noticed."""
+
+
+def run_tests(sources: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--timeout=20", "-m", "", *tests]
+    # Only what the named tests need: most of a run's time is the start of Python and its plugins.
+    command += [
+        "--noconftest",
+        "-p",
+        "pytest_asyncio.plugin",
+        "-p",
+        "pytest_timeout",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += ["-o", f"pythonpath={sources} {ROOT}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(sources), "COLUMNS": "300"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_every_named_test_passes_without_its_bug() -> None:
+    done = run_tests(SOURCES, *sorted({mutant.test for mutant in MUTANTS}))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_names_are_unique() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_known_bug_is_caught_by_its_named_test(mutant: Mutant, tmp_path: Path) -> None:
+    sources = tmp_path / "src"
+    shutil.copytree(SOURCES, sources)  # with its compiled files, which stay valid where nothing changes
+    file = sources / "penstock" / mutant.file
+    text = file.read_text()
+    assert text.count(mutant.old) == 1, f"the text to replace stands {text.count(mutant.old)} times in {file}"
+    file.write_text(text.replace(mutant.old, mutant.new))
+
+    done = run_tests(sources, mutant.test)
+    assert done.returncode == 1, f"not caught: {done.stdout}{done.stderr}"
+    reasons = _SUMMARY.findall(done.stdout)
+    assert reasons, done.stdout
+    assert not _BROKEN & set(reasons), done.stdout

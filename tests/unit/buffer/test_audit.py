@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from penstock.buffer import Consumer, ConsumerConfig, Metadata, Producer, ProducerConfig
+from penstock.buffer import manifest as manifests
+from penstock.buffer.audit import Finding, Severity, audit
+from penstock.buffer.inspect import QueueReader
+from penstock.buffer.manifest import EMPTY_MANIFEST, NewEntry
+from penstock.objects import MemoryStore
+
+MANIFEST = "ingest/manifest"
+
+
+async def filled(batches: int = 3) -> MemoryStore:
+    store = MemoryStore()
+    async with Producer(ProducerConfig(store=store)) as producer:
+        for number in range(batches):
+            await producer.produce([b"%d" % number, b"x"])
+            await producer.flush()
+    return store
+
+
+async def locations(store: MemoryStore) -> list[str]:
+    return [descriptor.location for descriptor in await QueueReader(store, MANIFEST).entries()]
+
+
+async def problems(store: MemoryStore, *, deep: bool = False) -> list[Finding]:
+    findings = await audit(QueueReader(store, MANIFEST), "ingest", deep=deep)
+    return [finding for finding in findings if finding.severity is Severity.PROBLEM]
+
+
+async def test_a_queue_in_use_is_clean_and_unchanged() -> None:
+    store = await filled()
+    consumer = await Consumer.open(ConsumerConfig(store=store, gc_enabled=False))
+    await consumer.next_batch()
+    await consumer.ack_through(0)
+    await consumer.close()
+    before = {info.key: info.version for info in await store.list("")}
+    findings = await audit(QueueReader(store, MANIFEST), "ingest", deep=True)
+    assert [finding.severity for finding in findings] == [Severity.NOTE]
+    assert "1 unreferenced" in findings[0].text
+    assert {info.key: info.version for info in await store.list("")} == before
+
+
+async def test_a_batch_that_is_queued_but_gone_is_a_problem() -> None:
+    store = await filled()
+    gone = (await locations(store))[1]
+    await store.delete_many([gone])
+    (finding,) = await problems(store)
+    assert finding.subject == gone
+    assert "as 1, but not in the store" in finding.text
+    assert "restore" in finding.advice
+
+
+async def test_a_damaged_batch_is_found_by_looking_deep() -> None:
+    store = await filled()
+    damaged = (await locations(store))[2]
+    await store.put(damaged, b"damaged, and longer than a footer")
+    assert await problems(store) == []
+    (finding,) = await problems(store, deep=True)
+    assert finding.subject == damaged
+
+
+async def test_a_damaged_manifest_is_one_problem_and_side_objects_are_still_checked() -> None:
+    store = await filled()
+    await store.put(MANIFEST, b"damaged, and longer than a footer")
+    await store.put(f"{MANIFEST}.floor", b"damaged")
+    await store.put(f"{MANIFEST}.ledger", b"damaged")
+    found = await problems(store)
+    assert [finding.subject for finding in found] == [MANIFEST, f"{MANIFEST}.ledger", f"{MANIFEST}.floor"]
+    assert all(finding.advice for finding in found)
+
+
+async def test_a_location_appended_twice_is_a_problem_even_if_the_first_has_left_the_queue() -> None:
+    store = await filled(2)
+    first, second = await locations(store)
+    consumer = await Consumer.open(ConsumerConfig(store=store, gc_enabled=False))
+    await consumer.next_batch()
+    await consumer.ack_through(0)
+    await consumer.close()
+    raw = bytes((await store.get(MANIFEST)).data)
+    twice = [NewEntry(location=location, metadata=()) for location in (first, second)]
+    await store.put(MANIFEST, manifests.append(raw, twice))
+    found = await problems(store)
+    assert [finding.subject for finding in found] == [first, second]
+    assert "before as 0" in found[0].text
+    assert "before as 1" in found[1].text
+
+
+async def test_metadata_beyond_the_records_is_a_problem() -> None:
+    store = await filled(1)
+    (location,) = await locations(store)
+    metadata = [Metadata(start_index=7, ingestion_time_ms=0)]
+    entry = NewEntry(location=location, metadata=metadata)
+    await store.put(MANIFEST, manifests.append(EMPTY_MANIFEST, [entry]))
+    (finding,) = await problems(store, deep=True)
+    assert "2 records" in finding.text
+
+
+async def test_another_queue_in_the_same_folder_is_a_problem() -> None:
+    store = await filled(1)
+    await store.put("ingest/other.floor", b'{"version":1,"floor_ms":1,"sealed_ms":1}')
+    (finding,) = await problems(store)
+    assert "another queue" in finding.text
+
+
+async def test_foreign_names_probes_and_dead_letters_are_noted_and_harmless() -> None:
+    store = await filled(1)
+    await store.put("ingest/readme.txt", b"foreign")
+    await store.put(f"ingest/probe-{'0' * 32}", b"")
+    await store.put(f"{MANIFEST}.dead/{7:020d}.json", b"{}")
+    findings = await audit(QueueReader(store, MANIFEST), "ingest")
+    assert {finding.severity for finding in findings} == {Severity.NOTE}
+    assert len(findings) == 3
+
+
+async def test_a_location_outside_the_folder_is_checked_one_by_one() -> None:
+    store = await filled(1)
+    raw = bytes((await store.get(MANIFEST)).data)
+    await store.put(MANIFEST, manifests.append(raw, [NewEntry(location="elsewhere/x", metadata=())]))
+    (finding,) = await problems(store)
+    assert finding.subject == "elsewhere/x"
+
+
+async def test_progress_reaches_the_number_of_batches() -> None:
+    store = await filled(3)
+    seen: list[tuple[int, int]] = []
+    reader = QueueReader(store, MANIFEST)
+    await audit(reader, "ingest", deep=True, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.buffer.doubles import golden
+
+from penstock.buffer import SerializationError
+from penstock.buffer import manifest as m
+from penstock.buffer.attempt import Attempt, Fate, judge, judge_by_ledger
+from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
+from penstock.buffer.ledger import LEDGER_ENTRIES, read_ledger, remember
+from penstock.buffer.manifest import NewEntry
+from penstock.objects import Version
+
+BASE, OTHER = Version(etag='"1"'), Version(etag='"2"')
+
+
+def manifest_of(*locations: str, first: int = 0) -> bytes:
+    raw = m.Footer(entry_count=0, next_sequence=first, epoch=1).pack()
+    return m.append(raw, [NewEntry(location=location, metadata=[]) for location in locations])
+
+
+def mine(first: int, *locations: str) -> Attempt:
+    return Attempt(base=BASE, first=first, locations=locations)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "raw", "version", "fate"),
+    [
+        pytest.param(mine(1, "me"), manifest_of("a", "me"), OTHER, Fate.LANDED, id="present"),
+        pytest.param(mine(1, "me"), manifest_of("me", "b", first=1), OTHER, Fate.LANDED, id="present, first"),
+        pytest.param(mine(1, "me"), manifest_of("a"), BASE, Fate.OPEN, id="absent, base unchanged"),
+        pytest.param(mine(1, "me"), manifest_of("a"), OTHER, Fate.LOST, id="absent, base changed"),
+        pytest.param(mine(1, "me"), manifest_of(first=1), OTHER, Fate.LOST, id="absent, all dequeued"),
+        pytest.param(mine(1, "me"), manifest_of("a", "b"), OTHER, Fate.LOST, id="number taken by another"),
+        pytest.param(mine(1, "me"), manifest_of("c", first=2), OTHER, Fate.DEQUEUED, id="number gone"),
+        pytest.param(mine(1, "me"), manifest_of(first=2), OTHER, Fate.DEQUEUED, id="number gone, empty"),
+        pytest.param(
+            mine(1, "me", "too"), manifest_of("too", first=2), OTHER, Fate.LANDED, id="group half dequeued"
+        ),
+        pytest.param(mine(1, "me", "too"), manifest_of("x", first=2), OTHER, Fate.LOST, id="group lost"),
+        pytest.param(
+            mine(1, "me", "too"), manifest_of("a", "b"), OTHER, Fate.LOST, id="group only partly overtaken"
+        ),
+        pytest.param(mine(1, "me", "too"), manifest_of(first=3), OTHER, Fate.DEQUEUED, id="group gone"),
+        pytest.param(
+            Attempt(base=None, first=0, locations=("me",)),
+            m.EMPTY_MANIFEST,
+            None,
+            Fate.OPEN,
+            id="still absent",
+        ),
+        pytest.param(
+            Attempt(base=None, first=0, locations=("me",)),
+            m.EMPTY_MANIFEST,
+            BASE,
+            Fate.LOST,
+            id="created since",
+        ),
+    ],
+)
+def test_the_fate_of_an_attempt(attempt: Attempt, raw: bytes, version: Version | None, fate: Fate) -> None:
+    assert judge(attempt, raw, version) is fate
+
+
+@pytest.mark.parametrize(
+    ("ledger", "fate"),
+    [
+        ({5: "me", 6: "too"}, Fate.LANDED),
+        ({6: "too"}, Fate.LANDED),
+        ({5: "me", 6: "other"}, Fate.LOST),
+        ({5: "me"}, Fate.DEQUEUED),
+        ({7: "later"}, Fate.DEQUEUED),
+        ({}, Fate.DEQUEUED),
+    ],
+)
+def test_the_ledger_settles_what_was_dequeued(ledger: dict[int, str], fate: Fate) -> None:
+    assert judge_by_ledger(mine(5, "me", "too"), ledger) is fate
+
+
+def test_the_golden_ledger_is_read_and_written() -> None:
+    known = read_ledger(golden("M4.ledger"))
+    assert known == {0: known[0], 1: "ingest/01HF7YATS00000000000000002.batch"}
+    assert remember({}, sorted(known.items()), epoch=1) == (golden("M4.ledger"), known)
+    assert remember({0: known[0]}, [(1, known[1])], epoch=1) == (golden("M4.ledger"), known)
+
+
+def test_the_ledger_forgets_the_oldest_first() -> None:
+    removed = [(n, f"x/{n}") for n in range(10, 10 + LEDGER_ENTRIES + 5)]
+    raw, known = remember({9: "x/9"}, removed, epoch=3)
+    assert read_ledger(raw) == known
+    assert (min(known), max(known), len(known)) == (15, LEDGER_ENTRIES + 14, LEDGER_ENTRIES)
+    assert m.read_footer(raw).epoch == 3
+
+
+def test_the_ledger_forgets_what_lies_before_a_hole() -> None:
+    raw, known = remember({1: "a", 2: "b"}, [(5, "e"), (6, "f")], epoch=1)
+    assert known == read_ledger(raw) == {5: "e", 6: "f"}
+
+
+def test_an_empty_ledger_can_be_written() -> None:
+    raw, known = remember({}, [], epoch=1)
+    assert known == read_ledger(raw) == {}
+
+
+@given(st.lists(st.integers(1, 10), max_size=20))
+def test_the_ledger_remembers_every_run_without_holes(runs: list[int]) -> None:
+    known: dict[int, str] = {}
+    following = 0
+    for length in runs:
+        raw, known = remember(known, [(following + n, f"x/{following + n}") for n in range(length)], epoch=1)
+        following += length
+        assert read_ledger(raw) == known == {n: f"x/{n}" for n in range(following)}
+
+
+def test_the_golden_floor_is_read_and_written() -> None:
+    floor = read_floor(golden("v1.floor"))
+    assert floor == Floor(floor_ms=1_700_000_000_000, sealed_ms=1_699_999_000_000)
+    assert write_floor(floor) == golden("v1.floor")
+
+
+@given(*[st.integers(-1, 2**48 - 1)] * 4)
+def test_a_floor_is_never_lowered(floor_ms: int, sealed_ms: int, to_ms: int, sealed_to_ms: int) -> None:
+    before = Floor(floor_ms=floor_ms, sealed_ms=sealed_ms)
+    after = before.raised(to_ms, sealed_to_ms)
+    assert after.floor_ms == max(floor_ms, to_ms)
+    assert after.sealed_ms == max(sealed_ms, sealed_to_ms)
+    assert read_floor(write_floor(after)) == after
+    assert NO_FLOOR.raised(to_ms, sealed_to_ms) == Floor(floor_ms=to_ms, sealed_ms=sealed_to_ms)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b'{"version":1,"floor_ms":1}',
+        b'{"version":2,"floor_ms":1,"sealed_ms":1}',
+        b'{"version":1,"floor_ms":1,"sealed_ms":1,"more":1}',
+        b'{"version":1,"floor_ms":1,"sealed_ms":1,"\xff":1}',
+        b'{"version":1,"floor_ms":"1","sealed_ms":1}',
+        b'{"version":1,"floor_ms":1.5,"sealed_ms":1}',
+        b'{"version":1,"floor_ms":-2,"sealed_ms":1}',
+        b'{"version":1,"floor_ms":281474976710656,"sealed_ms":1}',
+        b'{"version":1,"floor_ms":1,"sealed_ms":99999999999999999999999}',
+        b'{"version":1,"floor_ms":1,"sealed_ms":1',
+    ],
+)
+def test_a_damaged_floor_is_never_taken_for_no_floor(raw: bytes) -> None:
+    with pytest.raises(SerializationError):
+        read_floor(raw)

@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
             for producers in (1, 4):
                 if plan.quick and zstd and producers == 4:
                     continue
-                total = (plan.pick(128, 64) if zstd else plan.pick(512, 256)) * MIB
+                total = (plan.pick(128, 64) if zstd else plan.pick(1024, 256)) * MIB
                 loads = [prepare(total // producers, size, zstd, seed) for seed in range(producers)]
                 rates = _tasks(plan, loads, zstd)
                 rows += _rows(rates, size, zstd, "1 producer" if producers == 1 else "4 producers (tasks)")

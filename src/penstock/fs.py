@@ -21,7 +21,7 @@ import fcntl
 import os
 import stat as stat_bits
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -53,6 +53,7 @@ __all__ = [
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _IOV_MAX = 1024
+_WRITE_BYTES = 256 * 1024
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
@@ -162,12 +163,16 @@ def explain(error: OSError, path: str, doing: str) -> PenstockError:
     return Unavailable(f"{text}; check the device, then try again")
 
 
-def stage(fs: FileSystem, path: str, buffers: Sequence[Buffer]) -> None:
-    """Write a new file and make its bytes durable. On failure the file is removed again."""
+def stage(fs: FileSystem, path: str, buffers: Iterable[Buffer]) -> None:
+    """Write a new file and make its bytes durable. On failure the file is removed again.
+
+    The buffers are written as they come, so an iterable that builds them needs the memory of a few only.
+    """
     file = fs.create(path)
     try:
         try:
-            file.write(buffers)
+            for group in _grouped(buffers):
+                file.write(group)
             file.datasync()
         finally:
             file.close()
@@ -175,6 +180,20 @@ def stage(fs: FileSystem, path: str, buffers: Sequence[Buffer]) -> None:
         with contextlib.suppress(PenstockError):
             fs.unlink(path)
         raise
+
+
+def _grouped(buffers: Iterable[Buffer]) -> Iterator[list[Buffer]]:
+    """Small neighbours together, one call for many; large ones at once, while they are still in the cache."""
+    group: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        group.append(buffer)
+        size += memoryview(buffer).nbytes
+        if size >= _WRITE_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def publish(fs: FileSystem, staged: str, target: str) -> None:

@@ -265,8 +265,8 @@ MUTANTS = (
     Mutant(
         name="a file is renamed into place before its bytes are durable",
         file="fs.py",
-        old="            file.write(buffers)\n            file.datasync()\n",
-        new="            file.write(buffers)\n",
+        old="                file.write(group)\n            file.datasync()\n",
+        new="                file.write(group)\n",
         test=f"{LOCAL_CRASH}::test_a_fault_at_any_file_call_loses_and_invents_nothing[DiskFault.CRASH_AFTER]",
     ),
     Mutant(

@@ -9,12 +9,13 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.buffer.errors import InvalidInputError, SerializationError
-from penstock.codec import Block, compress, decompress, encode_records, index_block, length_table
+from penstock.codec import Block, RecordChunk, compress, decompress, index_block, length_table
 from penstock.errors import Corrupt, LimitExceeded
 from penstock.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
@@ -23,6 +24,9 @@ __all__ = ["CompressionType", "EncodedBatch", "decode_batch", "encode_batch"]
 VERSION = 1
 _FOOTER = struct.Struct("<BIH")
 FOOTER_BYTES = _FOOTER.size
+
+PIECE_BYTES = 4 << 20
+"""How much is encoded at a time: small enough for the cache, large enough to be worth its call."""
 
 
 class CompressionType(enum.IntEnum):
@@ -36,35 +40,62 @@ class CompressionType(enum.IntEnum):
 class EncodedBatch:
     """A batch object, as buffers that are stored one after the other."""
 
-    parts: tuple[memoryview, ...]
+    parts: Sequence[memoryview]
     record_count: int
-
-    @property
-    def size(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    size: int
 
     def to_bytes(self) -> bytes:
         return b"".join(self.parts)
 
 
-def encode_batch(chunks: Sequence[pa.BinaryArray], compression: CompressionType) -> EncodedBatch:
+class _Parts(Sequence[memoryview]):
+    """An uncompressed batch that is encoded piece by piece, each when it is asked for.
+
+    A piece goes from the encoder to the store while it is in the processor's cache, and no second copy of
+    the batch is ever in memory. Going through it again encodes it again, to the same bytes.
+    """
+
+    def __init__(self, chunks: Sequence[RecordChunk], tail: bytes) -> None:
+        self._pieces = [piece for chunk in chunks for piece in chunk.pieces(PIECE_BYTES)]
+        self._tail = memoryview(tail)
+
+    def __len__(self) -> int:
+        return len(self._pieces) + 1
+
+    @overload
+    def __getitem__(self, place: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[memoryview]: ...
+    def __getitem__(self, place: int | slice) -> memoryview | Sequence[memoryview]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        if place < 0:
+            place += len(self)
+        if place == len(self._pieces):
+            return self._tail
+        return self._pieces[place].encode()
+
+
+def encode_batch(
+    chunks: Sequence[RecordChunk | pa.BinaryArray], compression: CompressionType
+) -> EncodedBatch:
     """All records of all chunks, in order, as one batch object.
 
-    Uncompressed, the encoded chunks go to the store as they are: nothing is joined.
+    Without compression nothing is encoded yet: that happens as the parts are taken.
     """
-    count = sum(len(chunk) for chunk in chunks)
+    held = [chunk if isinstance(chunk, RecordChunk) else RecordChunk.of_array(chunk) for chunk in chunks]
+    count = sum(map(len, held))
     if count > BATCH_RECORDS_MAX:
         raise InvalidInputError(f"a batch of {count} records is beyond the format's {BATCH_RECORDS_MAX}")
-    encoded = [encode_records(chunk) for chunk in chunks]
-    parts = [part for part, _ in encoded]
-    if encoded:
-        table = length_table(np.concatenate([lengths for _, lengths in encoded]))
-        if table:
-            parts.append(memoryview(table))
+    table = length_table(np.concatenate([chunk.lengths for chunk in held])) if held else b""
+    footer = _FOOTER.pack(compression, count, VERSION)
+    size = sum(chunk.record_bytes for chunk in held) + 4 * count + len(table)
     if compression is CompressionType.ZSTD:
-        parts = [memoryview(compress(parts or [memoryview(b"")]))]
-    parts.append(memoryview(_FOOTER.pack(compression, count, VERSION)))
-    return EncodedBatch(parts=tuple(parts), record_count=count)
+        body = memoryview(compress(_Parts(held, table), size=size))
+        parts: Sequence[memoryview] = (body, memoryview(footer))
+        return EncodedBatch(parts=parts, record_count=count, size=body.nbytes + len(footer))
+    parts = _Parts(held, table + footer)
+    return EncodedBatch(parts=parts, record_count=count, size=size + len(footer))
 
 
 def decode_batch(data: memoryview, *, bytes_max: int = BATCH_BYTES_MAX) -> Block:

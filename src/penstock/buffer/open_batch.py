@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from penstock.buffer.handle import DurabilityWatcher
 from penstock.buffer.manifest import Metadata
+from penstock.codec import RecordChunk
 from penstock.limits import BATCH_BYTES_MAX
 
 __all__ = ["BATCH_WEIGHT_MAX", "FRAMING_BYTES", "Call", "OpenBatch"]
@@ -22,7 +21,7 @@ FRAMING_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One `produce` call, without its records: those are held apart, to be dropped when they are encoded."""
+    """One `produce` call, without its records: those are held apart, to be given on to the encoder."""
 
     count: int
     record_bytes: int
@@ -51,14 +50,14 @@ class OpenBatch:
     calls: list[Call] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    records: list[Sequence[bytes] | pa.BinaryArray] = field(default_factory=list)
+    records: list[Sequence[bytes] | RecordChunk] = field(default_factory=list)
     count: int = 0
     size: int = 0
     record_bytes: int = 0
     weight: int = 0
 
-    def add(self, call: Call, records: Sequence[bytes] | pa.BinaryArray) -> None:
-        """Take a call with its records: a list of bytes, or an array without nulls."""
+    def add(self, call: Call, records: Sequence[bytes] | RecordChunk) -> None:
+        """Take a call with its records: a chunk, or a few that will share one with their neighbours."""
         if not (self.merge and self._repeats(call)):
             self.metadata.append(
                 Metadata(
@@ -79,19 +78,19 @@ class OpenBatch:
             and self.metadata[-1].payload == call.metadata
         )
 
-    def take_chunks(self) -> list[pa.BinaryArray]:
-        """The records as arrays: neighbouring lists become one. The batch holds them no longer."""
-        chunks: list[pa.BinaryArray] = []
+    def take_chunks(self) -> list[RecordChunk]:
+        """The records as chunks, small neighbours joined. The batch itself holds them no longer."""
+        chunks: list[RecordChunk] = []
         loose: list[bytes] = []
         for records in self.records:
-            if isinstance(records, pa.Array):
+            if isinstance(records, RecordChunk):
                 if loose:
-                    chunks.append(pa.array(loose, pa.binary()))
+                    chunks.append(RecordChunk.of_list(loose))
                     loose = []
                 chunks.append(records)
             else:
                 loose.extend(records)
         if loose:
-            chunks.append(pa.array(loose, pa.binary()))
+            chunks.append(RecordChunk.of_list(loose))
         self.records.clear()
         return chunks

@@ -36,7 +36,7 @@ from penstock.buffer.open_batch import BATCH_WEIGHT_MAX, FRAMING_BYTES, Call, Op
 from penstock.buffer.queue_producer import QueueProducer
 from penstock.buffer.upload import BatchUpload
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.codec import as_binary_array, record_bytes
+from penstock.codec import RecordChunk, as_binary_array, check_records
 from penstock.errors import PenstockError, Rejected
 from penstock.ids import SYSTEM_RNG
 from penstock.limits import METADATA_BYTES_MAX
@@ -46,15 +46,15 @@ from penstock.retry import RetryPolicy, retry
 
 __all__ = ["Producer"]
 
-ARROW_RECORDS_MIN = 128
-"""A list this long becomes an array when it comes in; shorter ones are joined with their neighbours."""
+CHUNK_RECORDS_MIN = 128
+"""A list this long is a chunk of its own; shorter ones are joined with their neighbours."""
 
 LOOP_TURN_BYTES = 1024 * 1024
 """How much may come in before the loop gets a turn: a caller that never waits would else keep everything
 from being stored until the producer is full."""
 
 Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
-Held: TypeAlias = Sequence[bytes] | pa.BinaryArray
+Held: TypeAlias = Sequence[bytes] | RecordChunk
 
 
 class Producer:
@@ -401,11 +401,12 @@ def _checked(entries: Records, metadata: bytes) -> tuple[Held, int]:
 
 
 def _frozen(entries: Records) -> tuple[Held, int]:
-    if (
-        isinstance(entries, (list, tuple))
-        and len(entries) < ARROW_RECORDS_MIN
-        and set(map(type, entries)) == {bytes}
-    ):
-        return tuple(entries), sum(map(len, entries))
-    records = as_binary_array(entries)
-    return records, record_bytes(records)
+    if not isinstance(entries, list | tuple):
+        chunk = RecordChunk.of_array(as_binary_array(entries))
+        return chunk, chunk.record_bytes
+    size = check_records(entries)
+    if len(entries) < CHUNK_RECORDS_MIN:
+        return tuple(entries), size
+    if size > BATCH_WEIGHT_MAX:
+        return entries, size  # refused by the caller; not worth encoding
+    return RecordChunk.of_list(entries), size

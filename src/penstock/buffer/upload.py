@@ -90,10 +90,9 @@ class BatchUpload:
             self.finished = True
 
     async def _encode(self) -> EncodedBatch:
-        # The chunks live no longer than this call: from here on only the encoded form is kept.
         chunks = self.batch.take_chunks()
-        if self.batch.record_bytes < INLINE_BYTES:
-            return encode_batch(chunks, self._compression)
+        if self._compression is CompressionType.NONE or self.batch.record_bytes < INLINE_BYTES:
+            return encode_batch(chunks, self._compression)  # uncompressed, the store's thread encodes
         return await asyncio.to_thread(encode_batch, chunks, self._compression)
 
     async def _put(self, floor_ms: int) -> None:

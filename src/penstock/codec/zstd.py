@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pyarrow as pa
 import zstandard
@@ -21,16 +21,14 @@ noticed at most 64 MiB past the cap."""
 _contexts = threading.local()
 
 
-def compress(parts: Sequence[memoryview]) -> bytes:
-    """All parts, one after the other, as a single frame that carries its size and a checksum."""
+def compress(parts: Iterable[memoryview], *, size: int) -> bytes:
+    """All parts, `size` bytes together, as a single frame that carries its size and a checksum."""
     # A context shared by two threads crashes the process, so each thread keeps its own.
     context = getattr(_contexts, "compressor", None)
     if context is None:
         context = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
         _contexts.compressor = context
-    if len(parts) == 1:
-        return bytes(context.compress(parts[0]))
-    stream = context.compressobj(size=sum(part.nbytes for part in parts))
+    stream = context.compressobj(size=size)
     out = [stream.compress(part) for part in parts]
     out.append(stream.flush())
     return b"".join(out)

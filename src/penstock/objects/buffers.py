@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.errors import InvalidInput
 from penstock.objects.store import Data
 
-__all__ = ["flat_views"]
+__all__ = ["flat_views", "lazy_views"]
 
 
 def flat_views(data: Data) -> list[memoryview]:
@@ -17,3 +19,10 @@ def flat_views(data: Data) -> list[memoryview]:
         raise InvalidInput(
             f"an object's data is bytes or a sequence of contiguous buffers: {error}"
         ) from error
+
+
+def lazy_views(data: Data) -> Iterable[memoryview]:
+    """The same for who needs one buffer at a time: what `data` builds on demand is built only then."""
+    if isinstance(data, bytes | bytearray | memoryview | list | tuple):
+        return flat_views(data)
+    return (memoryview(buffer).cast("B") for buffer in data)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import xxhash
@@ -37,7 +37,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.fs import FileSystem, publish, stage
-from penstock.objects.buffers import flat_views
+from penstock.objects.buffers import flat_views, lazy_views
 from penstock.objects.keys import check_prefix, normalise_key
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 
@@ -72,7 +72,7 @@ class ObjectDirectory:
             part = self._read(key, byte_range.start, byte_range.length)
             return Blob(data=memoryview(part), version=None)
         data = self._read(key)
-        return Blob(data=memoryview(data), version=_version([memoryview(data)]))
+        return Blob(data=memoryview(data), version=_version(data))
 
     def get_if_changed(self, key: str, version: Version) -> Blob | None:
         """See `ObjectStore.get_if_changed`."""
@@ -85,9 +85,7 @@ class ObjectDirectory:
         data = self._read(key)
         with self._absent_as_not_found(key):
             stat = self._fs.stat(self._path(key))
-        return ObjectInfo(
-            key=key, size=len(data), modified_ms=stat.modified_ms, version=_version([memoryview(data)])
-        )
+        return ObjectInfo(key=key, size=len(data), modified_ms=stat.modified_ms, version=_version(data))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """See `ObjectStore.list`. Files whose names are no valid keys are left out."""
@@ -101,7 +99,7 @@ class ObjectDirectory:
 
     def put(self, key: str, data: Data) -> Version:
         """See `ObjectStore.put`."""
-        key, views = _own_key(key), flat_views(data)
+        key, views = _own_key(key), _Hashed(lazy_views(data))
         with self._writing(key):
             self._make_folder(key)
             with self._staged(views) as staged, self._lock(key):
@@ -109,7 +107,7 @@ class ObjectDirectory:
                     publish(self._fs, staged, self._path(key))
                 except OutcomeUnknown as error:
                     raise Unavailable(f"{error}; storing it again is safe") from error
-        return _version(views)
+        return views.version
 
     def put_if_absent(self, key: str, data: Data) -> Version:
         """See `ObjectStore.put_if_absent`."""
@@ -173,14 +171,15 @@ class ObjectDirectory:
 
     def _current(self, key: str) -> Version | None:
         try:
-            return _version([memoryview(self._fs.read(self._path(key)))])
+            return _version(self._fs.read(self._path(key)))
         except NotFound:
             return None
 
-    def _replace(self, key: str, views: Sequence[memoryview]) -> Version:
-        with self._staged(views) as staged:
+    def _replace(self, key: str, views: Iterable[memoryview]) -> Version:
+        hashed = _Hashed(views)
+        with self._staged(hashed) as staged:
             publish(self._fs, staged, self._path(key))
-        return _version(views)
+        return hashed.version
 
     def _delete(self, key: str) -> str | None:
         path = self._path(key)
@@ -196,7 +195,7 @@ class ObjectDirectory:
         return self._fs.lock(os.path.join(self._locks, f"{stripe:02x}"))
 
     @contextlib.contextmanager
-    def _staged(self, views: Sequence[memoryview]) -> Iterator[str]:
+    def _staged(self, views: Iterable[memoryview]) -> Iterator[str]:
         """A durable staging file, removed again unless the body moved it into place or may have done so."""
         path = os.path.join(self._staging, uuid.uuid4().hex)
         stage(self._fs, path, views)
@@ -285,8 +284,22 @@ def _is_own_key(key: str) -> bool:
         return False
 
 
-def _version(views: Sequence[memoryview]) -> Version:
-    digest = xxhash.xxh3_128()
-    for view in views:
-        digest.update(view)
-    return Version(etag=digest.hexdigest())
+class _Hashed:
+    """Buffers on their way to the disk, hashed as they pass."""
+
+    def __init__(self, views: Iterable[memoryview]) -> None:
+        self._views = views
+        self._digest = xxhash.xxh3_128()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for view in self._views:
+            self._digest.update(view)
+            yield view
+
+    @property
+    def version(self) -> Version:
+        return Version(etag=self._digest.hexdigest())
+
+
+def _version(data: bytes) -> Version:
+    return Version(etag=xxhash.xxh3_128_hexdigest(data))

@@ -116,14 +116,14 @@ class RemoteStore:
         return await self._workers.run(self._get_if_changed, normalise_key(key), version)
 
     async def put(self, key: str, data: Data) -> Version:
-        return await self._workers.run(self._put, normalise_key(key), flat_views(data))
+        return await self._workers.run(self._put, normalise_key(key), data)
 
     async def put_if_absent(self, key: str, data: Data) -> Version:
-        return await self._workers.run(self._put_if, "create", normalise_key(key), flat_views(data))
+        return await self._workers.run(self._put_if, "create", normalise_key(key), data)
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
         mode = _update_mode(version)
-        return await self._workers.run(self._put_if, mode, normalise_key(key), flat_views(data))
+        return await self._workers.run(self._put_if, mode, normalise_key(key), data)
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._workers.run(self._head, normalise_key(key))
@@ -239,7 +239,8 @@ class RemoteStore:
                         raise
         raise Unavailable(f"{call}: it changes faster than it can be read; try again")
 
-    def _put(self, key: str, views: Sequence[memoryview]) -> Version:
+    def _put(self, key: str, data: Data) -> Version:
+        views = flat_views(data)
         large = sum(view.nbytes for view in views) > _MULTIPART_BYTES
         with self._translated(self._call("store", key)):
             return self._version(
@@ -252,7 +253,8 @@ class RemoteStore:
                 )
             )
 
-    def _put_if(self, mode: PutMode, key: str, views: Sequence[memoryview]) -> Version:
+    def _put_if(self, mode: PutMode, key: str, data: Data) -> Version:
+        views = flat_views(data)
         doing = "create" if mode == "create" else "replace"
         with self._translated(self._call(doing, key, conditional=True)):
             return self._version(

@@ -16,7 +16,10 @@ from penstock.errors import PenstockError
 __all__ = ["Blob", "ByteRange", "Data", "ObjectInfo", "ObjectStore", "Version"]
 
 Data: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
-"""What can be stored: one buffer, or several that are stored one after the other."""
+"""What can be stored: one buffer, or several that are stored one after the other.
+
+A sequence may build its buffers when they are asked for: a store goes through it once per attempt, from the
+first to the last, and keeps no more of it than it must."""
 
 
 @dataclass(frozen=True, slots=True)

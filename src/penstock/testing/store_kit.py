@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias, overload
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Conflict, InvalidInput, NotFound, OutcomeUnknown, PenstockError, Rejected
@@ -89,6 +89,41 @@ async def several_buffers_are_stored_one_after_the_other(store: ObjectStore, fol
     assert await _bytes(store, key) == b"abcdefabcdef"
     await store.put_if_absent(f"{folder}/parts-2", [b"one", b"two"])
     assert await _bytes(store, f"{folder}/parts-2") == b"onetwo"
+
+
+class _BuiltOnDemand(Sequence[memoryview]):
+    """Buffers that exist only from when they are asked for."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[memoryview]: ...
+    def __getitem__(self, place: int | slice) -> memoryview | Sequence[memoryview]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self._count))]
+        if place >= self._count:
+            raise IndexError(place)
+        return memoryview(bytes([place % 256]) * 1000)
+
+
+async def buffers_may_be_built_on_demand(store: ObjectStore, folder: str) -> None:
+    parts = _BuiltOnDemand(1500)
+    expected = b"".join(parts)
+    key = f"{folder}/lazy"
+    written = await store.put(key, parts)
+    blob = await store.get(key)
+    assert bytes(blob.data) == expected
+    assert blob.version == written
+    await store.put_if_match(key, parts[:3], written)
+    assert await _bytes(store, key) == expected[:3000]
+    await store.put_if_absent(f"{folder}/lazy-2", parts)
+    assert await _bytes(store, f"{folder}/lazy-2") == expected
 
 
 async def a_stored_object_does_not_follow_its_source_buffer(store: ObjectStore, folder: str) -> None:
@@ -333,6 +368,7 @@ STORE_CHECKS: Final[tuple[StoreCheck, ...]] = (
     an_object_reads_back_as_it_was_stored,
     an_unchanged_object_is_not_sent_again,
     bad_keys_are_rejected_by_every_call,
+    buffers_may_be_built_on_demand,
     create_wins_once,
     create_works_again_after_delete,
     delete_many_counts_missing_keys_as_deleted,

@@ -33,7 +33,11 @@ class LoopThread:
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def run(self, work: Coroutine[None, None, T], timeout_s: float | None = None) -> T:
-        """Run on the loop and wait. Raises what `work` raises; `TimeoutError` leaves it running."""
+        """Run on the loop and wait. Raises what `work` raises; running out of `timeout_s` leaves it running.
+
+        A caller that is interrupted (Ctrl-C, or a signal handler that raises) cancels it: what it would
+        return could reach nobody any more.
+        """
         if not self.alive:
             work.close()
             raise Rejected("made before this process was forked: make it again in the child process")
@@ -42,7 +46,13 @@ class LoopThread:
             raise Rejected(
                 "a blocking call from inside the event loop would never return: use the async class"
             )
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        result = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return result.result(timeout_s)
+        except BaseException as error:
+            if timeout_s is None or not isinstance(error, TimeoutError):
+                result.cancel()  # does nothing if it has ended
+            raise
 
 
 _shared: LoopThread | None = None

@@ -237,5 +237,5 @@ def test_unknown_options_are_named_without_their_values(moto: servers.S3Server) 
 async def test_a_closed_store_says_so(moto: servers.S3Server) -> None:
     store = s3(moto)
     await store.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Rejected, match="closed"):
         await store.get("k")

@@ -38,6 +38,15 @@ MUTANTS = (
         test=_promise("test_an_ack_comes_after_the_manifest_write"),
     ),
     Mutant(
+        name="a new name counts before anything is stored under it",
+        file="buffer/upload.py",
+        old="        await retry(lambda: self._store.put(location, parts),",
+        new="        self.minted_ms, self.location, self._stored_at = minted_ms, location, started\n"
+        "        await retry(lambda: self._store.put(location, parts),",
+        test="tests/unit/buffer/test_producer.py::"
+        "test_a_batch_that_could_not_be_stored_anew_is_never_referenced",
+    ),
+    Mutant(
         name="reference before the data is stored",
         file="buffer/producer.py",
         old="        self._spawn(self._run_upload(upload))\n",
@@ -48,9 +57,8 @@ MUTANTS = (
     Mutant(
         name="a batch is called finished before it is stored",
         file="buffer/upload.py",
-        old="            await self._put(floor_ms)\n        except errors.PenstockError as error:\n",
-        new="            self.finished = True\n            await self._put(floor_ms)\n"
-        "        except errors.PenstockError as error:\n",
+        old="            await self._put(floor_ms)\n            self.error = None\n",
+        new="            self.finished, self.error = True, None\n            await self._put(floor_ms)\n",
         test=_promise("test_batches_are_queued_in_the_order_of_their_calls"),
     ),
     Mutant(
@@ -229,8 +237,8 @@ MUTANTS = (
     Mutant(
         name="a new name is taken from a slow clock alone",
         file="buffer/upload.py",
-        old="        self.minted_ms = max(self._clock.now_ms(), floor_ms + 1)\n",
-        new="        self.minted_ms = self._clock.now_ms()\n",
+        old="        minted_ms = max(self._clock.now_ms(), floor_ms + 1)\n",
+        new="        minted_ms = self._clock.now_ms()\n",
         test=_promise("test_a_producer_whose_clock_is_behind_names_its_batches_above_the_floor"),
     ),
     Mutant(

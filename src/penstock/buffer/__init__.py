@@ -36,6 +36,7 @@ from penstock.buffer.gc import GarbageCollector, GcReport
 from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
 from penstock.buffer.manifest import Metadata
 from penstock.buffer.producer import Producer
+from penstock.buffer.sharded import ShardedConsumer, ShardedProducer
 
 __all__ = [
     "BadBatchPolicy",
@@ -63,6 +64,8 @@ __all__ = [
     "ProducerConfig",
     "RetriesExhausted",
     "SerializationError",
+    "ShardedConsumer",
+    "ShardedProducer",
     "StorageError",
     "StorageRejected",
     "StorageUnavailable",

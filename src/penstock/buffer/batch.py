@@ -69,11 +69,8 @@ class _Parts(Sequence[memoryview]):
     def __getitem__(self, place: int | slice) -> memoryview | Sequence[memoryview]:
         if isinstance(place, slice):
             return [self[number] for number in range(*place.indices(len(self)))]
-        if place < 0:
-            place += len(self)
-        if place == len(self._pieces):
-            return self._tail
-        return self._pieces[place].encode()
+        number = range(len(self))[place]
+        return self._tail if number == len(self._pieces) else self._pieces[number].encode()
 
 
 def encode_batch(

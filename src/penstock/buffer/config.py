@@ -14,9 +14,10 @@ from typing import TypeVar
 from penstock.buffer.batch import CompressionType
 from penstock.config import Setting, build
 from penstock.errors import ConfigError, InvalidInput
-from penstock.limits import BATCH_BYTES_MAX
+from penstock.limits import BATCH_BYTES_MAX, MANIFEST_BYTES_MAX
 from penstock.objects import ObjectStore, StoreConfig
 from penstock.objects.keys import normalise_key
+from penstock.objects.settings import StoreAddress
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = [
@@ -55,6 +56,18 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
+def _check_store(store: str | StoreConfig | ObjectStore) -> None:
+    if isinstance(store, str):
+        StoreAddress.parse(store)
+    elif not isinstance(store, StoreConfig | ObjectStore):
+        raise ConfigError(f"store must be a url, a StoreConfig or a store, not {type(store).__name__}")
+
+
+def _flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
+
+
 def _path(name: str, value: str) -> str:
     try:
         return normalise_key(value)
@@ -88,6 +101,7 @@ class ProducerConfig:
     """Keep one metadata item for neighbouring calls with equal payload in the same millisecond."""
 
     def __post_init__(self) -> None:
+        _check_store(self.store)
         _path("data_path_prefix", self.data_path_prefix)
         _path("manifest_path", self.manifest_path)
         _positive("max_buffered_inputs", self.max_buffered_inputs)
@@ -98,6 +112,9 @@ class ProducerConfig:
             ("max_manifest_bytes", self.manifest_bytes_max),
         ):
             _positive(name, value)
+        if self.manifest_bytes_max > MANIFEST_BYTES_MAX:
+            raise ConfigError(f"max_manifest_bytes must be at most {MANIFEST_BYTES_MAX} bytes")
+        _flag("merge_metadata", self.merge_metadata)
         if self.flush_size > BATCH_BYTES_MAX // 2:
             raise ConfigError(f"flush_size_bytes must be at most {BATCH_BYTES_MAX // 2} bytes")
         _ = self.flush_interval_s, self.append_deadline_s, self.compression
@@ -147,6 +164,7 @@ class GarbageCollectorConfig:
     """Politeness towards clients that do not know the floor: longer than any upload and append takes."""
 
     def __post_init__(self) -> None:
+        _check_store(self.store)
         _path("data_path_prefix", self.data_path_prefix)
         _path("manifest_path", self.manifest_path)
         if self.gc_interval_s <= 0:
@@ -193,8 +211,11 @@ class ConsumerConfig:
     """Raise when `last_acked` lies beyond the queue, instead of warning."""
 
     def __post_init__(self) -> None:
+        _check_store(self.store)
         _path("manifest_path", self.manifest_path)
         _ = self.gc, self.bad_batch_policy, self.retry_deadline_s
+        _flag("gc_enabled", self.gc_enabled)
+        _flag("strict_resume", self.strict_resume)
         _positive("max_batch_bytes", self.batch_bytes_max)
         _positive("prefetch_bytes_max", self.prefetch_bytes)
         if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:

@@ -143,8 +143,8 @@ class Consumer:
         Raises `StorageError` if the store cannot be used, and, with `strict_resume`, `InvalidInputError` when
         `last_acked` lies beyond the queue.
         """
-        if last_acked is not None and (isinstance(last_acked, bool) or last_acked < 0):
-            raise InvalidInputError(f"last_acked must be a sequence number or None, not {last_acked!r}")
+        if last_acked is not None:
+            _check_sequence("last_acked", last_acked)
         try:
             await retry(
                 lambda: ensure_conditional_writes(self._store, self._config.gc.prefix),
@@ -161,7 +161,7 @@ class Consumer:
         self._acks_since_dequeue = 0
         if last_acked is not None:
             await self._resume(last_acked, entries)
-        if self._config.gc_enabled and self._gc_task is None:
+        if self._config.gc_enabled and (self._gc_task is None or self._gc_task.done()):
             self._gc_task = asyncio.get_running_loop().create_task(self.gc.run())
 
     async def _resume(self, last_acked: int, entries: EntryIndex) -> None:
@@ -227,6 +227,8 @@ class Consumer:
         The position moves at once; a descriptor that gets lost comes again only to a new consumer that
         starts from what was acknowledged.
         """
+        if type(limit) is not int:
+            raise InvalidInputError(f"limit must be a whole number, not {limit!r}")
         if limit <= 0:
             return []
         async with self._delivering:
@@ -239,6 +241,13 @@ class Consumer:
             self._prefetcher.cancel()
         self._instruments.descriptors_handed_out.inc(len(handed))
         return handed
+
+    async def entries(self) -> EntryIndex:
+        """The whole queue now, for a caller that keeps its own position: nothing is handed out.
+
+        One request, and "not modified" costs no bytes. Raises `FencedError`.
+        """
+        return await self._queue.entries()
 
     def fetch_handle(self) -> FetchHandle:
         """What fetches descriptors. Stateless: share it between tasks. It does not notice fencing."""
@@ -275,6 +284,7 @@ class Consumer:
         The caller answers for all of it being processed. Raises `OutOfOrderAck` for what is acknowledged
         already, and `InvalidInputError` for a sequence that does not exist yet.
         """
+        _check_sequence("sequence", sequence)
         self._progress.check_ack_through(sequence)
         await self._queue.dequeue(sequence)
         self._instruments.acks.inc(self._progress.ack_through(sequence))
@@ -283,9 +293,12 @@ class Consumer:
     async def flush(self) -> None:
         """Remove everything acknowledged from the queue now. Writes nothing if nothing is left to remove."""
         self._queue.require_epoch()
-        if self._progress.acked is not None and self._acks_since_dequeue:
-            await self._queue.dequeue(self._progress.acked)
-            self._acks_since_dequeue = 0
+        acked = self._progress.acked
+        if acked is None or not self._acks_since_dequeue:
+            return
+        await self._queue.dequeue(acked)
+        if self._progress.acked == acked:
+            self._acks_since_dequeue = 0  # else more was acknowledged meanwhile, and waits for the next flush
 
     async def close(self) -> None:
         """Flush, then stop. Closing a consumer that was never initialised only releases its store."""
@@ -297,6 +310,7 @@ class Consumer:
 
     async def release(self) -> None:
         """Stop without writing anything: acks that were not flushed come again."""
+        self._queue.close()
         self._prefetcher.cancel()
         if self._gc_task is not None:
             self._gc_task.cancel()
@@ -340,6 +354,8 @@ class Consumer:
         self.dead_letters.append(letter)
         self._instruments.bad_batches.inc()
         _log.error("batch %d was set aside as %s: %s", descriptor.sequence, letter.record_key, error)
+        if self._progress.is_past(descriptor.sequence):
+            return  # `ack_through` went past it while its record was stored
         self._progress.skip(descriptor.sequence)
         self._acks_since_dequeue += 1
 
@@ -351,3 +367,8 @@ class Consumer:
         if batch.metadata:
             age_ms = self._clock.now_ms() - batch.metadata[-1].ingestion_time_ms
             instruments.consumer_lag.set(max(0, age_ms) / 1000)
+
+
+def _check_sequence(name: str, value: int) -> None:
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise InvalidInputError(f"{name} must be a sequence number, not {value!r}")

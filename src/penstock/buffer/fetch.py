@@ -17,13 +17,17 @@ from penstock.buffer.manifest import Entry, Metadata
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.codec import Block
 from penstock.ids import SYSTEM_RNG
-from penstock.objects import ObjectStore
+from penstock.objects import BucketNotFound, ByteRange, ObjectStore
 from penstock.retry import RetryPolicy, retry
+from penstock.units import format_size
 
 __all__ = ["BatchDescriptor", "ConsumedBatch", "FetchHandle"]
 
 INLINE_BYTES = 256 * 1024
 """Below this, decoding costs less than a hop to a thread."""
+
+OBJECT_SLACK_BYTES = 1 << 20
+"""How much longer than its block an object may be: the footer, and what zstd adds to the incompressible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +130,17 @@ class FetchHandle:
         return ConsumedBatch(descriptor=descriptor, block=block)
 
     async def raw(self, descriptor: BatchDescriptor) -> memoryview:
-        """The object as it is stored."""
+        """The object as it is stored, but never more of it than the cap and a little, to notice that."""
+        most = ByteRange(start=0, length=self._batch_bytes_max + OBJECT_SLACK_BYTES + 1)
         try:
             blob = await retry(
-                lambda: self._store.get(descriptor.location), self._policy, clock=self._clock, rng=self._rng
+                lambda: self._store.get(descriptor.location, most),
+                self._policy,
+                clock=self._clock,
+                rng=self._rng,
             )
+        except BucketNotFound as error:
+            raise storage_error(error, f"fetching batch {descriptor.sequence}") from error
         except (errors.NotFound, errors.InvalidInput, errors.LimitExceeded) as error:
             # A name that no store accepts is a name under which nothing is stored.
             raise BatchMissing(
@@ -142,6 +152,11 @@ class FetchHandle:
 
     async def _read(self, descriptor: BatchDescriptor) -> Block:
         data = await self.raw(descriptor)
+        if len(data) > self._batch_bytes_max + OBJECT_SLACK_BYTES:
+            raise SerializationError(
+                f"batch {descriptor.sequence} at {descriptor.location} is larger than the cap of "
+                f"{format_size(self._batch_bytes_max)} (max_batch_bytes)"
+            )
         try:
             if len(data) < INLINE_BYTES:
                 return decode_batch(data, bytes_max=self._batch_bytes_max)

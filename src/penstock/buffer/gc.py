@@ -109,7 +109,7 @@ class GarbageCollector:
                 await self.collect()
             except FencedError:
                 return
-            except errors.PenstockError as error:
+            except Exception as error:  # noqa: BLE001  nobody would notice a collector that died
                 _log.warning("garbage collection of %s failed, will try again: %s", self._file.path, error)
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:

@@ -107,7 +107,9 @@ def read_footer(raw: bytes) -> Footer:
         )
     entry_count, next_sequence, epoch, version = _FOOTER.unpack_from(raw, len(raw) - FOOTER_BYTES)
     if version != VERSION:
-        raise SerializationError(f"manifest version {version} is unknown; only version {VERSION} exists")
+        raise SerializationError(
+            f"manifest version {version} is unknown (only version {VERSION} exists), or its end was cut off"
+        )
     if entry_count * (4 + _FIXED_AFTER_LEN) > len(raw) - FOOTER_BYTES:
         raise SerializationError(f"manifest of {len(raw)} bytes cannot hold {entry_count} entries")
     if entry_count > next_sequence:

@@ -8,7 +8,8 @@ from penstock.buffer import manifest
 from penstock.buffer.errors import SerializationError
 from penstock.buffer.manifest import EMPTY_MANIFEST, Footer
 from penstock.errors import NotFound
-from penstock.objects import BucketNotFound, ObjectStore, Version
+from penstock.limits import MANIFEST_BYTES_MAX
+from penstock.objects import Blob, BucketNotFound, ObjectStore, Version
 
 __all__ = ["ManifestFile", "Snapshot"]
 
@@ -55,7 +56,7 @@ class ManifestFile:
             raise
         except NotFound:
             return Snapshot(raw=EMPTY_MANIFEST, version=None)
-        return Snapshot(raw=bytes(blob.data), version=blob.version)
+        return _checked(blob)
 
     async def reread(self, known: Snapshot) -> Snapshot:
         """The manifest now, at the cost of a "not modified" while it is still `known`."""
@@ -63,15 +64,18 @@ class ManifestFile:
             return await self.read()
         try:
             blob = await self.store.get_if_changed(self.path, known.version)
+        except BucketNotFound:
+            raise
         except NotFound:
             return Snapshot(raw=EMPTY_MANIFEST, version=None)
         if blob is None:
             return known
+        snapshot = _checked(blob)
         try:
-            manifest.read_footer(bytes(blob.data))
+            manifest.read_footer(snapshot.raw)
         except SerializationError:
             return await self._read()
-        return Snapshot(raw=bytes(blob.data), version=blob.version)
+        return snapshot
 
     async def write(self, raw: bytes, base: Snapshot) -> Snapshot:
         """Replace `base`. Raises `Conflict` or `OutcomeUnknown` as the store does."""
@@ -94,3 +98,11 @@ class ManifestFile:
         except NotFound:
             return None, None
         return bytes(blob.data), blob.version
+
+
+def _checked(blob: Blob) -> Snapshot:
+    if len(blob.data) > MANIFEST_BYTES_MAX:
+        raise SerializationError(
+            f"manifest of {len(blob.data)} bytes is above the cap of {MANIFEST_BYTES_MAX}"
+        )
+    return Snapshot(raw=bytes(blob.data), version=blob.version)

@@ -24,6 +24,7 @@ from penstock.buffer.config import ProducerConfig
 from penstock.buffer.errors import (
     BufferError,
     InvalidInputError,
+    ManifestFull,
     OutcomeUnknown,
     ProducerClosed,
     StorageError,
@@ -53,6 +54,9 @@ LOOP_TURN_BYTES = 1024 * 1024
 """How much may come in before the loop gets a turn: a caller that never waits would else keep everything
 from being stored until the producer is full."""
 
+ENTRY_ROOM = 2048
+"""What an entry needs in the manifest besides its metadata, with the longest key a store takes."""
+
 Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
 Held: TypeAlias = Sequence[bytes] | RecordChunk
 
@@ -81,6 +85,7 @@ class Producer:
         self._instruments = Instruments(registry)
         self._policy = RetryPolicy(deadline_s=config.append_deadline_s)
         self._prefix = config.prefix
+        self._metadata_max = max(0, min(METADATA_BYTES_MAX, config.manifest_bytes_max - ENTRY_ROOM))
         self._compression = config.compression
         self._flush_interval_s = config.flush_interval_s
         self._flush_size = config.flush_size
@@ -100,6 +105,7 @@ class Producer:
         self._untaken_bytes = 0
         self._open = OpenBatch(ordinal=0, merge=config.merge_metadata)
         self._expired = -1
+        self._timer: asyncio.Task[None] | None = None
         self._pipeline: deque[BatchUpload] = deque()
         self._wake_batcher = asyncio.Event()
         self._wake_committer = asyncio.Event()
@@ -107,12 +113,16 @@ class Producer:
         self._started = False
         self._closing = False
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._defect: BufferError | None = None
         self._appending: list[BatchUpload] = []
 
     async def __aenter__(self) -> Producer:
         try:
             await self._check_store()
         except PenstockError as error:
+            if self._owns_store:
+                await self._store.close()
             raise storage_error(error, "opening the producer") from error
         return self
 
@@ -129,7 +139,7 @@ class Producer:
         """
         if self._closing:
             raise ProducerClosed("the producer is closed")
-        records, size = _checked(entries, metadata)
+        records, size = _checked(entries, metadata, self._metadata_max)
         call = Call(
             count=len(records),
             record_bytes=size,
@@ -153,14 +163,20 @@ class Producer:
         return WriteHandle(watcher=call.watcher, ingestion_time_ms=call.ingestion_time_ms)
 
     async def flush(self) -> None:
-        """Wait until everything produced before is durable. Raises the first error among it."""
+        """Wait until everything produced before is settled. Raises the first error that this brings.
+
+        What failed earlier has told its own handles already.
+        """
+        if self._defect is not None:
+            raise self._defect
         if not self._started or self._closed:
             return
+        self._check_loop()
         mark = _FlushMark()
         self._incoming.append(mark)
         self._wake_batcher.set()
         await mark.reached.wait()
-        first_error: BufferError | None = None
+        first_error = mark.error
         for watcher in mark.watchers:
             try:
                 await watcher.await_durable()
@@ -181,7 +197,10 @@ class Producer:
             await self.flush()
         finally:
             self._closed = True
-            await self._stop()
+            if self._loop in (None, asyncio.get_running_loop()):
+                await self._stop()
+            elif self._owns_store:
+                await self._store.close()
 
     async def _check_store(self) -> None:
         await retry(
@@ -195,34 +214,48 @@ class Producer:
         """Percent of manifest writes that lost against another writer."""
         return 100.0 * self._queue.conflicts / self._queue.writes if self._queue.writes else 0.0
 
+    def _check_loop(self) -> None:
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise ProducerClosed("the producer belongs to another event loop: make one in this loop")
+
     def _start(self) -> None:
+        self._check_loop()
         if not self._started:
             self._started = True
+            self._loop = asyncio.get_running_loop()
             self._spawn(self._fill_batches())
             self._spawn(self._commit_batches())
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.append(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
-            # A defect, not a fault of the store: nobody is left waiting for a task that is gone.
-            self._closing = self._closed = True
-            self._give_up(StorageError(f"the producer stopped on an internal error: {defect!r}"))
+            # A defect, not a fault of the store: nobody is left waiting for a task that is gone. The others
+            # end with it: one that went on could append what its callers were told is lost.
+            self._closing = True
+            self._defect = StorageError(f"the producer stopped on an internal error: {defect!r}")
+            for other in self._tasks:
+                other.cancel()
+            self._give_up(self._defect)
 
     async def _stop(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._give_up(StorageError("the producer was shut down before the records were durable"))
-        if self._owns_store:
-            await self._store.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._give_up(StorageError("the producer was shut down before the records were durable"))
+            if self._owns_store:
+                await self._store.close()
 
     def _give_up(self, error: BufferError) -> None:
+        """Tell everybody who waits, as no task will any more; nothing is held afterwards."""
         self._admission.dismiss()
         if self._queue.in_doubt:
             self._doubt(self._appending)
@@ -230,18 +263,22 @@ class Producer:
         calls += self._open.calls
         for item in self._incoming:
             if isinstance(item, _FlushMark):
+                item.error = error
                 item.reached.set()
             else:
                 calls.append(item[0])
-        for call in calls:
-            if call.watcher.result() is None:
-                call.watcher.settle(WriteOutcome(error=error))
+        self._abandon(calls, error)
 
     def _doubt(self, uploads: list[BatchUpload]) -> None:
         error = OutcomeUnknown("the producer was shut down while the manifest was being written")
-        for call in (call for upload in uploads for call in upload.batch.calls):
+        self._abandon([call for upload in uploads for call in upload.batch.calls], error)
+
+    def _abandon(self, calls: list[Call], error: BufferError) -> None:
+        for call in calls:
             if call.watcher.result() is None:
                 call.watcher.settle(WriteOutcome(error=error))
+                self._admission.release(call.weight)
+        self._instruments.inflight_bytes.set(self._admission.bytes_held)
 
     async def _fill_batches(self) -> None:
         while True:
@@ -249,13 +286,15 @@ class Producer:
             self._wake_batcher.clear()
             self._untaken_bytes = 0
             while self._incoming:
-                item = self._incoming.popleft()
+                item = self._incoming[0]
                 if isinstance(item, _FlushMark):
                     await self._seal()
                     item.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
                     item.reached.set()
                 else:
                     await self._take(*item)
+                # Not before: whatever ends this task in between must find the item and settle it.
+                self._incoming.popleft()
                 # Looked at after every call: a queue that never runs empty must not starve the deadline.
                 if self._is_due():
                     await self._seal()
@@ -266,7 +305,7 @@ class Producer:
         if self._open.weight + call.weight > BATCH_WEIGHT_MAX:
             await self._seal()
         if not self._open.calls:
-            self._spawn(self._expire(self._open.ordinal))
+            self._timer = self._spawn(self._expire(self._open.ordinal))
         self._open.add(call, records)
         self._admission.leave_queue()
         if self._open.size >= self._flush_size:
@@ -290,6 +329,8 @@ class Producer:
         if not self._open.calls:
             return
         await self._slots.acquire()
+        if self._timer is not None:
+            self._timer.cancel()
         batch = self._open
         self._open = OpenBatch(ordinal=batch.ordinal + 1, merge=self._config.merge_metadata)
         upload = BatchUpload(
@@ -338,6 +379,10 @@ class Producer:
             await self._check_store()
             self._appending = uploads
             landed = await self._queue.append(uploads)
+        except ManifestFull as error:
+            self._appending = []
+            await self._commit_less(uploads, error)
+            return
         except PenstockError as error:
             self._appending = []
             wrapped = storage_error(error, f"appending to {self._config.manifest_path}")
@@ -349,6 +394,15 @@ class Producer:
             self._settle(
                 upload, WriteOutcome(sequence=landed.first + place, location=landed.locations[place])
             )
+
+    async def _commit_less(self, uploads: list[BatchUpload], error: ManifestFull) -> None:
+        """The group as a whole does not fit into the manifest: what fits need not suffer for the rest."""
+        if len(uploads) == 1:
+            uploads[0].error = error
+            return
+        half = len(uploads) // 2
+        await self._commit(uploads[:half])
+        await self._commit(uploads[half:])
 
     def _settle(self, upload: BatchUpload, outcome: WriteOutcome) -> None:
         for call, start in zip(upload.batch.calls, upload.batch.starts, strict=True):
@@ -371,20 +425,21 @@ class Producer:
 class _FlushMark:
     """A flush request in the queue of calls: it covers every call that stands before it."""
 
-    __slots__ = ("reached", "watchers")
+    __slots__ = ("error", "reached", "watchers")
 
     def __init__(self) -> None:
+        self.error: BufferError | None = None
         self.reached = asyncio.Event()
         self.watchers: list[DurabilityWatcher] = []
 
 
-def _checked(entries: Records, metadata: bytes) -> tuple[Held, int]:
+def _checked(entries: Records, metadata: bytes, metadata_max: int) -> tuple[Held, int]:
     """The records in a form that the caller cannot change any more, and what they weigh."""
     if not isinstance(metadata, (bytes, bytearray, memoryview)):
         raise InvalidInputError(f"metadata must be bytes, not {type(metadata).__name__}")
-    if len(metadata) > METADATA_BYTES_MAX:
+    if len(metadata) > metadata_max:
         raise InvalidInputError(
-            f"metadata of {len(metadata)} bytes is longer than the format's {METADATA_BYTES_MAX}"
+            f"metadata of {len(metadata)} bytes is more than the {metadata_max} that a manifest can take"
         )
     try:
         records, size = _frozen(entries)

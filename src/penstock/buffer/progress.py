@@ -94,6 +94,10 @@ class Progress:
             raise OutOfOrderAck(
                 f"out-of-order ack through {sequence}: acknowledged through {self.acked} already"
             )
+        if self.acked is None and self._unacked and sequence < self._unacked[0]:
+            raise OutOfOrderAck(
+                f"out-of-order ack through {sequence}: the first that was delivered is {self._unacked[0]}"
+            )
 
     def ack_through(self, sequence: int) -> int:
         """Move the frontier; returns by how far, counted from the first delivered sequence."""

@@ -57,6 +57,7 @@ class QueueConsumer:
         self.epoch = UNINITIALISED
         self._sealing: int | None = None  # the epoch we may have moved to, while that is not certain
         self._fenced_by: int | None = None
+        self._closed = False
         self._policy = policy
         self._clock = clock
         self._rng = rng
@@ -87,9 +88,13 @@ class QueueConsumer:
         async with self._editing:
             # Repeating after an unknown outcome is safe: the epoch only grows, and the newest wants to win.
             await self._edit(bump)
-            self.epoch, self._sealing, self._fenced_by = mine, None, None
+            self.epoch, self._sealing, self._fenced_by, self._closed = mine, None, None, False
             self._ledger = None  # an owner in between may have written it
         return self._current()
+
+    def close(self) -> None:
+        """Every later call raises `FencedError`."""
+        self._closed = True
 
     async def entries(self) -> EntryIndex:
         """The queue now. One request; "not modified" costs no bytes. Raises `FencedError`."""
@@ -247,6 +252,8 @@ class QueueConsumer:
 
     def require_epoch(self) -> None:
         """Raise `FencedError` if this consumer never held the queue or is known to have lost it."""
+        if self._closed:
+            raise FencedError(f"the consumer of {self.file.path} is closed: open a new one")
         if self._fenced_by is not None:
             raise self._fenced()
         if self.epoch == UNINITIALISED:
@@ -259,6 +266,11 @@ class QueueConsumer:
         if self._sealing is not None and epoch == self._sealing:
             self.epoch, self._sealing = epoch, None
             return
+        if snapshot.version is None:
+            raise FencedError(
+                f"{self.file.path} does not exist any more: restore it, or open a new consumer on an empty "
+                "queue"
+            )
         self._fenced_by = epoch
         raise self._fenced()
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
@@ -92,8 +93,12 @@ async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | N
         try:
             await store.put_if_absent(f"{manifest_path}.shards/layout.json", raw)
             stored = shards
-        except (errors.Conflict, errors.OutcomeUnknown):
+        except errors.Conflict:
             stored = await read_layout(store, manifest_path)
+        except errors.OutcomeUnknown:
+            stored = await read_layout(store, manifest_path)
+            if stored is None:
+                raise  # it may yet come: a passing fault, and not for want of a number
     if stored is None:
         raise ConfigError(f"{manifest_path} is not a sharded queue yet: say how many shards it shall have")
     if shards is not None and stored != shards:
@@ -123,15 +128,13 @@ class ShardedProducer:
         """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store)
-        try:
+        async with _opening(store, config.manifest_key, owns_store=owns_store):
             count = await _settle_layout(store, config.manifest_key, shards)
-        except errors.PenstockError as error:
-            raise _named(error, config.manifest_key) from error
-        share = replace(config, max_inflight_bytes=max(2, config.inflight_bytes_max // count))
-        producers = [
-            Producer(shard_config(share, shard), clock, store, rng=rng, registry=registry)
-            for shard in range(count)
-        ]
+            share = replace(config, max_inflight_bytes=max(2, config.inflight_bytes_max // count))
+            producers = [
+                Producer(shard_config(share, shard), clock, store, rng=rng, registry=registry)
+                for shard in range(count)
+            ]
         return cls(producers, store, owns_store=owns_store)
 
     @property
@@ -172,6 +175,7 @@ class ShardedConsumer:
     def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
         self._consumers = consumers
         self._next = 0
+        self._unclaimed: list[BatchDescriptor] = []
         self._store = store
         self._owns_store = owns_store
 
@@ -189,16 +193,14 @@ class ShardedConsumer:
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store)
         positions = dict(last_acked or {})
-        try:
+        async with _opening(store, config.manifest_key, owns_store=owns_store):
             count = await _settle_layout(store, config.manifest_key, None)
-        except errors.PenstockError as error:
-            raise _named(error, config.manifest_key) from error
-        if strange := sorted(shard for shard in positions if not 0 <= shard < count):
-            raise InvalidInputError(f"last_acked names shard {strange[0]}, but there are only {count}")
-        consumers = [
-            Consumer(shard_config(config, shard), store, clock=clock, rng=rng, registry=registry)
-            for shard in range(count)
-        ]
+            if strange := sorted(shard for shard in positions if not 0 <= shard < count):
+                raise InvalidInputError(f"last_acked names shard {strange[0]}, but there are only {count}")
+            consumers = [
+                Consumer(shard_config(config, shard), store, clock=clock, rng=rng, registry=registry)
+                for shard in range(count)
+            ]
         opened = cls(consumers, store, owns_store=owns_store)
         try:
             await _all_of([c.initialize(positions.get(shard)) for shard, c in enumerate(consumers)])
@@ -237,12 +239,18 @@ class ShardedConsumer:
         return None
 
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` descriptors of each shard."""
-        return [
-            replace(descriptor, shard=shard)
-            for shard, consumer in enumerate(self._consumers)
-            for descriptor in await consumer.next_descriptors(limit)
-        ]
+        """Up to `limit` descriptors of each shard. If one shard fails, those of the others come next time."""
+        handed, self._unclaimed = self._unclaimed, []
+        claimed = {descriptor.shard for descriptor in handed}
+        try:
+            for shard, consumer in enumerate(self._consumers):
+                if shard not in claimed:
+                    found = await consumer.next_descriptors(limit)
+                    handed += [replace(descriptor, shard=shard) for descriptor in found]
+        except BaseException:
+            self._unclaimed += handed  # their positions have moved: nobody else would ever get them
+            raise
+        return handed
 
     def consumer(self, shard: int) -> Consumer:
         """The consumer of one shard."""
@@ -290,7 +298,14 @@ async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
             raise result
 
 
-def _named(error: errors.PenstockError, manifest_path: str) -> errors.PenstockError:
-    if isinstance(error, (BufferError, ConfigError)):
-        return error
-    return storage_error(error, f"opening the shards of {manifest_path}")
+@asynccontextmanager
+async def _opening(store: ObjectStore, manifest_path: str, *, owns_store: bool) -> AsyncIterator[None]:
+    """Errors told as the buffer's own, and a store that was opened here closed again if one comes."""
+    try:
+        yield
+    except BaseException as error:
+        if owns_store:
+            await store.close()
+        if isinstance(error, errors.PenstockError) and not isinstance(error, (BufferError, ConfigError)):
+            raise storage_error(error, f"opening the shards of {manifest_path}") from error
+        raise

@@ -11,15 +11,19 @@ with Consumer.open(ConsumerConfig(store="file:///var/penstock")) as consumer:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 from penstock.blocking import LoopThread, loop_thread
 from penstock.buffer import consumer as _consumer
+from penstock.buffer import fetch as _fetch
 from penstock.buffer import gc as _gc
 from penstock.buffer import handle as _handle
 from penstock.buffer import producer as _producer
+from penstock.buffer import sharded as _sharded
 from penstock.buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from penstock.buffer.dead_letter import DeadLetter
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
 from penstock.buffer.gc import GcReport
 from penstock.buffer.handle import WriteOutcome
@@ -27,8 +31,18 @@ from penstock.buffer.producer import Records
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore
+from penstock.units import DurationLike, parse_duration
 
-__all__ = ["Consumer", "DurabilityWatcher", "GarbageCollector", "Producer", "WriteHandle"]
+__all__ = [
+    "Consumer",
+    "DurabilityWatcher",
+    "FetchHandle",
+    "GarbageCollector",
+    "Producer",
+    "ShardedConsumer",
+    "ShardedProducer",
+    "WriteHandle",
+]
 
 
 class DurabilityWatcher:
@@ -106,6 +120,20 @@ class Producer:
         return self._inner.conflict_rate()
 
 
+class FetchHandle:
+    """Blocking twin of `penstock.buffer.FetchHandle`; threads may share it."""
+
+    __slots__ = ("_inner", "_loop")
+
+    def __init__(self, inner: _fetch.FetchHandle, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """The batch. Raises `BatchMissing`, `SerializationError`, or `StorageError`."""
+        return self._loop.run(self._inner.fetch(descriptor))
+
+
 class Consumer:
     """Blocking twin of `penstock.buffer.Consumer`."""
 
@@ -175,6 +203,22 @@ class Consumer:
         while (batch := self.next_batch()) is not None:
             yield batch
 
+    def batches(self, poll_interval: DurationLike = "100ms") -> Iterator[ConsumedBatch]:
+        """Batches for ever: waits `poll_interval` whenever the queue is empty."""
+        poll_interval_s = parse_duration(poll_interval)
+        while True:
+            yield from self.drain()
+            time.sleep(poll_interval_s)
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """The batches this consumer has set aside."""
+        return self._inner.dead_letters
+
+    def fetch_handle(self) -> FetchHandle:
+        """What fetches descriptors. Stateless: share it between threads."""
+        return FetchHandle(self._inner.fetch_handle(), self._loop)
+
     def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
         """Up to `limit` batches, not fetched, in one read of the manifest."""
         return self._loop.run(self._inner.next_descriptors(limit))
@@ -197,6 +241,118 @@ class Consumer:
 
     def close(self) -> None:
         """Flush, then stop."""
+        self._loop.run(self._inner.close())
+
+
+class ShardedProducer:
+    """Blocking twin of `penstock.buffer.ShardedProducer`; threads may share it."""
+
+    def __init__(self, inner: _sharded.ShardedProducer, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    @classmethod
+    def open(
+        cls, config: ProducerConfig, shards: int | None = None, *, registry: Registry | None = None
+    ) -> ShardedProducer:
+        """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
+        loop = loop_thread()
+        return cls(loop.run(_sharded.ShardedProducer.open(config, shards, registry=registry)), loop)
+
+    def __enter__(self) -> ShardedProducer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def shards(self) -> int:
+        return self._inner.shards
+
+    def produce(self, entries: Records, metadata: bytes = b"", *, key: bytes | None = None) -> WriteHandle:
+        """Accept records on the shard of `key`, or on the next one in turn."""
+        return WriteHandle(self._loop.run(self._inner.produce(entries, metadata, key=key)), self._loop)
+
+    def flush(self) -> None:
+        """Wait until everything produced before is durable, in every shard."""
+        self._loop.run(self._inner.flush())
+
+    def close(self) -> None:
+        """Flush and stop every shard."""
+        self._loop.run(self._inner.close())
+
+
+class ShardedConsumer:
+    """Blocking twin of `penstock.buffer.ShardedConsumer`."""
+
+    def __init__(self, inner: _sharded.ShardedConsumer, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    @classmethod
+    def open(
+        cls,
+        config: ConsumerConfig,
+        last_acked: Mapping[int, int] | None = None,
+        *,
+        registry: Registry | None = None,
+    ) -> ShardedConsumer:
+        """Take all shards over. `last_acked` maps a shard to its stored sequence."""
+        loop = loop_thread()
+        return cls(loop.run(_sharded.ShardedConsumer.open(config, last_acked, registry=registry)), loop)
+
+    def __enter__(self) -> ShardedConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    @property
+    def shards(self) -> int:
+        return self._inner.shards
+
+    def next_batch(self) -> ConsumedBatch | None:
+        """The next batch of any shard, taking them in turn; None when all are empty."""
+        return self._loop.run(self._inner.next_batch())
+
+    def drain(self) -> Iterator[ConsumedBatch]:
+        """Batches until every shard is empty."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
+        """Up to `limit` descriptors of each shard."""
+        return self._loop.run(self._inner.next_descriptors(limit))
+
+    def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """The batch of a descriptor. Any thread may call it."""
+        return self._loop.run(self._inner.fetch_descriptor(descriptor))
+
+    def ack(self, batch: ConsumedBatch) -> None:
+        """Acknowledge a batch in its shard."""
+        self._loop.run(self._inner.ack(batch))
+
+    def ack_through(self, positions: Mapping[int, int]) -> None:
+        """Acknowledge each named shard through its sequence."""
+        self._loop.run(self._inner.ack_through(positions))
+
+    def positions(self) -> dict[int, int]:
+        """The last acknowledged sequence of every shard that has one."""
+        return self._inner.positions()
+
+    def flush(self) -> None:
+        """Remove everything acknowledged from the queues now."""
+        self._loop.run(self._inner.flush())
+
+    def close(self) -> None:
+        """Flush and stop every shard."""
         self._loop.run(self._inner.close())
 
 

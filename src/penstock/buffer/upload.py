@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pyarrow as pa
-
 from penstock import errors
 from penstock.buffer.batch import CompressionType, EncodedBatch, encode_batch
 from penstock.buffer.errors import BufferError, StorageError, storage_error
@@ -63,7 +61,7 @@ class BatchUpload:
         self.minted_ms = -1
         self.sealed_at = clock.monotonic()
         self.finished = False
-        self.error: BufferError | None = None
+        self.error: BufferError | None = StorageError("the batch was not stored")
         self._store = store
         self._prefix = prefix
         self._compression = compression
@@ -78,14 +76,19 @@ class BatchUpload:
         return 0 if self._encoded is None else self._encoded.size
 
     async def run(self, floor_ms: int) -> None:
-        """Encode and store. Sets `error` instead of raising, as nobody but the committer asks."""
+        """Encode and store. Leaves an `error` instead of raising it, as nobody but the committer asks.
+
+        There is an error until the batch is known to be stored: whatever ends this early, the batch is
+        never taken for one that can be referenced.
+        """
         try:
             self._encoded = await self._encode()
             await self._put(floor_ms)
+            self.error = None
         except errors.PenstockError as error:
             self.error = storage_error(error, f"storing a batch under {self._prefix}")
-        except (MemoryError, pa.ArrowException) as error:
-            self.error = StorageError(f"encoding a batch of {self.batch.count} records failed: {error!r}")
+        except Exception as error:  # noqa: BLE001  a defect of a store or of ours fails this batch alone
+            self.error = StorageError(f"storing a batch of {self.batch.count} records failed: {error!r}")
         finally:
             self.finished = True
 
@@ -97,11 +100,13 @@ class BatchUpload:
 
     async def _put(self, floor_ms: int) -> None:
         assert self._encoded is not None
-        self.minted_ms = max(self._clock.now_ms(), floor_ms + 1)
-        self.location = f"{self._prefix}/{mint_ulid(self.minted_ms, self._rng)}.batch"
-        key, parts = self.location, self._encoded.parts
-        self._stored_at = self._clock.monotonic()
-        await retry(lambda: self._store.put(key, parts), self._policy, clock=self._clock, rng=self._rng)
+        minted_ms = max(self._clock.now_ms(), floor_ms + 1)
+        location = f"{self._prefix}/{mint_ulid(minted_ms, self._rng)}.batch"
+        parts = self._encoded.parts
+        started = self._clock.monotonic()
+        await retry(lambda: self._store.put(location, parts), self._policy, clock=self._clock, rng=self._rng)
+        # Only now: a name that was not stored must never look like one that can be referenced.
+        self.minted_ms, self.location, self._stored_at = minted_ms, location, started
 
     def entry(self) -> NewEntry:
         return NewEntry(location=self.location, metadata=self.batch.metadata)

@@ -60,7 +60,7 @@ def as_binary_array(values: object) -> pa.BinaryArray:
     fixed_size_binary or binary_view without nulls. Raises `InvalidInput` naming the first offence.
     """
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+        values = _one_chunk(values)
     if isinstance(values, pa.Array):
         return _checked_array(values)
     if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(values, Sequence):
@@ -71,6 +71,13 @@ def as_binary_array(values: object) -> pa.BinaryArray:
     try:
         return pa.array(values, pa.binary())
     except (pa.ArrowCapacityError, pa.ArrowInvalid) as error:
+        raise LimitExceeded(f"records of one call exceed 2 GiB: {error}") from error
+
+
+def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
+    try:
+        return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    except pa.ArrowInvalid as error:
         raise LimitExceeded(f"records of one call exceed 2 GiB: {error}") from error
 
 

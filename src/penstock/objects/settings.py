@@ -36,6 +36,7 @@ class StoreConfig:
     """Requests in flight at once."""
 
     def __post_init__(self) -> None:
+        StoreAddress.parse(self.url)  # a password in it must not get as far as a repr
         if not parse_duration(self.request_timeout) > 0:
             raise ConfigError(f"request_timeout: expected more than zero, found {self.request_timeout!r}")
         if self.retries < 0:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from penstock.errors import Unavailable
+from penstock.errors import Rejected
 
 __all__ = ["Workers"]
 
@@ -48,7 +48,7 @@ class Workers:
             self._mutex, self._pool, self._pid = threading.Lock(), None, os.getpid()
         with self._mutex:
             if self._closed:
-                raise Unavailable(f"{self._name} is closed; open it again")
+                raise Rejected(f"{self._name} is closed; open it again")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"penstock-{self._name}")
             return self._pool

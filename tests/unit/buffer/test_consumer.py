@@ -20,10 +20,12 @@ from penstock.buffer import (
     RetriesExhausted,
     SerializationError,
     StorageError,
+    StorageRejected,
 )
 from penstock.buffer import manifest as m
 from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import NewEntry
+from penstock.objects import BucketNotFound
 
 
 async def taken(consumer: Consumer, count: int) -> list[int]:
@@ -236,8 +238,11 @@ async def test_fetching_ahead_stays_within_its_number(q: Queue) -> None:
     q.store.calls.clear()
     assert await taken(consumer, 1) == [0]
     await turns()
-    assert sum(key.endswith(".batch") for _, key in q.store.calls) == 4
-    assert await taken(consumer, 9) == list(range(1, 10))
+    assert sum(key.endswith(".batch") for _, key in q.store.calls) == 1, "how large they are is not known yet"
+    assert await taken(consumer, 1) == [1]
+    await turns()
+    assert sum(key.endswith(".batch") for _, key in q.store.calls) == 5
+    assert await taken(consumer, 8) == list(range(2, 10))
     assert sum(key.endswith(".batch") for _, key in q.store.calls) == 10, "each is fetched once"
 
 
@@ -249,7 +254,45 @@ async def test_fetching_ahead_stops_at_its_bytes(q: Queue) -> None:
     q.store.calls.clear()
     await taken(consumer, 1)
     await turns()
-    assert sum(key.endswith(".batch") for _, key in q.store.calls) == 0, "enough is waiting already"
+    assert sum(key.endswith(".batch") for _, key in q.store.calls) == 1, "nothing more fits"
+
+
+@pytest.mark.parametrize("wrong", ["5", 1.5, -1, 2**64, True])
+async def test_what_is_not_a_sequence_is_refused_before_anything_is_removed(q: Queue, wrong: int) -> None:
+    await q.fill(2)
+    with pytest.raises(InvalidInputError, match="sequence number"):
+        await q.consumer(wrong)
+    consumer = await q.consumer()
+    with pytest.raises(InvalidInputError, match="sequence number"):
+        await consumer.ack_through(wrong)
+    assert len((await q.manifest()).entries) == 2
+
+
+async def test_an_object_larger_than_the_cap_is_not_read_whole(q: Queue) -> None:
+    await q.fill(1)
+    entry = (await q.manifest()).entries[0]
+    await q.store.put(entry.location, bytes(3 << 20))
+    consumer = await q.consumer(max_batch_bytes="1MiB")
+    with pytest.raises(SerializationError, match="max_batch_bytes"):
+        await consumer.next_batch()
+
+
+async def test_a_deleted_manifest_is_not_called_a_takeover(q: Queue) -> None:
+    await q.fill(1)
+    consumer = await q.consumer()
+    raw = bytes((await q.store.get(MANIFEST)).data)
+    await q.store.delete_many([MANIFEST])
+    with pytest.raises(FencedError, match="does not exist any more"):
+        await consumer.next_batch()
+    await q.store.put(MANIFEST, raw)
+    assert (await consumer.next_batch()) is not None
+
+
+async def test_a_closed_consumer_says_so_at_once(q: Queue) -> None:
+    consumer = await q.consumer()
+    await consumer.close()
+    with pytest.raises(FencedError, match="closed"):
+        await consumer.next_batch()
 
 
 async def test_without_fetching_ahead_each_is_fetched_when_asked_for(q: Queue) -> None:
@@ -725,3 +768,93 @@ async def test_a_consumer_counts_what_it_delivered(q: Queue) -> None:
     await consumer.ack_through(1)
     assert q.value("queue_length") == 0
     assert q.value("acks") == 2
+
+
+# Calls that meet
+
+
+def hold_batches(q: Queue) -> asyncio.Event:
+    """Fetches of batches wait for this event."""
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "get" and key.endswith(".batch") else None
+    return gate
+
+
+async def test_an_ack_through_past_a_bad_batch_that_is_being_set_aside_never_goes_back(q: Queue) -> None:
+    await q.fill(4)
+    await q.store_raw((await q.manifest()).entries[0].location, b"bad")
+    consumer = await q.consumer(on_bad_batch="skip", prefetch=0)
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "put" and ".dead/" in key else None
+    reading = asyncio.create_task(consumer.next_batch())
+    await turns()
+    await consumer.ack_through(2)
+    gate.set()
+    batch = await reading
+    assert batch is not None
+    assert (batch.sequence, batch.gap_from, consumer.acked) == (3, None, 2)
+
+
+async def test_an_ack_during_a_flush_is_flushed_by_close(q: Queue) -> None:
+    await q.fill(3)
+    consumer = await q.consumer()
+    for _ in range(3):
+        await consumer.next_batch()
+    await consumer.ack(0)
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "cas" else None
+    flushing = asyncio.create_task(consumer.flush())
+    await turns()
+    await consumer.ack(1)
+    gate.set()
+    await flushing
+    assert await q.sequences() == [1, 2]
+    await consumer.close()
+    assert await q.sequences() == [2]
+
+
+async def test_a_caller_whose_consumer_is_released_gets_an_error_and_is_not_cancelled(q: Queue) -> None:
+    await q.fill(1)
+    consumer = await q.consumer(prefetch=0)
+    hold_batches(q)
+    reading = asyncio.create_task(consumer.next_batch())
+    await turns()
+    await consumer.release()
+    with pytest.raises(StorageError, match="closed"):
+        await reading
+
+
+async def test_a_fetch_that_ends_as_the_consumer_is_released_is_still_delivered(q: Queue) -> None:
+    await q.fill(1)
+    consumer = await q.consumer(prefetch=0)
+    gate = hold_batches(q)
+    reading = asyncio.create_task(consumer.next_batch())
+    await turns()
+    (_, fetch), *_ = consumer._prefetcher._tasks
+    fetch.add_done_callback(lambda _: consumer._prefetcher.cancel())
+    gate.set()
+    batch = await reading
+    assert batch is not None
+    assert batch.sequence == 0
+
+
+async def test_a_missing_bucket_is_not_taken_for_an_empty_queue(q: Queue) -> None:
+    await q.fill(2)
+    consumer = await q.consumer(prefetch=0)
+    await consumer.next_batch()
+    q.store.before = once(BucketNotFound("no bucket"), "get_if_changed")
+    with pytest.raises(StorageRejected, match="no bucket"):
+        await consumer.next_batch()
+    batch = await consumer.next_batch()
+    assert batch is not None
+    assert batch.sequence == 1
+
+
+async def test_an_ack_through_below_the_first_delivered_is_out_of_order(q: Queue) -> None:
+    await q.fill(6)
+    await (await q.consumer()).ack_through(4)
+    consumer = await q.consumer()
+    await consumer.next_batch()
+    with pytest.raises(OutOfOrderAck, match="first that was delivered is 5"):
+        await consumer.ack_through(2)
+    assert consumer.acked is None

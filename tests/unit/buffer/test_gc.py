@@ -355,3 +355,33 @@ async def test_a_producer_with_a_stalled_batch_stores_it_anew_after_the_collecto
     batch = await consumer.next_batch()
     assert batch is not None
     assert batch.entries == [b"slow"]
+
+
+async def test_an_error_that_nobody_expects_does_not_end_the_collector(q: Queue) -> None:
+    garbage = await orphan(q)
+    consumer = await started(q)
+
+    def broken(op: str, key: str) -> None:
+        if op == "list":
+            raise OSError("a defect")
+
+    q.store.before = broken
+    await q.clock.advance(301)
+    q.store.before = lambda op, key: None
+    assert garbage in await q.keys()
+    await q.clock.advance(300)
+    assert garbage not in await q.keys()
+    assert consumer._gc_task is not None
+
+
+async def test_a_consumer_that_takes_the_queue_back_collects_again(q: Queue) -> None:
+    garbage = await orphan(q)
+    consumer = await started(q)
+    await q.consumer()
+    await q.clock.advance(301)
+    taking_back = asyncio.create_task(consumer.initialize())
+    await q.clock.advance(1)
+    await taking_back
+    assert garbage in await q.keys()
+    await q.clock.advance(301)
+    assert garbage not in await q.keys()

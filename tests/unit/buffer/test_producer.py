@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pyarrow as pa
 import pytest
@@ -14,15 +15,20 @@ from penstock.buffer import (
     OutcomeUnknown,
     Producer,
     ProducerClosed,
+    ProducerConfig,
     RetriesExhausted,
     StorageError,
     StorageRejected,
     WriteHandle,
 )
+from penstock.buffer import producer as producers
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.errors import StorageUnavailable
 from penstock.buffer.floor import Floor, write_floor
+from penstock.clock import SYSTEM_CLOCK
 from penstock.ids import ulid_ms
+from penstock.metrics import Registry
+from penstock.objects import MemoryStore
 
 
 async def records_of(q: Queue) -> list[list[bytes]]:
@@ -245,8 +251,31 @@ async def test_a_call_beyond_a_batch_is_refused_before_anything_is_held(
 
 async def test_metadata_longer_than_its_field_is_refused(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.buffer.producer.METADATA_BYTES_MAX", 3)
-    with pytest.raises(InvalidInputError, match="longer"):
+    with pytest.raises(InvalidInputError, match="metadata of 4 bytes"):
         await q.producer().produce([b"a"], b"1234")
+
+
+async def test_metadata_that_no_manifest_can_take_is_refused_before_it_hurts_others(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h", max_manifest_bytes="64KiB")
+    innocent = await producer.produce([b"a"])
+    with pytest.raises(InvalidInputError, match="manifest can take"):
+        await producer.produce([b"b"], b"x" * 70_000)
+    await producer.flush()
+    assert (await innocent.watcher.await_durable()).sequence == 0
+
+
+async def test_a_group_that_does_not_fit_the_manifest_is_committed_as_far_as_it_fits(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h", flush_size_bytes=1, max_manifest_bytes=4096)
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if key.endswith(".batch") else None
+    handles = [await producer.produce([b"a"], b"m" * 1000) for _ in range(4)]
+    await turns()
+    gate.set()
+    results = await asyncio.gather(*(h.watcher.await_durable() for h in handles), return_exceptions=True)
+    kept = [result for result in results if not isinstance(result, BaseException)]
+    assert 1 <= len(kept) < 4
+    assert all(isinstance(result, ManifestFull) for result in results if isinstance(result, BaseException))
+    assert len((await q.manifest()).entries) == len(kept)
 
 
 async def test_empty_records_and_empty_metadata_are_fine(q: Queue) -> None:
@@ -579,16 +608,104 @@ async def test_a_defect_in_a_task_leaves_nobody_waiting(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 
     def broken(op: str, key: str) -> None:
-        raise RuntimeError("a defect")
+        if op == "cas":
+            raise RuntimeError("a defect")
 
     q.store.before = broken
     handle = await producer.produce([b"a"])
     flushing = asyncio.create_task(producer.flush())
-    with pytest.raises(StorageError, match="internal error"):
+    with pytest.raises(StorageError):
         await handle.watcher.await_durable()
-    await asyncio.gather(flushing, return_exceptions=True)
+    with pytest.raises(StorageError):
+        await flushing
     with pytest.raises(ProducerClosed):
         await producer.produce([b"b"])
+    with pytest.raises(StorageError, match="internal error"):
+        await producer.flush()
+    with pytest.raises(StorageError, match="internal error"):
+        await producer.close()
+
+
+async def test_a_store_that_fails_in_a_way_nobody_expects_is_not_taken_for_success(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h")
+
+    def broken(op: str, key: str) -> None:
+        if key.endswith(".batch"):
+            raise RuntimeError("cannot start a new thread")
+
+    q.store.before = broken
+    handle = await producer.produce([b"a"])
+    with pytest.raises(StorageError, match="cannot start a new thread"):
+        await producer.flush()
+    with pytest.raises(StorageError):
+        await handle.watcher.await_durable()
+    assert (await q.manifest()).entries == ()
+    q.store.before = lambda op, key: None
+    kept = await producer.produce([b"b"])
+    await producer.flush()
+    assert (await kept.watcher.await_durable()).sequence == 0
+
+
+async def test_a_batch_that_could_not_be_stored_anew_is_never_referenced(q: Queue) -> None:
+    """Its first name is below the floor; storing it under another fails until the deadline."""
+    far = SYSTEM_CLOCK.now_ms() + 3_600_000
+    await q.store.put(f"{MANIFEST}.floor", write_floor(Floor(floor_ms=far, sealed_ms=far)))
+    stored = 0
+
+    def only_once(op: str, key: str) -> None:
+        nonlocal stored
+        if key.endswith(".batch"):
+            stored += 1
+            if stored > 1:
+                raise errors.Unavailable("the store is away")
+
+    q.store.before = only_once
+    producer = Producer(
+        ProducerConfig(store=q.store, flush_interval="1ms", append_deadline="300ms"), registry=Registry()
+    )
+    handle = await producer.produce([b"a"])
+    with pytest.raises(StorageError):
+        await handle.watcher.await_durable()
+    assert (await q.manifest()).entries == ()
+    with contextlib.suppress(StorageError):
+        await producer.close()
+
+
+async def test_a_flush_that_is_given_up_says_so(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h", max_parallel_uploads=1, flush_size_bytes=1)
+    closed_gate = asyncio.Event()
+    q.store.gate = lambda op, key: closed_gate
+    handles = [await producer.produce([b"a"]) for _ in range(3)]
+    flushing = asyncio.create_task(producer.flush())
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    with pytest.raises(StorageError, match="shut down"):
+        await flushing
+    assert all(handle.watcher.result() is not None for handle in handles), "nobody is left waiting"
+
+
+def test_a_producer_does_not_move_to_another_event_loop() -> None:
+    store = MemoryStore()
+    made: list[Producer] = []
+
+    async def first() -> None:
+        made.append(Producer(ProducerConfig(store=store), registry=Registry()))
+        await made[0].produce([b"a"])
+        await made[0].flush()
+
+    async def second() -> None:
+        with pytest.raises(ProducerClosed, match="another event loop"):
+            await made[0].produce([b"b"])
+        with pytest.raises(ProducerClosed, match="another event loop"):
+            await made[0].flush()
+        with pytest.raises(ProducerClosed, match="another event loop"):
+            await made[0].close()
+
+    asyncio.run(first())
+    asyncio.run(second())
 
 
 # The manifest
@@ -906,3 +1023,67 @@ NAMES = [
 async def test_every_metric_is_there_from_the_start(q: Queue, name: str) -> None:
     q.producer()
     assert f"buffer.{name}" in q.registry.snapshot()
+
+
+# What is left behind
+
+
+def held_bytes(producer: Producer) -> int:
+    return producer._admission.bytes_held
+
+
+async def test_a_producer_that_is_shut_down_holds_nothing(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "BATCH_WEIGHT_MAX", 30)
+    producer = q.producer(flush_interval="1h", max_parallel_uploads=1)
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "put" else None
+    handles = [await producer.produce([b"0123456789"]) for _ in range(4)]
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert not any(map(is_pending, handles))
+    assert held_bytes(producer) == 0
+    assert q.value("inflight_bytes") == 0
+
+
+async def test_a_shutdown_that_is_cancelled_twice_still_tells_everybody(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h")
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "put" else None
+    handle = await producer.produce([b"a"])
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    closing.cancel()
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert not is_pending(handle)
+    assert held_bytes(producer) == 0
+
+
+async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = q.producer(flush_interval="1h")
+    gate = asyncio.Event()
+    q.store.gate = lambda op, key: gate if op == "put" else None
+    handle = await producer.produce([b"a"])
+    flushing = asyncio.create_task(producer.flush())
+    await turns()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(producer, "_take", broken)
+    await producer.produce([b"b"])
+    await turns()
+    with pytest.raises(StorageError, match="internal error"):
+        await flushing
+    gate.set()
+    await turns()
+    with pytest.raises(StorageError, match="internal error"):
+        await handle.watcher.await_durable()
+    assert await q.sequences() == []
+    assert held_bytes(producer) == 0

@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.buffer.doubles import MANIFEST, Queue, golden
 
-from penstock.buffer import ConsumerConfig, FencedError, InvalidInputError, ProducerConfig, SerializationError
+from penstock import errors
+from penstock.buffer import (
+    ConsumerConfig,
+    FencedError,
+    InvalidInputError,
+    OutcomeUnknown,
+    ProducerConfig,
+    SerializationError,
+    StorageRejected,
+    sharded,
+)
 from penstock.buffer.sharded import ShardedConsumer, ShardedProducer, read_layout, shard_config, shard_of
 from penstock.errors import ConfigError
 
@@ -147,3 +157,40 @@ async def test_descriptors_carry_their_shard(q: Queue) -> None:
     assert consumer.positions() == {0: 1, 1: 0}
     assert len(consumer) == 1
     await consumer.close()
+
+
+async def test_a_failing_shard_does_not_lose_the_descriptors_of_the_others(q: Queue) -> None:
+    async with await producer_of(q, 2, flush_interval="1h") as producer:
+        for number in range(2):
+            await producer.produce([b"%d" % number])
+    consumer = await consumer_of(q)
+    q.store.before = lambda op, key: errors.PermissionDenied("no") if key.endswith("/0001") else None
+    with pytest.raises(StorageRejected):
+        await consumer.next_descriptors(5)
+    q.store.before = lambda op, key: None
+    assert [(d.shard, d.sequence) for d in await consumer.next_descriptors(5)] == [(0, 0), (1, 0)]
+    assert await consumer.next_descriptors(5) == []
+    await consumer.close()
+
+
+async def test_a_layout_that_may_not_have_been_stored_is_a_passing_fault(q: Queue) -> None:
+    q.store.before = lambda op, key: errors.OutcomeUnknown("no answer") if op == "cas" else None
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        await producer_of(q, 2)
+
+
+async def test_a_store_opened_for_shards_that_cannot_be_opened_is_closed_again(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(q.store, "close", close)
+    monkeypatch.setattr(sharded, "open_store", lambda spec: q.store)
+    with pytest.raises(ConfigError):
+        await ShardedProducer.open(ProducerConfig(store="memory://x"), 0)
+    with pytest.raises(ConfigError):
+        await ShardedConsumer.open(ConsumerConfig(store="memory://x"))
+    assert len(closed) == 2

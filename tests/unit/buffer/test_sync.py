@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -15,10 +17,12 @@ from penstock.buffer import (
     InvalidInputError,
     ProducerConfig,
 )
-from penstock.buffer.sync import Consumer, GarbageCollector, Producer
+from penstock.buffer.sync import Consumer, GarbageCollector, Producer, ShardedConsumer, ShardedProducer
 from penstock.errors import Rejected
 from penstock.metrics import Registry
+from penstock.objects import Blob
 from penstock.objects.memory import MemoryStore
+from penstock.objects.store import ByteRange
 
 
 @pytest.fixture
@@ -153,3 +157,83 @@ def test_a_twin_from_before_a_fork_says_so_and_a_new_one_works() -> None:
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, cwd=source, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_sharded_twins_keep_each_key_in_order_and_resume() -> None:
+    store = MemoryStore()
+    with ShardedProducer.open(ProducerConfig(store=store, flush_interval="1ms"), 3) as producer:
+        assert producer.shards == 3
+        for number in range(6):
+            producer.produce([b"%d" % number], key=b"one key").await_durable(20)
+        producer.produce([b"anywhere"])
+        producer.flush()
+    with ShardedConsumer.open(ConsumerConfig(store=store)) as consumer:
+        assert len(consumer) == 7
+        batches = list(consumer.drain())
+        for batch in batches:
+            consumer.ack(batch)
+        positions = consumer.positions()
+        consumer.flush()
+    keyed = [batch.entries[0] for batch in batches if batch.entries != [b"anywhere"]]
+    assert keyed == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    with ShardedConsumer.open(ConsumerConfig(store=store), positions) as again:
+        assert again.next_batch() is None
+
+
+def test_the_fetch_handle_of_a_twin_fetches_what_was_described() -> None:
+    store = MemoryStore()
+    with Producer(ProducerConfig(store=store, flush_interval="1ms")) as producer:
+        producer.produce([b"a", b"b"])
+    with Consumer.open(ConsumerConfig(store=store)) as consumer:
+        (descriptor,) = consumer.next_descriptors(10)
+        assert consumer.fetch_handle().fetch(descriptor).entries == [b"a", b"b"]
+        assert consumer.dead_letters == []
+        consumer.ack_through(descriptor.sequence)
+
+
+class _Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def test_an_interrupted_next_batch_delivers_the_same_again(store: MemoryStore) -> None:
+    with producer_on(store) as producer:
+        producer.produce([b"a"]).await_durable(10)
+    gated = _GatedStore(store)
+    main = threading.get_ident()
+
+    def interrupt(*_: object) -> None:
+        raise _Interrupted
+
+    def poke() -> None:
+        gated.asked.wait(10)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    earlier = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with consumer_on(gated) as consumer:
+            threading.Thread(target=poke).start()
+            with pytest.raises(_Interrupted):
+                consumer.next_batch()
+            gated.open = True
+            batch = consumer.next_batch()
+            assert batch is not None
+            assert batch.sequence == 0
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+
+
+class _GatedStore(MemoryStore):
+    """A view of another store whose batches cannot be read until it is opened."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
+        self._entries = store._entries
+        self._writes = 1000
+        self.asked = threading.Event()
+        self.open = False
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
+        while key.endswith(".batch") and not self.open:
+            self.asked.set()
+            await asyncio.sleep(0.001)
+        return await super().get(key, byte_range)

@@ -17,7 +17,7 @@ from penstock.codec import (
     record_lengths,
 )
 from penstock.codec.block import TABLE_MAGIC, TABLE_RECORDS_MIN
-from penstock.errors import Corrupt, InvalidInput
+from penstock.errors import Corrupt, InvalidInput, LimitExceeded
 
 
 def block_of(records: list[bytes]) -> bytes:
@@ -213,3 +213,9 @@ def test_a_smaller_count_leaves_the_rest_unread() -> None:
     assert decoded(block_of([b"a", b"b", b"c"]), 2) == [b"a", b"b"]
     assert decoded(block_of(MIXED) + table_of(list(map(len, MIXED))), 70) == MIXED[:70]
     assert decoded(b"anything", 0) == []
+
+
+def test_chunks_beyond_two_gib_together_are_refused() -> None:
+    chunk = pa.array([b"x" * (300 << 20)], pa.binary())
+    with pytest.raises(LimitExceeded, match="2 GiB"):
+        as_binary_array(pa.chunked_array([chunk] * 8))

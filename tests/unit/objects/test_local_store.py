@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidInput, NotFound, PermissionDenied, Unavailable
+from penstock.errors import InvalidInput, NotFound, PermissionDenied, Rejected, Unavailable
 from penstock.objects import LocalStore, Version
 
 
@@ -140,7 +140,7 @@ async def test_a_closed_store_says_so(store: LocalStore) -> None:
     await store.put("k", b"x")
     await store.close()
     await store.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Rejected, match="closed"):
         await store.get("k")
 
 

@@ -43,8 +43,7 @@ MUTANTS = (
         old="        await retry(lambda: self._store.put(location, parts),",
         new="        self.minted_ms, self.location, self._stored_at = minted_ms, location, started\n"
         "        await retry(lambda: self._store.put(location, parts),",
-        test="tests/unit/buffer/test_producer.py::"
-        "test_a_batch_that_could_not_be_stored_anew_is_never_referenced",
+        test=_promise("test_a_batch_that_could_not_be_stored_anew_is_never_referenced"),
     ),
     Mutant(
         name="reference before the data is stored",

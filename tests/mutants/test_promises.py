@@ -26,7 +26,7 @@ from penstock.buffer import (
     consumer,
     manifest,
 )
-from penstock.buffer.floor import NO_FLOOR, read_floor
+from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.gc import batch_minted_ms, candidates
 from penstock.buffer.ledger import read_ledger
 from penstock.clock import SYSTEM_CLOCK
@@ -437,6 +437,28 @@ async def test_a_resumed_consumer_starts_behind_what_was_acknowledged(
 async def _everything_referenced_exists(store: HookedStore) -> None:
     for entry in await store.entries():
         await store.get(entry.location)
+
+
+async def test_a_batch_that_could_not_be_stored_anew_is_never_referenced(store: HookedStore) -> None:
+    """Its first name is below the floor; storing it under another fails until the deadline."""
+    far = SYSTEM_CLOCK.now_ms() + 3_600_000
+    await store.put(f"{MANIFEST}.floor", write_floor(Floor(floor_ms=far, sealed_ms=far)))
+    stored: list[str] = []
+
+    async def only_the_first(op: str, key: str) -> None:
+        if op == "put" and key.endswith(".batch"):
+            stored.append(key)
+            if len(stored) > 1:
+                raise errors.Unavailable("the store is away")
+
+    store.before = only_the_first
+    producer = make_producer(store, SYSTEM_CLOCK, flush_interval="1ms", append_deadline="300ms")
+    handle = await producer.produce([b"a"])
+    with pytest.raises(StorageError):
+        await handle.watcher.await_durable()
+    with pytest.raises(errors.NotFound):
+        await store.get(MANIFEST)  # nothing was appended
+    await producer.close()
 
 
 async def test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost(

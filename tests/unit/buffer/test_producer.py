@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pyarrow as pa
 import pytest
@@ -25,7 +24,6 @@ from penstock.buffer import producer as producers
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.errors import StorageUnavailable
 from penstock.buffer.floor import Floor, write_floor
-from penstock.clock import SYSTEM_CLOCK
 from penstock.ids import ulid_ms
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
@@ -644,31 +642,6 @@ async def test_a_store_that_fails_in_a_way_nobody_expects_is_not_taken_for_succe
     kept = await producer.produce([b"b"])
     await producer.flush()
     assert (await kept.watcher.await_durable()).sequence == 0
-
-
-async def test_a_batch_that_could_not_be_stored_anew_is_never_referenced(q: Queue) -> None:
-    """Its first name is below the floor; storing it under another fails until the deadline."""
-    far = SYSTEM_CLOCK.now_ms() + 3_600_000
-    await q.store.put(f"{MANIFEST}.floor", write_floor(Floor(floor_ms=far, sealed_ms=far)))
-    stored = 0
-
-    def only_once(op: str, key: str) -> None:
-        nonlocal stored
-        if key.endswith(".batch"):
-            stored += 1
-            if stored > 1:
-                raise errors.Unavailable("the store is away")
-
-    q.store.before = only_once
-    producer = Producer(
-        ProducerConfig(store=q.store, flush_interval="1ms", append_deadline="300ms"), registry=Registry()
-    )
-    handle = await producer.produce([b"a"])
-    with pytest.raises(StorageError):
-        await handle.watcher.await_durable()
-    assert (await q.manifest()).entries == ()
-    with contextlib.suppress(StorageError):
-        await producer.close()
 
 
 async def test_a_flush_that_is_given_up_says_so(q: Queue) -> None:

@@ -6,10 +6,11 @@ Every blocking twin is a thin shell over this: the same core runs on the loop, t
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from penstock.errors import Rejected
 
@@ -46,13 +47,46 @@ class LoopThread:
             raise Rejected(
                 "a blocking call from inside the event loop would never return: use the async class"
             )
-        result = asyncio.run_coroutine_threadsafe(work, self._loop)
+        handoff = _Handoff(work, self._loop)
         try:
-            return result.result(timeout_s)
+            self._loop.call_soon_threadsafe(handoff.start)
+            return handoff.outcome.result(timeout_s)
         except BaseException as error:
             if timeout_s is None or not isinstance(error, TimeoutError):
-                result.cancel()  # does nothing if it has ended
+                self._loop.call_soon_threadsafe(handoff.abandon)
             raise
+
+
+class _Handoff(Generic[T]):
+    """One piece of work on its way to the loop and back.
+
+    `start` and `abandon` run on the loop, in the order they were sent. So an interrupt at any instant, even
+    while the work is being sent, leaves nothing running that nobody waits for.
+    """
+
+    def __init__(self, work: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._work = work
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+    def abandon(self) -> None:
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
 
 
 _shared: LoopThread | None = None

@@ -76,13 +76,31 @@ def _path(name: str, value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerConfig:
-    """Where and how a producer stores what it is given."""
+class QueueConfig:
+    """Which queue: a store, and where in it the manifest and the batches are."""
 
     store: str | StoreConfig | ObjectStore
     """A URL (`file:///…`, `s3://…`, `az://…`, `gs://…`, `memory://…`), a `StoreConfig`, or a store."""
     data_path_prefix: str = DEFAULT_PREFIX
     manifest_path: str = DEFAULT_MANIFEST
+
+    def __post_init__(self) -> None:
+        _check_store(self.store)
+        _ = self.prefix, self.manifest_key
+
+    @property
+    def prefix(self) -> str:
+        return _path("data_path_prefix", self.data_path_prefix)
+
+    @property
+    def manifest_key(self) -> str:
+        return _path("manifest_path", self.manifest_path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerConfig(QueueConfig):
+    """Where and how a producer stores what it is given."""
+
     flush_interval: DurationLike = "100ms"
     """A batch is stored this long after its first call: the latency people accept for an ack."""
     flush_size_bytes: SizeLike = "64MiB"
@@ -101,9 +119,7 @@ class ProducerConfig:
     """Keep one metadata item for neighbouring calls with equal payload in the same millisecond."""
 
     def __post_init__(self) -> None:
-        _check_store(self.store)
-        _path("data_path_prefix", self.data_path_prefix)
-        _path("manifest_path", self.manifest_path)
+        QueueConfig.__post_init__(self)
         _positive("max_buffered_inputs", self.max_buffered_inputs)
         _positive("max_parallel_uploads", self.max_parallel_uploads)
         for name, value in (
@@ -118,14 +134,6 @@ class ProducerConfig:
         if self.flush_size > BATCH_BYTES_MAX // 2:
             raise ConfigError(f"flush_size_bytes must be at most {BATCH_BYTES_MAX // 2} bytes")
         _ = self.flush_interval_s, self.append_deadline_s, self.compression
-
-    @property
-    def prefix(self) -> str:
-        return _path("data_path_prefix", self.data_path_prefix)
-
-    @property
-    def manifest_key(self) -> str:
-        return _path("manifest_path", self.manifest_path)
 
     @property
     def flush_interval_s(self) -> float:
@@ -153,31 +161,18 @@ class ProducerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GarbageCollectorConfig:
+class GarbageCollectorConfig(QueueConfig):
     """Which objects are looked at, how often, and how old they must be."""
 
-    store: str | StoreConfig | ObjectStore
-    data_path_prefix: str = DEFAULT_PREFIX
-    manifest_path: str = DEFAULT_MANIFEST
     gc_interval: DurationLike = "5m"
     gc_grace_period: DurationLike = "10m"
     """Politeness towards clients that do not know the floor: longer than any upload and append takes."""
 
     def __post_init__(self) -> None:
-        _check_store(self.store)
-        _path("data_path_prefix", self.data_path_prefix)
-        _path("manifest_path", self.manifest_path)
+        QueueConfig.__post_init__(self)
         if self.gc_interval_s <= 0:
             raise ConfigError("gc_interval must be longer than zero")
         _ = self.gc_grace_period_s
-
-    @property
-    def prefix(self) -> str:
-        return _path("data_path_prefix", self.data_path_prefix)
-
-    @property
-    def manifest_key(self) -> str:
-        return _path("manifest_path", self.manifest_path)
 
     @property
     def gc_interval_s(self) -> float:
@@ -189,15 +184,10 @@ class GarbageCollectorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig:
-    """Where a consumer reads, and what it does about trouble."""
+class ConsumerConfig(GarbageCollectorConfig):
+    """Where a consumer reads, how it collects garbage, and what it does about trouble."""
 
-    store: str | StoreConfig | ObjectStore
-    data_path_prefix: str = DEFAULT_PREFIX
-    manifest_path: str = DEFAULT_MANIFEST
     gc_enabled: bool = True
-    gc_interval: DurationLike = "5m"
-    gc_grace_period: DurationLike = "10m"
     prefetch: int = 4
     """Batches fetched ahead of `next_batch`; 0 fetches each when it is asked for."""
     prefetch_bytes_max: SizeLike = "256MiB"
@@ -211,30 +201,14 @@ class ConsumerConfig:
     """Raise when `last_acked` lies beyond the queue, instead of warning."""
 
     def __post_init__(self) -> None:
-        _check_store(self.store)
-        _path("manifest_path", self.manifest_path)
-        _ = self.gc, self.bad_batch_policy, self.retry_deadline_s
+        GarbageCollectorConfig.__post_init__(self)
+        _ = self.bad_batch_policy, self.retry_deadline_s
         _flag("gc_enabled", self.gc_enabled)
         _flag("strict_resume", self.strict_resume)
         _positive("max_batch_bytes", self.batch_bytes_max)
         _positive("prefetch_bytes_max", self.prefetch_bytes)
         if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
             raise ConfigError(f"prefetch must be a whole number of at least 0, not {self.prefetch!r}")
-
-    @property
-    def manifest_key(self) -> str:
-        return _path("manifest_path", self.manifest_path)
-
-    @property
-    def gc(self) -> GarbageCollectorConfig:
-        """The same settings, as the collector takes them."""
-        return GarbageCollectorConfig(
-            store=self.store,
-            data_path_prefix=self.data_path_prefix,
-            manifest_path=self.manifest_path,
-            gc_interval=self.gc_interval,
-            gc_grace_period=self.gc_grace_period,
-        )
 
     @property
     def prefetch_bytes(self) -> int:

@@ -88,7 +88,7 @@ class Consumer:
         self._delivering = asyncio.Lock()
         self._gc_task: asyncio.Task[None] | None = None
         self.gc = GarbageCollector(
-            config.gc, queue=self._queue, store=self._store, clock=clock, rng=rng, registry=registry
+            config, queue=self._queue, store=self._store, clock=clock, rng=rng, registry=registry
         )
         self.dead_letters: list[DeadLetter] = []
 
@@ -147,7 +147,7 @@ class Consumer:
             _check_sequence("last_acked", last_acked)
         try:
             await retry(
-                lambda: ensure_conditional_writes(self._store, self._config.gc.prefix),
+                lambda: ensure_conditional_writes(self._store, self._config.prefix),
                 self._policy,
                 clock=self._clock,
                 rng=self._rng,

@@ -121,7 +121,7 @@ def _fsync_check(path: str) -> Check:
 
 
 async def _check_calls(store: ObjectStore, config: ConsumerConfig) -> list[Check]:
-    prefix = config.gc.prefix
+    prefix = config.prefix
     key = join_key(prefix, f"probe-{uuid.uuid4().hex}")
     started = time.monotonic()
     doing = "list"

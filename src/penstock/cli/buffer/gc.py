@@ -94,7 +94,7 @@ async def _cycle(queue: Queue, *, fence: bool, dry_run: bool) -> _Cycle:
         finally:
             await consumer.release()
     else:
-        collector = GarbageCollector(queue.config.gc, store=queue.store)
+        collector = GarbageCollector(queue.config, store=queue.store)
         report = await collector.collect(dry_run=dry_run)
     if dry_run and not fence:
         above = [key for key in report.candidates if (batch_minted_ms(key) or 0) > floor.sealed_ms]

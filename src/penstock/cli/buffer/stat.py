@@ -53,7 +53,7 @@ async def _survey(target: Target) -> tuple[str, Surveys]:
 
 
 async def _survey_one(queue: Queue) -> QueueSurvey:
-    grace_ms = int(queue.config.gc.gc_grace_period_s * 1000)
+    grace_ms = int(queue.config.gc_grace_period_s * 1000)
     return await survey(queue.reader, queue.prefix, now_ms=SYSTEM_CLOCK.now_ms(), grace_ms=grace_ms)
 
 

@@ -93,7 +93,7 @@ class Queue:
 
     @property
     def prefix(self) -> str:
-        return self.config.gc.prefix
+        return self.config.prefix
 
 
 async def queues_of(config: ConsumerConfig, *, required: bool = True) -> list[Queue]:

@@ -23,7 +23,7 @@ settings.register_profile("explore", settings.get_profile("ci"), derandomize=Fal
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 TESTS = Path(__file__).parent
-TIERS = frozenset({"unit", "conformance", "properties", "crash", "process", "simulation", "mutants"})
+TIERS = frozenset({"unit", "conformance", "properties", "crash", "process", "simulation", "mutants", "spark"})
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,207 @@
+"""Where a stream stands: the next sequence of every shard. Plain arithmetic, no I/O.
+
+An offset travels as JSON, `{"0": 17}`: shard to the first sequence that has not been read. Spark compares
+offsets as text, so shards always stand in numeric order. A queue without shards is shard 0 alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from penstock.errors import ConfigError, Corrupt, InvalidInput
+
+__all__ = [
+    "Bounds",
+    "Offset",
+    "Position",
+    "QueueGap",
+    "admit_batches",
+    "admit_bytes",
+    "backlog",
+    "cap",
+    "check_asked",
+    "check_range",
+    "check_start",
+    "parse_position",
+    "read_offset",
+    "resolve",
+    "write_offset",
+]
+
+Offset: TypeAlias = dict[int, int]
+Place: TypeAlias = int | Literal["earliest", "latest"]
+Position: TypeAlias = Place | Mapping[int, Place]
+"""One place for every shard, or one each."""
+
+_ANOTHER: Final = (
+    "the manifest was deleted and made anew, or the checkpoint belongs to another queue. "
+    "Point the query at its own queue, or start with a new checkpoint"
+)
+
+
+class QueueGap(Corrupt):
+    """The queue no longer holds what the checkpoint asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a shard holds: entries `first` to `following - 1`."""
+
+    first: int
+    following: int
+
+
+def write_offset(offset: Mapping[int, int]) -> dict[str, int]:
+    """As Spark stores it."""
+    return {str(shard): offset[shard] for shard in sorted(offset)}
+
+
+def read_offset(stored: Mapping[str, int], shards: Sequence[int], queue: str) -> Offset:
+    """The offset in a checkpoint. Raises `QueueGap` if it cannot be one of this queue."""
+    try:
+        offset = {int(shard): _sequence(place) for shard, place in stored.items()}
+    except (TypeError, ValueError) as error:
+        raise QueueGap(
+            f"the checkpoint holds {stored!r}, which is no offset of {queue}: {_ANOTHER}"
+        ) from error
+    if sorted(offset) != sorted(shards):
+        raise QueueGap(f"the checkpoint knows {len(offset)} shards, {queue} has {len(shards)}: {_ANOTHER}")
+    return dict(sorted(offset.items()))
+
+
+def _sequence(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no sequence")
+    return value
+
+
+def parse_position(text: str, option: str) -> Position:
+    """`earliest`, `latest`, a sequence, or JSON with one of them per shard. Raises `ConfigError`."""
+    plain = text.strip()
+    try:
+        if not plain.startswith("{"):
+            return _place(plain)
+        loaded = json.loads(plain)
+        return {_sequence(int(shard)): _place(place) for shard, place in loaded.items()}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f'{option}: expected earliest, latest, a sequence or JSON such as {{"0": 17}}, found {text!r}'
+        ) from error
+
+
+def _place(value: object) -> Place:
+    if value == "earliest" or value == "latest":
+        return "earliest" if value == "earliest" else "latest"
+    return _sequence(int(value) if isinstance(value, str) else value)
+
+
+def resolve(position: Position, bounds: Mapping[int, Bounds], option: str) -> Offset:
+    """The position in numbers. Raises `ConfigError` for shards that are missing or do not exist."""
+    if isinstance(position, int) and len(bounds) > 1:
+        raise ConfigError(
+            f"{option}: each of the queue's {len(bounds)} shards has its own numbers; give JSON with all"
+        )
+    places = position if isinstance(position, Mapping) else dict.fromkeys(bounds, position)
+    if sorted(places) != sorted(bounds):
+        raise ConfigError(f"{option}: the queue has the shards 0 to {max(bounds)}; name each of them once")
+    return {shard: _at(places[shard], bounds[shard]) for shard in sorted(bounds)}
+
+
+def _at(place: Place, bounds: Bounds) -> int:
+    if isinstance(place, int):
+        return place
+    return bounds.first if place == "earliest" else bounds.following
+
+
+def check_start(start: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
+    """Raise `QueueGap` unless a stream that stands at `start` can go on."""
+    check_range(start, start, bounds, queue)
+
+
+def check_range(
+    start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str
+) -> None:
+    """Raise `QueueGap` unless the queue still holds all of `start` to `end`."""
+    for shard, held in bounds.items():
+        name = queue if len(bounds) == 1 else f"shard {shard} of {queue}"
+        if end[shard] > held.following:
+            raise QueueGap(
+                f"the checkpoint has read {name} up to {end[shard] - 1}, but it has handed out numbers only "
+                f"up to {held.following - 1}: {_ANOTHER}"
+            )
+        if start[shard] < held.first:
+            raise QueueGap(
+                f"{name} begins at {held.first}, but {start[shard]} comes next in this query: somebody else "
+                f"has acknowledged what lies between, or {_ANOTHER}"
+            )
+
+
+def check_asked(asked: Mapping[int, int], bounds: Mapping[int, Bounds], option: str, queue: str) -> None:
+    """Raise `InvalidInput` unless every number the user gave lies within the queue."""
+    for shard, held in bounds.items():
+        if not held.first <= asked[shard] <= held.following:
+            name = queue if len(bounds) == 1 else f"shard {shard} of {queue}"
+            raise InvalidInput(
+                f"{option}: {name} holds the sequences {held.first} to {held.following - 1}; "
+                f"{asked[shard]} is outside"
+                if held.following > held.first
+                else f"{option}: {name} is empty and continues at {held.following}; {asked[shard]} is outside"
+            )
+
+
+def cap(offset: Mapping[int, int], ceiling: Mapping[int, int]) -> Offset:
+    """The lower of the two, shard by shard."""
+    return {shard: min(place, ceiling[shard]) for shard, place in offset.items()}
+
+
+def backlog(offset: Mapping[int, int], following: Mapping[int, int]) -> int:
+    """How many batches lie behind `offset`."""
+    return sum(max(0, following[shard] - place) for shard, place in offset.items())
+
+
+def admit_batches(start: Mapping[int, int], end: Mapping[int, int], limit: int) -> Offset:
+    """As far from `start` towards `end` as `limit` batches go, taken evenly from all shards.
+
+    What a short shard does not use goes to the others; when less than one each is left, the shards that
+    are furthest behind get it.
+    """
+    left = limit
+    taken = dict.fromkeys(start, 0)
+    open_shards = [shard for shard in start if end[shard] > start[shard]]
+    while left > 0 and open_shards:
+        open_shards.sort(key=lambda shard: start[shard] + taken[shard] - end[shard])
+        share = max(1, left // len(open_shards))
+        for shard in open_shards:
+            step = min(share, end[shard] - start[shard] - taken[shard], left)
+            taken[shard] += step
+            left -= step
+        open_shards = [shard for shard in open_shards if start[shard] + taken[shard] < end[shard]]
+    return {shard: place + taken[shard] for shard, place in start.items()}
+
+
+def admit_bytes(
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    limit: int,
+    size_of: Callable[[int, int], int],
+) -> Offset:
+    """As far as `limit` bytes go, one batch from each shard in turn, and always one batch at least.
+
+    `size_of(shard, sequence)` tells the bytes of a batch.
+    """
+    reached = dict(start)
+    used = 0
+    open_shards = [shard for shard in start if end[shard] > start[shard]]
+    while open_shards:
+        for shard in list(open_shards):
+            size = size_of(shard, reached[shard])
+            if used and used + size > limit:
+                return reached
+            used += max(1, size)
+            reached[shard] += 1
+            if reached[shard] >= end[shard]:
+                open_shards.remove(shard)
+    return reached

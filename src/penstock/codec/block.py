@@ -48,6 +48,7 @@ _WIDTHS: dict[int, str] = {1: "<u1", 2: "<u2", 4: "<u4"}
 _SLICE_END = 2**31 - 1
 _INLINE_BYTES_MAX = 12  # Arrow keeps view values up to this length inside the view itself
 _OFFSET_MAX = 2**31 - 1
+_HEADER_OFFSETS = np.arange(0, 4 << 16, 4, dtype="<i4")
 
 Lengths: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -128,7 +129,7 @@ def record_bytes(values: pa.BinaryArray) -> int:
 
 def record_lengths(values: pa.BinaryArray) -> Lengths:
     """The length of every record, without a look at any of them."""
-    return np.diff(_offsets(values)).astype("<u4")
+    return np.diff(_offsets(values)).view("<u4")
 
 
 def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> memoryview:
@@ -138,12 +139,18 @@ def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> me
         return memoryview(b"")
     if lengths is None:
         lengths = record_lengths(values)
-    header_offsets = np.arange(0, 4 * count + 1, 4, dtype="<i4")
     headers = pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(header_offsets), pa.py_buffer(lengths)]
+        pa.binary(), count, [None, pa.py_buffer(_header_offsets(count)), pa.py_buffer(lengths)]
     )
     joined = pc.binary_join_element_wise(headers, values, b"")
     return memoryview(joined.buffers()[2])[: record_bytes(values) + 4 * count]
+
+
+def _header_offsets(count: int) -> npt.NDArray[np.int32]:
+    """0, 4, 8, …: where `count` headers lie one behind the other. Few enough are taken from a stock."""
+    if count < len(_HEADER_OFFSETS):
+        return _HEADER_OFFSETS[: count + 1]
+    return np.arange(0, 4 * count + 1, 4, dtype="<i4")
 
 
 def length_table(lengths: Lengths) -> bytes:
@@ -204,7 +211,7 @@ class Block:
         count = len(self.lengths)
         if count == 0 or int(self.lengths.min()) <= _INLINE_BYTES_MAX or len(self.data) > _OFFSET_MAX:
             return self.to_arrow().cast(pa.binary_view())
-        views = np.empty((count, 2), "<u8")
+        views = _scratch(2 * count, "<u8").reshape(count, 2)
         views[:, 0] = _heads(self.data, self.starts) if self.heads is None else self.heads
         np.add(self.starts[:-1], 4, out=views[:, 1], casting="unsafe")
         views[:, 1] <<= np.uint64(32)
@@ -223,12 +230,21 @@ def index_block(data: pa.Buffer, count: int) -> Block:
 
 def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions:
     """Header positions for records of these lengths, and the end of the last."""
-    starts = np.zeros(len(lengths) + 1, "<i8")
+    starts = _scratch(len(lengths) + 1, "<i8")
     framed = starts[1:]
-    framed += lengths
-    framed += 4
+    starts[0] = 0
+    np.add(lengths, 4, out=framed, dtype="<i8")
     np.cumsum(framed, out=framed)
     return starts
+
+
+def _scratch(count: int, kind: str) -> npt.NDArray[np.int64]:
+    """An uninitialised array from Arrow's memory pool.
+
+    The pool keeps what is given back to it. The C library returns a megabyte to the system at once, and
+    the page faults of asking for it again cost as much as the work done in it.
+    """
+    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
 def _heads(data: pa.Buffer, starts: Positions) -> npt.NDArray[np.uint64]:

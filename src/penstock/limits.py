@@ -1,4 +1,7 @@
-"""Every cap in one place, with its reason. A value above its cap raises `LimitExceeded`."""
+"""Every cap in one place, with its reason.
+
+A value that a caller gives above its cap is `Rejected`; stored bytes above theirs are `Corrupt`.
+"""
 
 from __future__ import annotations
 

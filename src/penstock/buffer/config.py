@@ -191,7 +191,7 @@ class ConsumerConfig(GarbageCollectorConfig):
     prefetch: int = 4
     """Batches fetched ahead of `next_batch`; 0 fetches each when it is asked for."""
     prefetch_bytes_max: SizeLike = "256MiB"
-    """Stop fetching ahead while this many bytes wait to be delivered."""
+    """Bound on what is fetched ahead: bytes that wait, and those under way taken at the usual size."""
     max_batch_bytes: SizeLike = BATCH_BYTES_MAX
     """The largest block, decompressed, that is worth memory; a larger one is a bad batch."""
     on_bad_batch: BadBatchPolicy | str = BadBatchPolicy.RAISE

@@ -52,7 +52,10 @@ class SerializationError(BufferError, errors.Corrupt):
 
 
 class FencedError(BufferError, errors.Fenced):
-    """A newer consumer holds the queue, or this one was never initialised. Stop."""
+    """A newer consumer holds the queue, or this one never did, is closed, or lost its manifest. Stop.
+
+    It does not say that a write sent just before had no effect, only that none may be relied upon.
+    """
 
 
 class StorageError(BufferError):

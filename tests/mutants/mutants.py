@@ -8,6 +8,7 @@ __all__ = ["MUTANTS", "Mutant"]
 
 PROMISES = "tests/mutants/test_promises.py"
 FAULTS = "tests/crash/test_buffer_faults.py"
+TRANSACTIONS = "tests/crash/test_transaction_faults.py"
 LOCAL_CRASH = "tests/crash/test_local_store_crash.py"
 
 
@@ -203,6 +204,66 @@ MUTANTS = (
         old="        self._progress = Progress(last_acked)\n",
         new="        self._progress = Progress(None)\n        last_acked = None\n",
         test=_promise("test_a_resumed_consumer_starts_behind_what_was_acknowledged"),
+    ),
+    # Transactions
+    Mutant(
+        name="the book is not written before a dequeue",
+        file="buffer/queue_consumer.py",
+        old="            await book.enter(self.file, tags)\n",
+        new="            pass\n",
+        test=_promise("test_a_transaction_is_known_when_its_entries_have_left_the_queue"),
+    ),
+    Mutant(
+        name="the book and the ledger are written after the dequeue",
+        file="buffer/queue_consumer.py",
+        old="                if before is not None:\n                    await before(base)\n"
+        "                self._adopt(await self._write(raw, base))\n",
+        new="                self._adopt(await self._write(raw, base))\n"
+        "                if before is not None:\n                    await before(base)\n",
+        test=_promise("test_the_book_knows_a_transaction_before_its_entries_leave_the_queue"),
+    ),
+    Mutant(
+        name="a transaction is not looked up again after a conflict",
+        file="buffer/queue_producer.py",
+        old="                if await done(snapshot):\n",
+        new="                if backoff.attempts == 0 and await done(snapshot):\n",
+        test=_promise("test_two_runs_of_one_version_at_the_same_moment_append_once"),
+    ),
+    Mutant(
+        name="the queue itself is not searched for a transaction",
+        file="buffer/append.py",
+        old="    queued = newest_version(snapshot.raw, app)\n",
+        new="    queued = None\n",
+        test=f"{TRANSACTIONS}::test_an_append_that_is_repeated_after_any_fault_goes_in_once"
+        "[crash-after-the-call]",
+    ),
+    Mutant(
+        name="entries are appended without their tag",
+        file="buffer/append.py",
+        old='        tail = b"" if transaction is None else encode_tag(transaction)\n',
+        new='        tail = b""\n',
+        test=_promise("test_a_transaction_is_known_when_its_entries_have_left_the_queue"),
+    ),
+    Mutant(
+        name="a version below the last is appended",
+        file="buffer/append.py",
+        old="        if last is not None and last > version:\n",
+        new="        if last is not None and last < 0:\n",
+        test=_promise("test_a_version_below_the_last_is_refused"),
+    ),
+    Mutant(
+        name="a stored batch at the floor is appended as it is",
+        file="buffer/append.py",
+        old="        return minted_ms <= floor_ms or",
+        new="        return minted_ms < floor_ms or",
+        test=_promise("test_a_stored_batch_at_the_floor_is_copied_before_it_is_referenced"),
+    ),
+    Mutant(
+        name="the book can be lowered",
+        file="buffer/book.py",
+        old="if version > book.get(app, -1)}",
+        new="if version != book.get(app, -1)}",
+        test=_promise("test_the_book_is_never_lowered"),
     ),
     # Collecting garbage
     Mutant(

@@ -22,10 +22,15 @@ from penstock.buffer import (
     OutcomeUnknown,
     Producer,
     ProducerConfig,
+    StaleTransaction,
     StorageError,
+    Transaction,
+    append_batches,
     consumer,
     manifest,
+    store_batch,
 )
+from penstock.buffer.book import merge, read_book
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.gc import batch_minted_ms, candidates
 from penstock.buffer.ledger import read_ledger
@@ -642,3 +647,92 @@ def test_a_hole_in_the_numbering_is_not_a_manifest() -> None:
     raw = manifest.encode_entry(1, item) + manifest.encode_entry(3, item)
     with pytest.raises(errors.Corrupt):
         manifest.decode(raw + manifest.Footer(entry_count=2, next_sequence=3, epoch=0).pack())
+
+
+# Transactions
+
+
+BOOK = f"{MANIFEST}.txn"
+RUNS = itertools.count()
+
+
+class DiedError(Exception):
+    """Stands for a process that is killed at this very call."""
+
+
+async def die() -> None:
+    raise DiedError
+
+
+async def append_under(store: HookedStore, clock: ManualClock, version: int, *bodies: bytes) -> bool:
+    """A run of one version, with an object of its own; True if it had been committed before."""
+    rng = random.Random(next(RUNS))
+    stored = await store_batch(store, "ingest", [*bodies], clock=clock, rng=rng)
+    config = ProducerConfig(store=store, append_deadline="1h")
+    transaction = Transaction(app="query", version=version)
+    return (await append_batches(config, [stored], transaction, clock=clock, rng=rng)).repeated
+
+
+async def test_a_transaction_is_known_when_its_entries_have_left_the_queue(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    store.before = once(die, key=BOOK)
+    with pytest.raises(DiedError):
+        await append_under(store, clock, 7, b"a")
+    queue = await make_consumer(store, clock)
+    await queue.ack_through(0)
+    assert await append_under(store, clock, 7, b"a")
+    assert await store.entries() == ()
+
+
+async def test_the_book_knows_a_transaction_before_its_entries_leave_the_queue(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    store.before = once(die, key=BOOK)
+    with pytest.raises(DiedError):
+        await append_under(store, clock, 7, b"a")
+    queue = await make_consumer(store, clock)
+    store.before = once(die)
+    with pytest.raises(DiedError):
+        await queue.ack_through(0)
+    assert read_book(bytes((await MemoryStore.get(store, BOOK)).data)) == {"query": 7}
+
+
+async def test_two_runs_of_one_version_at_the_same_moment_append_once(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    async def overtake() -> None:
+        assert not await append_under(store, clock, 7, b"a")
+
+    store.before = once(overtake)
+    running = asyncio.ensure_future(append_under(store, clock, 7, b"a"))
+    await clock.advance(10)
+    assert await running
+    assert len(await store.entries()) == 1
+
+
+async def test_a_version_below_the_last_is_refused(store: HookedStore, clock: ManualClock) -> None:
+    await append_under(store, clock, 7, b"a")
+    with pytest.raises(StaleTransaction, match="committed version 7"):
+        await append_under(store, clock, 6, b"b")
+    assert len(await store.entries()) == 1
+
+
+async def test_a_stored_batch_at_the_floor_is_copied_before_it_is_referenced(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    stored = await store_batch(store, "ingest", [b"a"], clock=clock)
+    floor = Floor(floor_ms=stored.minted_ms, sealed_ms=-1)
+    await MemoryStore.put(store, f"{MANIFEST}.floor", write_floor(floor))
+    await append_batches(ProducerConfig(store=store), [stored], clock=clock)
+    (entry,) = await store.entries()
+    minted_ms = batch_minted_ms(entry.location)
+    assert minted_ms is not None
+    assert minted_ms > stored.minted_ms
+    copy = await MemoryStore.get(store, entry.location)
+    assert copy.data == (await MemoryStore.get(store, stored.location)).data
+
+
+def test_the_book_is_never_lowered() -> None:
+    assert merge({"a": 5}, {"a": 4}) is None
+    assert merge({"a": 5, "b": 1}, {"a": 6, "b": 0}) == {"b": 1, "a": 6}

@@ -44,8 +44,13 @@ async def live(sim: Simulation) -> tuple[str, World]:
             await asyncio.sleep(rng.uniform(1, 150))
         await asyncio.gather(*running)
 
+    async def queries() -> None:
+        own = sim.child_rng("queries")
+        await asyncio.sleep(own.uniform(0, 60))
+        await world.transact("query", own.choice([0, -HOUR_MS, HOUR_MS]), own.randint(0, 3))
+
     names = ["alpha", "beta", "gamma"][: rng.randint(1, 3)]
-    await asyncio.gather(consumers(), *(producers(name) for name in names))
+    await asyncio.gather(consumers(), queries(), *(producers(name) for name in names))
     plan.quiet()
     for store in world.stores:
         await store.settle()
@@ -85,6 +90,8 @@ def test_nothing_is_lost_doubled_or_leaked_on_any_seed(chunk: int) -> None:
         seen["unknown"] += len(world.unknown)
         seen["refused"] += len(world.refused)
         seen["fenced"] += world.fenced
+        seen["committed"] += world.committed
+        seen["repeated"] += world.repeated
         seen["reuploads"] += int(world.reuploads)
         seen["collected"] += int(world.collected)
         for kind, count in world.plan.injected.items():
@@ -92,4 +99,4 @@ def test_nothing_is_lost_doubled_or_leaked_on_any_seed(chunk: int) -> None:
     print(dict(seen))
     if not ONE_SEED and len(seeds) >= 50:
         # A run in which nothing interesting happens shows nothing.
-        assert all(seen[name] for name in ("acked", "fenced", "reuploads", "collected")), seen
+        assert all(seen[name] for name in ("acked", "fenced", "reuploads", "collected", "repeated")), seen

@@ -18,6 +18,10 @@ from penstock.buffer import (
     OutcomeUnknown,
     Producer,
     ProducerConfig,
+    StaleTransaction,
+    Transaction,
+    append_batches,
+    store_batch,
 )
 from penstock.buffer import manifest as manifests
 from penstock.buffer.handle import WriteHandle
@@ -157,6 +161,8 @@ class World:
         self.unknown: set[bytes] = set()
         self.stores: list[FaultyStore] = []
         self.fenced = 0
+        self.committed = 0
+        self.repeated = 0
         self.reuploads = 0.0
         self.collected = 0.0
 
@@ -195,6 +201,59 @@ class World:
                 self.sim.trace(f"{name} closed with {type(error).__name__}")
             await asyncio.gather(*watching)
         self.reuploads += registry.value("buffer.reupload_total")
+
+    async def transact(self, name: str, skew_ms: int, versions: int) -> None:
+        """A query that commits one version after the other, and starts a version again until it is told.
+
+        It crashes in the middle of anything, and repeats some of what it was told is done: each version is in
+        the queue once. Every run stores its records anew.
+        """
+        rng = self.sim.child_rng(name)
+        for version in range(versions):
+            records = [f"{name}.{version}.{part}".encode() for part in range(rng.randint(2, 4))]
+            self.produced.update(records)
+            told = False
+            while not told or rng.random() < 0.2:
+                run = asyncio.get_running_loop().create_task(self._commit(name, skew_ms, version, records))
+                if rng.random() < 0.3:
+                    await asyncio.wait([run], timeout=rng.choice([0.01, 0.1, 1.0, 60.0]))
+                    if run.cancel():
+                        self.sim.trace(f"{name} crashes in {version}")
+                await asyncio.wait([run])
+                repeated = None if run.cancelled() else run.result()
+                if repeated is not None:
+                    self.tower.must(repeated or not told, f"I12: {name} has committed {version} twice")
+                    self.repeated += repeated
+                    told = True
+            self.committed += 1
+            self.acked.update(records)
+            await asyncio.sleep(rng.choice([0.0, 0.2, 5.0]))
+
+    async def _commit(self, name: str, skew_ms: int, version: int, records: list[bytes]) -> bool | None:
+        """One run; None if it ended in an error. A driver starts in a process of its own each time."""
+        rng = self.sim.child_rng(f"{name}.{version}.{len(self.stores)}")
+        clock = self.sim.clock(skew_ms)
+        store, _ = self.window(f"{name}.{len(self.stores)}", clock)
+        registry = Registry()
+        try:
+            halves = (records[: len(records) // 2], records[len(records) // 2 :])
+            stored = [await store_batch(store, "ingest", half, clock=clock, rng=rng) for half in halves]
+            appended = await append_batches(
+                ProducerConfig(store="memory://", append_deadline="5m"),
+                stored,
+                Transaction(app=name, version=version),
+                store=store,
+                clock=clock,
+                rng=rng,
+                registry=registry,
+            )
+        except BufferError as error:
+            self.sim.trace(f"{name} failed in {version} with {type(error).__name__}")
+            self.tower.must(not isinstance(error, StaleTransaction), f"I12: {error}")
+            return None
+        self.reuploads += registry.value("buffer.reupload_total")
+        self.sim.trace(f"{name} committed {version}: {appended}")
+        return appended.repeated
 
     async def _watch(self, handle: WriteHandle, records: list[bytes]) -> None:
         try:

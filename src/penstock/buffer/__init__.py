@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from penstock.buffer.append import Appended, append_batches, last_version
 from penstock.buffer.batch import CompressionType
 from penstock.buffer.config import BadBatchPolicy, ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from penstock.buffer.consumer import Consumer
@@ -27,6 +28,7 @@ from penstock.buffer.errors import (
     ProducerClosed,
     RetriesExhausted,
     SerializationError,
+    StaleTransaction,
     StorageError,
     StorageRejected,
     StorageUnavailable,
@@ -37,8 +39,11 @@ from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
 from penstock.buffer.manifest import Metadata
 from penstock.buffer.producer import Producer
 from penstock.buffer.sharded import ShardedConsumer, ShardedProducer
+from penstock.buffer.stored_batch import StoredBatch, store_batch
+from penstock.buffer.transaction import Transaction
 
 __all__ = [
+    "Appended",
     "BadBatchPolicy",
     "BatchDescriptor",
     "BatchMissing",
@@ -66,9 +71,15 @@ __all__ = [
     "SerializationError",
     "ShardedConsumer",
     "ShardedProducer",
+    "StaleTransaction",
     "StorageError",
     "StorageRejected",
     "StorageUnavailable",
+    "StoredBatch",
+    "Transaction",
     "WriteHandle",
     "WriteOutcome",
+    "append_batches",
+    "last_version",
+    "store_batch",
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
+from penstock.buffer.book import read_book
 from penstock.buffer.errors import BatchMissing, BufferError, SerializationError, storage_error
 from penstock.buffer.fetch import BatchDescriptor
 from penstock.buffer.floor import read_floor
@@ -22,6 +23,7 @@ from penstock.buffer.manifest import EntryIndex
 __all__ = ["Finding", "Severity", "audit", "check_layout", "check_objects", "check_side"]
 
 PARALLEL_FETCHES = 4
+_SIDE_SUFFIXES = (".floor", ".ledger", ".txn")
 
 _RESTORE = (
     "restore the object from a backup or an older version of it; if it is lost for good, let the consumer "
@@ -81,7 +83,7 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
         if location.startswith(f"{prefix}/") and location not in present:
             yield _problem(location, f"is in the queue as {sequence}, but not in the store", _RESTORE)
     for info in inventory.foreign:
-        if info.key.endswith((".floor", ".ledger")):
+        if info.key.endswith(_SIDE_SUFFIXES):
             yield _problem(
                 info.key,
                 "belongs to another queue that shares this folder",
@@ -100,8 +102,24 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
         )
 
 
-def check_side(raw_ledger: bytes | None, raw_floor: bytes | None, path: str, first: int) -> Iterator[Finding]:
+def check_side(
+    raw_ledger: bytes | None, raw_floor: bytes | None, raw_book: bytes | None, path: str, first: int
+) -> Iterator[Finding]:
     """The objects beside the manifest."""
+    yield from _check_ledger(raw_ledger, path, first)
+    yield from _check_floor(raw_floor, path)
+    try:
+        _ = {} if raw_book is None else read_book(raw_book)
+    except SerializationError as error:
+        yield _problem(
+            f"{path}.txn",
+            str(error),
+            "restore an older version of it: until then nothing can be appended under a transaction, nor "
+            "dequeued that was",
+        )
+
+
+def _check_ledger(raw_ledger: bytes | None, path: str, first: int) -> Iterator[Finding]:
     try:
         ledger = {} if raw_ledger is None else read_ledger(raw_ledger)
         if ledger and max(ledger) + 1 < first:
@@ -116,6 +134,9 @@ def check_side(raw_ledger: bytes | None, raw_floor: bytes | None, path: str, fir
             f"does not decode: {error}",
             "keep a copy of it, then let the consumer run: its next dequeue writes a new one",
         )
+
+
+def _check_floor(raw_floor: bytes | None, path: str) -> Iterator[Finding]:
     try:
         floor = None if raw_floor is None else read_floor(raw_floor)
         if floor is not None and floor.sealed_ms > floor.floor_ms:
@@ -158,11 +179,12 @@ async def audit(
         listed = await store.list(prefix)
         raw_ledger, _ = await file.read_side(file.ledger_path)
         raw_floor, _ = await file.read_side(file.floor_path)
+        raw_book, _ = await file.read_side(file.book_path)
         letters = [info.key for info in await store.list(f"{file.path}.dead") if info.key.endswith(".json")]
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {store.url}") from error
     undecoded = bool(findings)
-    findings += check_side(raw_ledger, raw_floor, file.path, 0 if undecoded else index.first)
+    findings += check_side(raw_ledger, raw_floor, raw_book, file.path, 0 if undecoded else index.first)
     for key in letters:
         findings.append(
             _note(key, "is a batch that was set aside", "look at its reason, repair and produce it again")
@@ -204,7 +226,7 @@ async def _still_there(reader: QueueReader, found: list[Finding]) -> list[Findin
         for finding in found
         if finding.severity is Severity.NOTE
         or finding.subject in queued
-        or finding.subject.endswith((".floor", ".ledger"))
+        or finding.subject.endswith(_SIDE_SUFFIXES)
     ]
 
 

@@ -249,6 +249,13 @@ class Consumer:
         """
         return await self._queue.entries()
 
+    async def dequeued(self) -> dict[int, str]:
+        """Sequence to location of what left the queue lately, as far as the ledger remembers.
+
+        One request in the life of a consumer: its own dequeues are known without reading them back.
+        """
+        return await self._queue.known_dequeued()
+
     def fetch_handle(self) -> FetchHandle:
         """What fetches descriptors. Stateless: share it between tasks. It does not notice fencing."""
         return self._fetcher

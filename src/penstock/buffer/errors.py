@@ -12,6 +12,7 @@
         ├── BatchMissing         (Corrupt)         the queue names an object that is not there
         ├── OutOfOrderAck        (Rejected)        acks follow delivery order
         ├── ManifestFull         (LimitExceeded)   the consumer is too far behind
+        ├── StaleTransaction     (Rejected)        a later version of the same application is committed
         └── ProducerClosed       (Rejected)        the producer is shut down
 
 Only `FencedError` is terminal for a consumer.
@@ -32,6 +33,7 @@ __all__ = [
     "ProducerClosed",
     "RetriesExhausted",
     "SerializationError",
+    "StaleTransaction",
     "StorageError",
     "StorageRejected",
     "StorageUnavailable",
@@ -88,6 +90,10 @@ class OutOfOrderAck(StorageError, errors.Rejected):
 
 class ManifestFull(StorageError, errors.LimitExceeded):
     """The manifest reached its cap because nothing is dequeued: start or unblock the consumer."""
+
+
+class StaleTransaction(StorageError, errors.Rejected):
+    """A later version of the same application is committed; nothing was queued. Use the right checkpoint."""
 
 
 class ProducerClosed(StorageError, errors.Rejected):

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
-from penstock.buffer.errors import StorageRejected, storage_error
+from penstock.buffer.errors import SerializationError, StorageRejected, storage_error
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
 from penstock.buffer.gc import batch_minted_ms, candidates
+from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -87,6 +88,21 @@ class QueueReader:
         """Up to `limit` entries with a number above `after` (None: from the oldest)."""
         return [BatchDescriptor.of(entry) for entry in (await self.index()).after(after, limit)]
 
+    async def dequeued(self) -> dict[int, str]:
+        """Sequence to location of what left the queue lately; a damaged ledger is one that knows nothing."""
+        try:
+            raw, _ = await retry(
+                lambda: self.file.read_side(self.file.ledger_path),
+                self._policy,
+                clock=self._clock,
+                rng=SYSTEM_RNG,
+            )
+            return {} if raw is None else read_ledger(raw)
+        except SerializationError:
+            return {}
+        except errors.PenstockError as error:
+            raise storage_error(error, f"reading {self.file.ledger_path}") from error
+
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """The batch. Raises `BatchMissing`, `SerializationError` or another `StorageError`."""
         return await self._fetcher.fetch(descriptor)
@@ -114,7 +130,7 @@ class Inventory:
     unreferenced: tuple[ObjectInfo, ...]
     """Named as batches, but not in the queue: consumed, or never appended."""
     side: tuple[ObjectInfo, ...]
-    """The manifest and what stands beside it: ledger, floor, dead letters, shards."""
+    """The manifest and what stands beside it: ledger, floor, transaction book, dead letters, shards."""
     probes: tuple[ObjectInfo, ...]
     """Left behind by a check of conditional writes that was cut short."""
     foreign: tuple[ObjectInfo, ...]

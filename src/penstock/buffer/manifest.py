@@ -4,14 +4,15 @@
     meta     u32 start_index | i64 ingestion_time_ms | u32 payload_len | payload
     footer   u32 entry_count | u64 next_sequence | u64 epoch | u16 version (=1)
 
-`entry_len` counts what follows it. Bytes of an entry behind its metas are unknown to us and survive
-every edit. All functions here are pure: bytes in, bytes out, `SerializationError` on anything that
-breaks the format.
+`entry_len` counts what follows it. Bytes of an entry behind its metas, its tail, are not part of the format
+and survive every edit; `penstock.buffer.transaction` puts its tags there. All functions here are pure: bytes
+in, bytes out, `SerializationError` on anything that breaks the format.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ __all__ = [
     "locate",
     "read_footer",
     "set_epoch",
+    "tails",
 ]
 
 VERSION = 1
@@ -65,6 +67,7 @@ class NewEntry:
 
     location: str
     metadata: Sequence[Metadata]
+    tail: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Entry:
     sequence: int
     location: str
     metadata: tuple[Metadata, ...]
+    tail: bytes = b""
+    """What stands behind the metas, whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,8 @@ def encode_entry(sequence: int, item: NewEntry) -> bytes:
         parts.append(_META.pack(meta.start_index, meta.ingestion_time_ms, len(meta.payload)))
         parts.append(meta.payload)
         size += _META.size + len(meta.payload)
+    parts.append(item.tail)
+    size += len(item.tail)
     if size > 2**32 - 1:
         raise InvalidInputError(f"entry of {size} bytes is longer than its length field allows")
     parts[0] = _HEAD.pack(size, sequence, len(location))
@@ -259,7 +266,26 @@ def _read_entry(raw: bytes, start: int, end: int) -> Entry:
             )
         )
         position += size
-    return Entry(sequence=sequence, location=location, metadata=tuple(metas))
+    return Entry(sequence=sequence, location=location, metadata=tuple(metas), tail=raw[position:end])
+
+
+def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """(sequence, tail) of the entries that hold `needle` anywhere, newest first; none above `through`.
+
+    One byte search tells the common "there is none", and only entries with a hit are decoded. A hit may also
+    lie in somebody's metadata, so the tail is for the caller to judge.
+    """
+    if raw.find(needle, 0, len(raw) - FOOTER_BYTES) < 0:
+        return
+    walk = _walk(raw, read_footer(raw))
+    spans = [(start, end) for start, end, sequence, _ in walk if through is None or sequence <= through]
+    starts = [start for start, _ in spans]
+    limit = spans[-1][1] if spans else 0
+    while (place := raw.rfind(needle, 0, limit)) >= 0:
+        start, end = spans[bisect_right(starts, place) - 1]
+        entry = _read_entry(raw, start, end)
+        yield entry.sequence, entry.tail
+        limit = start
 
 
 def decode(raw: bytes) -> Manifest:

@@ -29,13 +29,14 @@ class Snapshot:
 class ManifestFile:
     """One queue's manifest object and the names of the side objects beside it."""
 
-    __slots__ = ("floor_path", "ledger_path", "path", "store")
+    __slots__ = ("book_path", "floor_path", "ledger_path", "path", "store")
 
     def __init__(self, store: ObjectStore, path: str) -> None:
         self.store = store
         self.path = path
         self.ledger_path = f"{path}.ledger"
         self.floor_path = f"{path}.floor"
+        self.book_path = f"{path}.txn"
 
     async def read(self) -> Snapshot:
         """The manifest now; an absent object is an empty queue.

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock import errors
-from penstock.buffer import manifest
+from penstock.buffer import book, manifest, transaction
 from penstock.buffer.errors import (
     FencedError,
     InvalidInputError,
@@ -115,7 +115,8 @@ class QueueConsumer:
     async def dequeue(self, through: int) -> int:
         """Remove the entries up to and including `through`; returns how many went.
 
-        The ledger is written first, so that a producer that finds its number gone can look it up.
+        The ledger is written first, so that a producer that finds its number gone can look it up, and the
+        book, so that a transaction is known when its entries are gone.
         Raises `FencedError`, and `InvalidInput` for a number nobody has handed out yet.
         """
         self.require_epoch()
@@ -136,7 +137,7 @@ class QueueConsumer:
             known = self._snapshot
             await self._edit(
                 cut,
-                before=lambda snapshot: self._write_ledger(snapshot, through),
+                before=lambda snapshot: self._write_sides(snapshot, through),
                 fresh=known is not None and through >= known.footer.next_sequence,
             )
         return removed
@@ -176,6 +177,12 @@ class QueueConsumer:
             except SerializationError:
                 self._ledger = {}, version
         return self._ledger
+
+    async def _write_sides(self, snapshot: Snapshot, through: int) -> None:
+        tags = transaction.tags(snapshot.raw, through)
+        if tags:
+            await book.enter(self.file, tags)
+        await self._write_ledger(snapshot, through)
 
     async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:
         known, version = await self._read_ledger()

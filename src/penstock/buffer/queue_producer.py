@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from penstock import errors
@@ -88,9 +88,20 @@ class QueueProducer:
         Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
         error means that they are not and never will be.
         """
+        landed = await self.append_unless(uploads, _never)
+        assert landed is not None
+        return landed
+
+    async def append_unless(
+        self, uploads: Sequence[Upload], done: Callable[[Snapshot], Awaitable[bool]]
+    ) -> Attempt | None:
+        """As `append`, unless `done` says of the manifest about to be replaced that there is nothing to do.
+
+        It is asked again for every attempt: what it said about one manifest means nothing for the next.
+        """
         open_attempts = self._open_attempts = []
         try:
-            return await self._append(uploads, open_attempts)
+            return await self._append(uploads, open_attempts, done)
         except BufferError as error:
             if isinstance(error, OutcomeUnknown) or not open_attempts:
                 raise
@@ -100,7 +111,12 @@ class QueueProducer:
                 raise self._unknown(open_attempts, error) from error
             raise storage_error(error, f"appending to {self._file.path}") from error
 
-    async def _append(self, uploads: Sequence[Upload], open_attempts: list[Attempt]) -> Attempt:
+    async def _append(
+        self,
+        uploads: Sequence[Upload],
+        open_attempts: list[Attempt],
+        done: Callable[[Snapshot], Awaitable[bool]],
+    ) -> Attempt | None:
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         while True:
             try:
@@ -109,6 +125,9 @@ class QueueProducer:
                 if landed is not None:
                     self._cached = snapshot
                     return landed
+                if await done(snapshot):
+                    self._cached = snapshot
+                    return None
                 await self._freshen(uploads, snapshot)
                 return await self._attempt(uploads, snapshot, open_attempts)
             except ManifestFull:
@@ -218,3 +237,7 @@ class QueueProducer:
         names = ", ".join(attempt.locations[-1] for attempt in attempts)
         because = f" ({cause})" if cause else ": its number was dequeued before it could be looked up"
         return OutcomeUnknown(f"the append of {names} to {self._file.path} may have landed{because}")
+
+
+async def _never(snapshot: Snapshot) -> bool:
+    return False

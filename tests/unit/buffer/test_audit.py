@@ -96,6 +96,16 @@ async def test_metadata_beyond_the_records_is_a_problem() -> None:
     assert "2 records" in finding.text
 
 
+async def test_a_damaged_transaction_book_is_a_problem() -> None:
+    store = await filled(1)
+    await store.put(f"{MANIFEST}.txn", b'{"version":1,"last":[["query",7]]}')
+    assert await problems(store) == []
+    await store.put(f"{MANIFEST}.txn", b"{")
+    (finding,) = await problems(store)
+    assert finding.subject == f"{MANIFEST}.txn"
+    assert "restore an older version" in finding.advice
+
+
 async def test_another_queue_in_the_same_folder_is_a_problem() -> None:
     store = await filled(1)
     await store.put("ingest/other.floor", b'{"version":1,"floor_ms":1,"sealed_ms":1}')

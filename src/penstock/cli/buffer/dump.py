@@ -11,7 +11,8 @@ import click
 from penstock.buffer import CompressionType, ConsumerConfig
 from penstock.buffer import manifest as manifests
 from penstock.buffer.batch import FOOTER_BYTES, decode_batch
-from penstock.buffer.manifest import Manifest
+from penstock.buffer.manifest import Entry, Manifest
+from penstock.buffer.transaction import find_tag
 from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
 from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode, report
@@ -110,7 +111,7 @@ async def _batch_object(queue: Queue, location: str, sequence: int | None) -> di
 
 
 def _manifest_object(found: Manifest) -> dict[str, object]:
-    """The shape that other tools of the format print: nothing added, nothing left out."""
+    """The shape that other tools of the format print; `transaction` only where there is one."""
     return {
         "version": manifests.VERSION,
         "epoch": found.footer.epoch,
@@ -127,7 +128,13 @@ def _manifest_object(found: Manifest) -> dict[str, object]:
                     }
                     for meta in entry.metadata
                 ],
+                **_transaction_object(entry),
             }
             for entry in found.entries
         ],
     }
+
+
+def _transaction_object(entry: Entry) -> dict[str, object]:
+    tag = find_tag(entry.tail)
+    return {} if tag is None else {"transaction": {"app": tag.app, "version": tag.version}}

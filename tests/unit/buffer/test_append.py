@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pyarrow as pa
+import pytest
+from tests.unit.buffer.doubles import MANIFEST, Queue, once
+
+from penstock import errors
+from penstock.buffer import (
+    Appended,
+    CompressionType,
+    InvalidInputError,
+    ManifestFull,
+    Metadata,
+    ProducerConfig,
+    SerializationError,
+    StaleTransaction,
+    StorageUnavailable,
+    StoredBatch,
+    Transaction,
+    append_batches,
+    last_version,
+    store_batch,
+)
+from penstock.buffer.batch import decode_batch
+from penstock.buffer.book import read_book
+from penstock.buffer.transaction import find_tag
+from penstock.codec import RecordChunk
+from penstock.objects import MemoryStore
+
+BOOK = f"{MANIFEST}.txn"
+
+
+async def stored(q: Queue, *records: bytes) -> StoredBatch:
+    return await store_batch(q.store, "ingest", [*records], clock=q.clock, rng=q.rng)
+
+
+async def append(
+    q: Queue, *batches: StoredBatch, version: int | None = None, app: str = "query", **settings: object
+) -> Appended:
+    config = ProducerConfig(store=q.store, **settings)  # type: ignore[arg-type]
+    transaction = None if version is None else Transaction(app=app, version=version)
+    return await append_batches(config, batches, transaction, clock=q.clock, rng=q.rng, registry=q.registry)
+
+
+async def delivered(q: Queue) -> list[bytes]:
+    consumer = await q.consumer()
+    records: list[bytes] = []
+    while (batch := await consumer.next_batch()) is not None:
+        records += batch.entries
+        await consumer.ack(batch.sequence)
+    await consumer.close()
+    return records
+
+
+@pytest.mark.parametrize("compression", list(CompressionType), ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param([b"a", b"", b"ccc"], id="list"),
+        pytest.param(pa.array([b"a", b"", b"ccc"], pa.binary()), id="array"),
+        pytest.param(pa.array([b"a", b"", b"ccc"], pa.large_binary()), id="large"),
+        pytest.param(RecordChunk.of_list([b"a", b"", b"ccc"]), id="chunk"),
+        pytest.param([RecordChunk.of_list([b"a"]), RecordChunk.of_list([b"", b"ccc"])], id="chunks"),
+    ],
+)
+async def test_records_are_stored_as_one_object(
+    q: Queue, records: object, compression: CompressionType
+) -> None:
+    batch = await store_batch(
+        q.store, "ingest", records, compression=compression, metadata=b"m", clock=q.clock, rng=q.rng
+    )
+    raw = (await q.store.get(batch.location)).data
+    assert decode_batch(raw).to_list() == [b"a", b"", b"ccc"]
+    assert (batch.record_count, batch.record_bytes, batch.size) == (3, 4, len(raw))
+    assert batch.metadata == (Metadata(start_index=0, ingestion_time_ms=q.clock.now_ms(), payload=b"m"),)
+    assert pickle.loads(pickle.dumps(batch)) == batch
+    assert await q.keys("ingest") == [batch.location], "nothing is in the queue yet"
+
+
+@pytest.mark.parametrize(
+    ("records", "metadata"),
+    [
+        pytest.param([], b"", id="none"),
+        pytest.param(["text"], b"", id="text"),
+        pytest.param(pa.array([b"a", None]), b"", id="null"),
+        pytest.param([b"a"], [Metadata(start_index=1, ingestion_time_ms=0)], id="metadata-behind"),
+        pytest.param(
+            [b"a", b"b"],
+            [Metadata(start_index=1, ingestion_time_ms=0), Metadata(start_index=0, ingestion_time_ms=0)],
+            id="metadata-falls",
+        ),
+    ],
+)
+async def test_what_is_no_batch_is_refused(q: Queue, records: object, metadata: object) -> None:
+    with pytest.raises(InvalidInputError):
+        await store_batch(q.store, "ingest", records, metadata=metadata, clock=q.clock, rng=q.rng)
+    assert q.store.calls == []
+
+
+async def test_stored_batches_go_in_together_and_in_order(q: Queue) -> None:
+    first, second = await stored(q, b"a"), await stored(q, b"b", b"c")
+    q.store.calls.clear()
+    assert await append(q, first, second) == Appended(first=0, count=2, repeated=False)
+    assert q.store.count("cas") == 1
+    assert await append(q, await stored(q, b"d")) == Appended(first=2, count=1, repeated=False)
+    assert await delivered(q) == [b"a", b"b", b"c", b"d"]
+    assert q.value("batches_flushed") == 3
+    assert q.value("entries_flushed") == 4
+
+
+async def test_nothing_to_append_asks_the_store_for_nothing(q: Queue) -> None:
+    assert await append(q, version=3) == Appended(first=None, count=0, repeated=False)
+    assert q.store.calls == []
+
+
+async def test_a_batch_of_another_queue_is_refused(q: Queue) -> None:
+    batch = await store_batch(q.store, "elsewhere", [b"a"], clock=q.clock, rng=q.rng)
+    with pytest.raises(InvalidInputError, match="not below ingest/"):
+        await append(q, batch)
+
+
+async def test_a_transaction_is_appended_once_with_every_entry_tagged(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), await stored(q, b"b"), version=7)
+    again = await append(q, await stored(q, b"a"), await stored(q, b"b"), version=7)
+    assert again == Appended(first=None, count=0, repeated=True)
+    entries = (await q.manifest()).entries
+    assert [find_tag(entry.tail) for entry in entries] == [Transaction(app="query", version=7)] * 2
+    assert read_book(await q.raw(BOOK)) == {"query": 7}
+
+
+async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_for_the_book(q: Queue) -> None:
+    batch = await stored(q, b"a")
+    q.store.calls.clear()
+    await append(q, batch, version=0)
+    assert q.store.calls == [
+        ("get", MANIFEST),
+        ("get", BOOK),
+        ("get", f"{MANIFEST}.floor"),
+        ("cas", MANIFEST),
+        ("get", BOOK),
+        ("cas", BOOK),
+    ]
+
+
+async def test_a_dequeue_of_entries_without_tags_does_not_ask_for_the_book(q: Queue) -> None:
+    await append(q, await stored(q, b"a"))
+    assert await delivered(q) == [b"a"]
+    assert not any(key == BOOK for _, key in q.store.calls)
+
+
+async def test_the_book_is_not_written_again_when_it_knows(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), version=1)
+    q.store.calls.clear()
+    assert await delivered(q) == [b"a"]
+    assert (q.store.count("get", BOOK), q.store.count("cas", BOOK)) == (1, 0)
+
+
+async def test_applications_do_not_stand_in_each_others_way(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), version=7, app="one")
+    await append(q, await stored(q, b"b"), version=3, app="two")
+    await append(q, await stored(q, b"c"), version=8, app="one")
+    assert await delivered(q) == [b"a", b"b", b"c"]
+    assert read_book(await q.raw(BOOK)) == {"two": 3, "one": 8}
+
+
+async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), version=7)
+    await append(q, await stored(q, b"b"), version=70)
+    for version in (0, 7, 69):
+        with pytest.raises(StaleTransaction, match="committed version 70") as caught:
+            await append(q, await stored(q, b"x"), version=version)
+        assert isinstance(caught.value, errors.Rejected)
+        assert "checkpoint" in str(caught.value)
+    assert await delivered(q) == [b"a", b"b"]
+    with pytest.raises(StaleTransaction):
+        await append(q, await stored(q, b"x"), version=7)
+
+
+async def test_the_last_version_is_known_in_the_queue_and_behind_it(q: Queue) -> None:
+    config = ProducerConfig(store=q.store)
+    assert await last_version(config, "query") is None
+    await append(q, await stored(q, b"a"), version=7)
+    await q.store.delete_many([BOOK])
+    assert await last_version(config, "query") == 7
+    assert await delivered(q) == [b"a"]
+    assert await last_version(config, "query") == 7
+    assert await last_version(config, "other") is None
+
+
+async def test_a_book_that_cannot_be_written_is_a_warning(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    q.store.before = once(errors.PermissionDenied("no"), "cas", BOOK, times=99)
+    with caplog.at_level(logging.WARNING):
+        assert not (await append(q, await stored(q, b"a"), version=7)).repeated
+    assert BOOK in caplog.text
+    q.store.before = lambda op, key: None
+    assert (await append(q, await stored(q, b"a"), version=7)).repeated
+    assert read_book(await q.raw(BOOK)) == {"query": 7}, "a repetition makes up for it"
+
+
+async def test_with_a_damaged_book_nothing_is_appended_or_dequeued_under_a_transaction(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), version=7)
+    consumer = await q.consumer()
+    await consumer.next_batch()
+    await q.store_raw(BOOK, b"{")
+    with pytest.raises(SerializationError, match="restore an older version"):
+        await append(q, await stored(q, b"b"), version=8)
+    with pytest.raises(SerializationError, match="restore an older version"):
+        await consumer.ack_through(0)
+    assert await q.sequences() == [0]
+    await append(q, await stored(q, b"c"))
+    assert await q.sequences() == [0, 1], "without a transaction the book is not needed"
+
+
+async def test_a_book_that_was_cut_short_on_the_way_is_read_again(q: Queue) -> None:
+    await append(q, await stored(q, b"a"), version=7)
+    whole = MemoryStore.get
+    cut = 0
+
+    async def get(key: str, byte_range: object = None) -> object:
+        nonlocal cut
+        blob = await whole(q.store, key)
+        if key == BOOK and not cut:
+            cut += 1
+            return type(blob)(data=blob.data[:-3], version=blob.version)
+        return blob
+
+    q.store.get = get  # type: ignore[method-assign, assignment]
+    assert (await append(q, await stored(q, b"a"), version=7)).repeated
+    assert cut == 1
+
+
+async def test_a_batch_that_waited_long_is_copied_and_keeps_its_metadata(q: Queue) -> None:
+    batch = await store_batch(q.store, "ingest", [b"a"], metadata=b"m", clock=q.clock, rng=q.rng)
+    await q.clock.advance(301)
+    await append(q, batch, version=0)
+    (entry,) = (await q.manifest()).entries
+    assert entry.location != batch.location
+    assert entry.metadata == batch.metadata
+    assert await delivered(q) == [b"a"]
+    assert q.value("reupload_total") == 1
+
+
+async def test_a_batch_that_was_collected_before_its_append_is_not_referenced(q: Queue) -> None:
+    batch = await stored(q, b"a")
+    await q.clock.advance(301)
+    await q.store.delete_many([batch.location])
+    with pytest.raises(StorageUnavailable, match="store its records again"):
+        await append(q, batch, version=0)
+    assert await q.sequences() == []
+
+
+async def test_a_full_manifest_takes_no_transaction(q: Queue) -> None:
+    batch = await stored(q, b"a")
+    with pytest.raises(ManifestFull):
+        await append(q, batch, version=0, max_manifest_bytes=64)
+    assert await q.sequences() == []
+
+
+async def test_a_consumer_that_knows_no_book_does_no_harm_once_the_append_has_returned(q: Queue) -> None:
+    from penstock.buffer import manifest
+
+    await append(q, await stored(q, b"a"), version=7)
+    await q.store_raw(MANIFEST, manifest.dequeue(await q.raw(), 0))
+    assert (await append(q, await stored(q, b"a"), version=7)).repeated

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -38,6 +39,17 @@ def test_a_range_is_read_from_its_start_up_to_but_not_including_its_end(plant: P
     frame = plant.read(startingOffsets="2", endingOffsets='{"0": 4}', columns="sequence")
     assert sorted(row.sequence for row in frame.collect()) == [2, 2, 2, 3, 3, 3]
     assert plant.read(startingOffsets="latest").count() == 0
+
+
+def test_a_range_that_has_left_the_queue_is_one_row_when_gaps_are_recorded(plant: Plant) -> None:
+    plant.produce(records(4, 1))
+    plant.acknowledge_through(1)
+    (plant.root / "store" / plant.queue()[1].location).unlink()
+    frame = plant.read(startingOffsets="0", onGap="record", columns="sequence,index,metadata,value")
+    rows = frame.orderBy("sequence").collect()
+    assert [(row.sequence, row["index"]) for row in rows] == [(0, -1), (2, 0), (3, -1)]
+    assert json.loads(bytes(rows[0].metadata))["gap"]["last"] == 1
+    assert not (plant.root / "store" / "ingest" / "manifest.dead").exists()  # a reader changes nothing
 
 
 def test_columns_come_in_the_order_they_were_asked_for_and_no_others(plant: Plant) -> None:

@@ -14,8 +14,12 @@ from penstock.spark.offsets import (
     admit_bytes,
     backlog,
     check_asked,
-    check_range,
+    check_held,
+    check_identity,
+    check_reached,
+    lift,
     parse_position,
+    read_after,
     read_offset,
     resolve,
     write_offset,
@@ -69,27 +73,80 @@ def test_one_number_cannot_stand_for_several_shards() -> None:
         resolve({0: 1}, TWO, "startingOffsets")
 
 
-@pytest.mark.parametrize(("start", "end"), [(3, 9), (9, 9), (3, 3), (4, 8)])
-def test_a_range_that_is_held_can_be_read(start: int, end: int) -> None:
-    check_range({0: start}, {0: end}, HELD, "q")
+@pytest.mark.parametrize("place", [3, 4, 8, 9])
+def test_a_place_that_is_held_can_be_read_on_from(place: int) -> None:
+    check_held({0: place}, HELD, "q")
+    check_reached({0: place}, HELD, "q")
 
 
-def test_a_range_beyond_the_queue_means_that_the_queue_is_another_one() -> None:
+def test_a_place_beyond_the_queue_means_that_the_queue_is_another_one() -> None:
     with pytest.raises(QueueGap, match="has read q up to 9, but it has handed out numbers only up to 8"):
-        check_range({0: 3}, {0: 10}, HELD, "q")
+        check_reached({0: 10}, HELD, "q")
 
 
-def test_a_range_before_the_queue_is_a_gap() -> None:
-    with pytest.raises(QueueGap, match="q begins at 3, but 2 comes next"):
-        check_range({0: 2}, {0: 5}, HELD, "q")
+def test_a_place_before_the_queue_is_a_gap_and_the_error_tells_how_to_go_on() -> None:
+    with pytest.raises(QueueGap, match=r"q begins at 3, but 2 comes next.*onGap=record"):
+        check_held({0: 2}, HELD, "q")
     with pytest.raises(QueueGap, match="shard 0 of q begins at 3"):
-        check_range({0: 2, 1: 0}, {0: 5, 1: 0}, TWO, "q")
+        check_held({0: 2, 1: 0}, TWO, "q")
+
+
+ENTRIES = {(0, 4): "a", (0, 5): "b", (1, 0): "c"}
+
+
+def location_of(shard: int, sequence: int) -> str | None:
+    return ENTRIES.get((shard, sequence))
+
+
+def test_the_last_entry_stands_behind_the_numbers_in_numeric_order() -> None:
+    stored = write_offset({10: 1, 0: 6, 2: 0}, {10: "z", 0: "b"})
+    assert json.dumps(stored) == '{"0": 6, "2": 0, "10": 1, "after": {"0": "b", "10": "z"}}'
+    assert read_offset(stored, [0, 2, 10], "q") == {0: 6, 2: 0, 10: 1}
+    assert read_after(stored, "q") == {0: "b", 10: "z"}
+    assert json.dumps(write_offset({0: 0}, {})) == '{"0": 0}'
+
+
+def test_an_offset_without_last_entries_stays_valid() -> None:
+    assert read_after({"0": 6}, "q") == {}
+    check_identity({0: 6}, {}, location_of, "q")
+
+
+@pytest.mark.parametrize("after", [7, "b", None, ["b"], {"x": "b"}, {"0": 3}], ids=repr)
+def test_last_entries_that_are_none_are_refused(after: object) -> None:
+    with pytest.raises(QueueGap, match="belongs to another queue"):
+        read_after({"0": 6, "after": after}, "q")
+
+
+def test_the_same_entry_before_the_place_means_the_same_queue() -> None:
+    check_identity({0: 6, 1: 1}, {0: "b", 1: "c"}, location_of, "q")
+
+
+def test_another_entry_before_the_place_means_another_queue() -> None:
+    with pytest.raises(QueueGap, match="up to 5, which was a, but b stands there: the manifest was deleted"):
+        check_identity({0: 6}, {0: "a"}, location_of, "q")
+    with pytest.raises(QueueGap, match="shard 1 of q up to 0, which was d, but c stands there"):
+        check_identity({0: 6, 1: 1}, {0: "b", 1: "d"}, location_of, "q")
+
+
+def test_an_entry_that_nobody_remembers_is_taken_on_trust() -> None:
+    check_identity({0: 3}, {0: "long gone"}, location_of, "q")
+    check_identity({0: 0}, {0: "nothing read"}, location_of, "q")
+
+
+def test_the_higher_of_two_places_is_taken_in_every_shard() -> None:
+    assert lift({0: 2, 1: 5}, {0: 3, 1: 4}) == {0: 3, 1: 5}
 
 
 @pytest.mark.parametrize("asked", [2, 10])
 def test_a_number_outside_the_queue_is_told_with_what_it_holds(asked: int) -> None:
     with pytest.raises(InvalidInput, match="q holds the sequences 3 to 8"):
         check_asked({0: asked}, HELD, "startingOffsets", "q")
+
+
+def test_a_number_that_has_left_the_queue_may_be_asked_for_when_gaps_are_recorded() -> None:
+    check_asked({0: 0}, HELD, "startingOffsets", "q", earlier=True)
+    with pytest.raises(InvalidInput, match="10 is outside"):
+        check_asked({0: 10}, HELD, "startingOffsets", "q", earlier=True)
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=6)

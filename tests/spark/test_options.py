@@ -53,6 +53,7 @@ def test_a_path_is_made_absolute_because_executors_stand_elsewhere() -> None:
         ("partitions", "many", "expected a whole number of at least 1"),
         ("sharded", "maybe", "expected true or false"),
         ("mode", "write", "expected consume or read"),
+        ("onGap", "skip", "onGap: expected fail or record, found 'skip'"),
         ("columns", "", "found nothing"),
         ("columns", "value,value", "names a column twice"),
         ("manifest_path", "a*b", "manifest_path"),
@@ -64,6 +65,18 @@ def test_a_wrong_value_names_its_option(name: str, value: str, sentence: str) ->
     with pytest.raises(ConfigError) as raised:
         BufferOptions.parse({"store": "s3://b", name: value})
     assert sentence in str(raised.value)
+
+
+def test_a_gap_is_an_error_unless_it_is_to_be_recorded() -> None:
+    assert BufferOptions.parse({"store": "s3://b"}).records_gaps is False
+    assert BufferOptions.parse({"store": "s3://b", "on_gap": "Record"}).records_gaps is True
+
+
+def test_recording_gaps_needs_the_columns_that_tell_of_them() -> None:
+    given = {"store": "s3://b", "onGap": "record"}
+    with pytest.raises(ConfigError, match=r"columns: onGap=record tells .*; add index, metadata"):
+        BufferOptions.parse({**given, "columns": "value,sequence"})
+    assert BufferOptions.parse({**given, "columns": "metadata,index,sequence"}).records_gaps
 
 
 def test_sizes_take_units() -> None:

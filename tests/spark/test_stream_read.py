@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 
 import pytest
@@ -8,6 +9,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from tests.spark.conftest import Plant, records
 
 from penstock.buffer import Consumer, ConsumerConfig
+from penstock.errors import Corrupt
+from penstock.spark.failures import explain
 
 
 def values(batches: list[list[tuple[int, int, bytes]]]) -> Counter[bytes]:
@@ -43,10 +46,10 @@ def test_progress_tells_how_many_batches_are_left(plant: Plant) -> None:
     plant.produce(records(4, 1))
     query = plant.run(str(plant.root / "table"), maxBatchesPerTrigger="3")
     sources = [progress.sources[0] for progress in query.recentProgress]
-    assert [(s.startOffset, s.endOffset, s.latestOffset) for s in sources] == [
-        ("null", '{"0": 3}', '{"0": 4}'),
-        ('{"0": 3}', '{"0": 4}', '{"0": 4}'),
-    ]
+    ends = [json.loads(s.endOffset)["0"] for s in sources]
+    latest = [json.loads(s.latestOffset)["0"] for s in sources]
+    assert (ends, latest) == ([3, 4], [4, 4])
+    assert [s.startOffset for s in sources] == ["null", sources[0].endOffset]
 
 
 def test_a_micro_batch_whose_commit_was_lost_is_read_again_the_same(plant: Plant) -> None:
@@ -127,7 +130,9 @@ def test_all_shards_come_in_one_stream_with_one_offset_each(plant: Plant) -> Non
     rows = plant.spark.read.parquet(output).collect()
     assert Counter(bytes(row.value) for row in rows) == Counter(produced)
     assert {row.shard for row in rows} == {0, 1, 2, 3}
-    assert query.recentProgress[-1].sources[0].endOffset == '{"0": 3, "1": 2, "2": 2, "3": 2}'
+    end = json.loads(query.recentProgress[-1].sources[0].endOffset)
+    assert end.pop("after").keys() == {"0", "1", "2", "3"}
+    assert end == {"0": 3, "1": 2, "2": 2, "3": 2}
 
 
 def test_a_batch_query_reads_all_shards(plant: Plant) -> None:
@@ -144,9 +149,12 @@ def test_a_stream_may_start_before_the_first_record(plant: Plant) -> None:
 
 
 def fails(plant: Plant, **options: str) -> str:
+    """The sentence that is left when Spark's words are taken away."""
     with pytest.raises(StreamingQueryException) as raised:
         plant.drain(**options)
-    return str(raised.value)
+    error = explain(raised.value)
+    assert isinstance(error, Corrupt)
+    return str(error)
 
 
 def test_a_missing_batch_object_stops_the_stream_and_is_named(plant: Plant) -> None:
@@ -176,6 +184,29 @@ def test_a_manifest_made_anew_behind_the_checkpoint_is_noticed(plant: Plant) -> 
     assert "the manifest was deleted and made anew" in message
 
 
+def test_a_manifest_made_anew_is_noticed_also_when_it_has_grown_past_the_checkpoint(plant: Plant) -> None:
+    plant.produce(records(3, 1))
+    plant.drain()
+    (plant.root / "store" / "ingest" / "manifest").unlink()
+    plant.produce(records(5, 1))
+    message = fails(plant)
+    assert "the checkpoint has read ingest/manifest up to 2, which was" in message
+    assert "the manifest was deleted and made anew" in message
+
+
+def test_a_checkpoint_without_last_entries_goes_on(plant: Plant) -> None:
+    plant.produce(records(2, 1))
+    plant.drain()
+    stored = plant.checkpoint / "offsets" / "0"
+    lines = stored.read_text().splitlines()
+    stored.write_text("\n".join([*lines[:-1], '{"0": 2}']))
+    (stored.parent / ".0.crc").unlink(missing_ok=True)
+    assert values(plant.drain()) == Counter()
+    assert [path.name for path in (plant.checkpoint / "offsets").glob("[0-9]*")] == ["0"]
+    later = plant.produce(records(1, 1, "later"))
+    assert values(plant.drain()) == Counter(later)
+
+
 def test_the_checkpoint_of_another_queue_is_noticed_by_its_shards(plant: Plant) -> None:
     plant.produce(records(1, 1))
     plant.drain()
@@ -191,6 +222,35 @@ def test_what_somebody_else_has_acknowledged_is_a_gap_and_not_skipped(plant: Pla
     plant.produce(records(3, 1))
     plant.acknowledge_through(3)
     assert "begins at 4, but 2 comes next in this query" in fails(plant)
+
+
+def test_recorded_gaps_are_rows_of_the_table_and_the_rest_is_read(plant: Plant) -> None:
+    plant.produce(records(2, 1))
+    output = str(plant.root / "table")
+    plant.run(output, onGap="record")
+    plant.produce(records(5, 2, "later"))
+    queue = plant.queue()
+    plant.acknowledge_through(3)
+    lost, hurt = (queue[n - queue.first].location for n in (4, 5))
+    (plant.root / "store" / lost).unlink()
+    (plant.root / "store" / hurt).write_bytes(b"\xff" * 40)
+    plant.run(output, onGap="record")
+    rows = plant.spark.read.parquet(output).where("sequence >= 2").orderBy("sequence", "index").collect()
+    assert [(row.sequence, row["index"], row.value is None) for row in rows] == [
+        (2, -1, True),
+        (4, -1, True),
+        (5, -1, True),
+        (6, 0, False),
+        (6, 1, False),
+    ]
+    gaps = [json.loads(bytes(row.metadata))["gap"] for row in rows[:3]]
+    assert [(gap["first"], gap["last"]) for gap in gaps] == [(2, 3), (4, 4), (5, 5)]
+    assert "not in the store" in gaps[1]["reason"]
+    assert "is damaged" in gaps[2]["reason"]
+    assert [row.location for row in rows[:3]] == [None, lost, hurt]
+    assert {row.ingestion_time for row in rows[:3]} == {None}
+    remains = plant.root / "store" / "ingest" / "manifest.dead" / "00000000000000000005.bytes"
+    assert remains.read_bytes() == b"\xff" * 40
 
 
 def test_an_unknown_option_of_a_stream_names_the_nearest(plant: Plant) -> None:

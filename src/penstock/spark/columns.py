@@ -12,12 +12,14 @@ import pyarrow as pa
 from penstock.codec import Block
 from penstock.config import unknown_key
 from penstock.errors import ConfigError
+from penstock.spark.holes import GAP_INDEX, Hole, hole_metadata
 from penstock.spark.plan import BatchSlice
 
 __all__ = [
     "COLUMNS",
     "arrow_schema",
     "build_batch",
+    "build_hole",
     "needs_metadata",
     "parse_columns",
     "regroup",
@@ -77,6 +79,19 @@ def needs_metadata(columns: Sequence[str]) -> bool:
 def build_batch(slice_: BatchSlice, block: Block, columns: Sequence[str]) -> pa.RecordBatch:
     """The records of one batch object with the columns that were asked for, and no others."""
     arrays = [_BUILDERS[name](slice_, block) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def build_hole(hole: Hole, columns: Sequence[str]) -> pa.RecordBatch:
+    """One row in the place of records that could not be read."""
+    known: dict[str, int | str | bytes | None] = {
+        "sequence": hole.first,
+        "index": GAP_INDEX,
+        "metadata": hole_metadata(hole),
+        "location": hole.location,
+        "shard": hole.shard,
+    }
+    arrays = [pa.array([known.get(name)], COLUMNS[name][1]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 

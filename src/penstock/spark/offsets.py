@@ -1,7 +1,13 @@
 """Where a stream stands: the next sequence of every shard. Plain arithmetic, no I/O.
 
-An offset travels as JSON, `{"0": 17}`: shard to the first sequence that has not been read. Spark compares
-offsets as text, so shards always stand in numeric order. A queue without shards is shard 0 alone.
+An offset travels as JSON, `{"0": 17, "after": {"0": "ingest/01J….batch"}}`: shard to the first sequence that
+has not been read, and under `after` the location of the entry just before it. Numbers start over in every
+queue and locations never repeat, so `after` tells a checkpoint that it was brought to another queue even
+when the numbers fit. It is absent for a shard of which no entry is known, and in offsets that were written
+without it; then only the numbers are checked.
+
+Spark compares offsets as text: shards always stand in numeric order, `after` comes last, and a stream that
+has nothing new answers with the very offset it was asked about. A queue without shards is shard 0 alone.
 """
 
 from __future__ import annotations
@@ -14,28 +20,38 @@ from typing import Final, Literal, TypeAlias
 from penstock.errors import ConfigError, Corrupt, InvalidInput
 
 __all__ = [
+    "After",
     "Bounds",
     "Offset",
     "Position",
     "QueueGap",
+    "StoredOffset",
     "admit_batches",
     "admit_bytes",
     "backlog",
     "cap",
     "check_asked",
-    "check_range",
-    "check_start",
+    "check_held",
+    "check_identity",
+    "check_reached",
+    "lift",
     "parse_position",
+    "read_after",
     "read_offset",
     "resolve",
     "write_offset",
 ]
 
 Offset: TypeAlias = dict[int, int]
+After: TypeAlias = dict[int, str]
+"""Shard to the location of the last entry that was read."""
+StoredOffset: TypeAlias = dict[str, "int | dict[str, str]"]
+"""As it stands in the checkpoint."""
 Place: TypeAlias = int | Literal["earliest", "latest"]
 Position: TypeAlias = Place | Mapping[int, Place]
 """One place for every shard, or one each."""
 
+_AFTER: Final = "after"
 _ANOTHER: Final = (
     "the manifest was deleted and made anew, or the checkpoint belongs to another queue. "
     "Point the query at its own queue, or start with a new checkpoint"
@@ -54,22 +70,46 @@ class Bounds:
     following: int
 
 
-def write_offset(offset: Mapping[int, int]) -> dict[str, int]:
+def write_offset(offset: Mapping[int, int], after: Mapping[int, str] | None = None) -> StoredOffset:
     """As Spark stores it."""
-    return {str(shard): offset[shard] for shard in sorted(offset)}
+    stored: StoredOffset = {str(shard): offset[shard] for shard in sorted(offset)}
+    if after:
+        stored[_AFTER] = {str(shard): after[shard] for shard in sorted(after)}
+    return stored
 
 
-def read_offset(stored: Mapping[str, int], shards: Sequence[int], queue: str) -> Offset:
-    """The offset in a checkpoint. Raises `QueueGap` if it cannot be one of this queue."""
+def read_offset(stored: Mapping[str, object], shards: Sequence[int], queue: str) -> Offset:
+    """The numbers in a checkpoint. Raises `QueueGap` if they cannot be those of this queue."""
+    if not isinstance(stored, Mapping):  # another kind of source stores what it likes
+        raise _no_offset(stored, queue)
     try:
-        offset = {int(shard): _sequence(place) for shard, place in stored.items()}
+        offset = {int(shard): _sequence(place) for shard, place in stored.items() if shard != _AFTER}
     except (TypeError, ValueError) as error:
-        raise QueueGap(
-            f"the checkpoint holds {stored!r}, which is no offset of {queue}: {_ANOTHER}"
-        ) from error
+        raise _no_offset(stored, queue) from error
     if sorted(offset) != sorted(shards):
         raise QueueGap(f"the checkpoint knows {len(offset)} shards, {queue} has {len(shards)}: {_ANOTHER}")
     return dict(sorted(offset.items()))
+
+
+def read_after(stored: Mapping[str, object], queue: str) -> After:
+    """The locations in a checkpoint; empty in one that has none. Raises `QueueGap` as `read_offset` does."""
+    after = stored.get(_AFTER, {})
+    try:
+        if not isinstance(after, Mapping):
+            raise TypeError(f"{after!r} names no locations")
+        return {_sequence(int(shard)): _location(location) for shard, location in after.items()}
+    except (TypeError, ValueError) as error:
+        raise _no_offset(stored, queue) from error
+
+
+def _no_offset(stored: object, queue: str) -> QueueGap:
+    return QueueGap(f"the checkpoint holds {stored!r}, which is no offset of {queue}: {_ANOTHER}")
+
+
+def _location(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no location")
+    return value
 
 
 def _sequence(value: object) -> int:
@@ -116,34 +156,67 @@ def _at(place: Place, bounds: Bounds) -> int:
     return bounds.first if place == "earliest" else bounds.following
 
 
-def check_start(start: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
-    """Raise `QueueGap` unless a stream that stands at `start` can go on."""
-    check_range(start, start, bounds, queue)
-
-
-def check_range(
-    start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str
+def check_identity(
+    offset: Mapping[int, int],
+    after: Mapping[int, str],
+    location_of: Callable[[int, int], str | None],
+    queue: str,
 ) -> None:
-    """Raise `QueueGap` unless the queue still holds all of `start` to `end`."""
-    for shard, held in bounds.items():
-        name = queue if len(bounds) == 1 else f"shard {shard} of {queue}"
-        if end[shard] > held.following:
+    """Raise `QueueGap` if the last entry that was read stands elsewhere: this is another queue.
+
+    `location_of(shard, sequence)` is None for an entry that nobody remembers, which is then taken on trust.
+    """
+    for shard, location in after.items():
+        last = offset.get(shard, 0) - 1
+        found = location_of(shard, last) if last >= 0 else None
+        if found is not None and found != location:
             raise QueueGap(
-                f"the checkpoint has read {name} up to {end[shard] - 1}, but it has handed out numbers only "
-                f"up to {held.following - 1}: {_ANOTHER}"
+                f"the checkpoint has read {_name(queue, shard, len(offset))} up to {last}, which was "
+                f"{location}, but {found} stands there: {_ANOTHER}"
             )
+
+
+def check_reached(offset: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
+    """Raise `QueueGap` if the checkpoint is ahead of the queue: this is another queue."""
+    for shard, held in bounds.items():
+        if offset[shard] > held.following:
+            raise QueueGap(
+                f"the checkpoint has read {_name(queue, shard, len(bounds))} up to {offset[shard] - 1}, but "
+                f"it has handed out numbers only up to {held.following - 1}: {_ANOTHER}"
+            )
+
+
+def check_held(start: Mapping[int, int], bounds: Mapping[int, Bounds], queue: str) -> None:
+    """Raise `QueueGap` if what comes next has left the queue."""
+    for shard, held in bounds.items():
         if start[shard] < held.first:
             raise QueueGap(
-                f"{name} begins at {held.first}, but {start[shard]} comes next in this query: somebody else "
-                f"has acknowledged what lies between, or {_ANOTHER}"
+                f"{_name(queue, shard, len(bounds))} begins at {held.first}, but {start[shard]} comes next "
+                f"in this query: somebody else has acknowledged what lies between, or {_ANOTHER}. To go on "
+                "and keep a row that tells what is missing, set onGap=record"
             )
 
 
-def check_asked(asked: Mapping[int, int], bounds: Mapping[int, Bounds], option: str, queue: str) -> None:
-    """Raise `InvalidInput` unless every number the user gave lies within the queue."""
+def _name(queue: str, shard: int, shards: int) -> str:
+    return queue if shards == 1 else f"shard {shard} of {queue}"
+
+
+def check_asked(
+    asked: Mapping[int, int],
+    bounds: Mapping[int, Bounds],
+    option: str,
+    queue: str,
+    *,
+    earlier: bool = False,
+) -> None:
+    """Raise `InvalidInput` unless every number the user gave lies within the queue.
+
+    With `earlier` a number that the queue no longer holds will do as well.
+    """
     for shard, held in bounds.items():
-        if not held.first <= asked[shard] <= held.following:
-            name = queue if len(bounds) == 1 else f"shard {shard} of {queue}"
+        lowest = 0 if earlier else held.first
+        if not lowest <= asked[shard] <= held.following:
+            name = _name(queue, shard, len(bounds))
             raise InvalidInput(
                 f"{option}: {name} holds the sequences {held.first} to {held.following - 1}; "
                 f"{asked[shard]} is outside"
@@ -155,6 +228,11 @@ def check_asked(asked: Mapping[int, int], bounds: Mapping[int, Bounds], option: 
 def cap(offset: Mapping[int, int], ceiling: Mapping[int, int]) -> Offset:
     """The lower of the two, shard by shard."""
     return {shard: min(place, ceiling[shard]) for shard, place in offset.items()}
+
+
+def lift(offset: Mapping[int, int], floor: Mapping[int, int]) -> Offset:
+    """The higher of the two, shard by shard."""
+    return {shard: max(place, floor[shard]) for shard, place in offset.items()}
 
 
 def backlog(offset: Mapping[int, int], following: Mapping[int, int]) -> int:

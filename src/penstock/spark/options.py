@@ -13,12 +13,14 @@ from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import StoreConfig, normalise_key
 from penstock.objects.settings import StoreAddress
 from penstock.spark.columns import COLUMNS, parse_columns
+from penstock.spark.holes import GAP_COLUMNS
 from penstock.spark.offsets import Position, parse_position
 from penstock.units import parse_size
 
-__all__ = ["BufferOptions", "Mode"]
+__all__ = ["BufferOptions", "Mode", "OnGap"]
 
 Mode = Literal["consume", "read"]
+OnGap = Literal["fail", "record"]
 
 FORMAT: Final = "penstock-buffer"
 BATCHES_PER_TRIGGER: Final = 1000
@@ -36,6 +38,7 @@ _NAMES: Final = (
     "maxBatchesPerTrigger",
     "maxBytesPerTrigger",
     "mode",
+    "onGap",
     "partitions",
     "path",
     "sharded",
@@ -63,6 +66,8 @@ class BufferOptions:
     """Costs one request for the size of every batch object."""
     mode: Mode | None = None
     """None: streams consume, batch queries read."""
+    on_gap: OnGap = "fail"
+    """What becomes of batches that cannot be read: an error, or a row that tells of them."""
     sharded: bool | None = None
     """None: as the store's layout says when the query starts."""
     partitions: int | None = None
@@ -87,12 +92,19 @@ class BufferOptions:
             batches_per_trigger=_count(plain, "maxBatchesPerTrigger") or BATCHES_PER_TRIGGER,
             bytes_per_trigger=_size(plain, "maxBytesPerTrigger"),
             mode=_mode(plain.get("mode")),
+            on_gap=_on_gap(plain.get("onGap")),
             sharded=_flag(plain, "sharded"),
             partitions=_count(plain, "partitions"),
             gc_interval=plain.get("gc_interval", "5m"),
             gc_grace_period=plain.get("gc_grace_period", "10m"),
         )
         _ = options.consumer  # durations are checked where they are used
+        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.records_gaps and lacking:
+            raise ConfigError(
+                f"columns: onGap=record tells what is missing in {', '.join(GAP_COLUMNS)}; "
+                f"add {', '.join(lacking)}"
+            )
         return options
 
     @property
@@ -106,6 +118,10 @@ class BufferOptions:
             gc_grace_period=self.gc_grace_period,
             prefetch=0,
         )
+
+    @property
+    def records_gaps(self) -> bool:
+        return self.on_gap == "record"
 
     @property
     def tasks(self) -> int:
@@ -150,6 +166,13 @@ def _mode(value: str | None) -> Mode | None:
     if folded not in ("consume", "read"):
         raise ConfigError(f"mode: expected consume or read, found {value!r}")
     return "consume" if folded == "consume" else "read"
+
+
+def _on_gap(value: str | None) -> OnGap:
+    folded = "fail" if value is None else value.strip().lower()
+    if folded not in ("fail", "record"):
+        raise ConfigError(f"onGap: expected fail or record, found {value!r}")
+    return "record" if folded == "record" else "fail"
 
 
 def _flag(plain: Mapping[str, str], name: str) -> bool | None:

@@ -1,20 +1,20 @@
 """The driver's side of the queue: what it holds, under which numbers, and acknowledging it.
 
 Blocking, because Spark calls it so. `ConsumedQueue` owns the queue: opening one bumps the epoch of every
-shard once and fences whoever had it. `ReadQueue` only looks.
+shard once and fences whoever had it. `ReadQueue` only looks, and `QueueWatch` counts what is still to come.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.blocking import loop_thread
 from penstock.buffer import Consumer, FencedError
 from penstock.buffer.errors import storage_error
-from penstock.buffer.inspect import QueueReader
+from penstock.buffer.inspect import QueueReader, entry_time_ms
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.sharded import ShardedConsumer, read_layout, shard_config
 from penstock.clock import SYSTEM_CLOCK
@@ -22,10 +22,22 @@ from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.offsets import Bounds
+from penstock.spark.offsets import Bounds, Offset, backlog
 from penstock.spark.options import BufferOptions
 
-__all__ = ["ConsumedQueue", "Indexes", "ObjectSizes", "Queue", "ReadQueue", "bounds_of", "entries_between"]
+__all__ = [
+    "Backlog",
+    "ConsumedQueue",
+    "Indexes",
+    "ObjectSizes",
+    "Queue",
+    "QueueWatch",
+    "ReadQueue",
+    "bounds_of",
+    "count_shards",
+    "entries_between",
+    "location_at",
+]
 
 Indexes = Mapping[int, EntryIndex]
 """Every entry of every shard at one moment."""
@@ -38,6 +50,15 @@ class Queue(Protocol):
     """What a query needs of its queue."""
 
     store: ObjectStore
+
+    @property
+    def manifests(self) -> Mapping[int, str]:
+        """The manifest of every shard."""
+        ...
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Sequence to location of what is known to have left a shard."""
+        ...
 
     def look(self) -> Indexes:
         """The queue now. Passing faults are retried; raises `FencedError` if a newer consumer has it."""
@@ -61,11 +82,20 @@ def entries_between(index: EntryIndex, start: int, end: int) -> list[Entry]:
     return index.after(start - 1, max(0, end - start))
 
 
+def location_at(index: EntryIndex, sequence: int) -> str | None:
+    """Where the records of an entry are; None if the queue does not hold it."""
+    place = sequence - index.first
+    return index[place].location if 0 <= place < len(index) else None
+
+
 class ConsumedQueue:
     """The queue in the hands of this query: one fenced consumer per shard."""
 
-    def __init__(self, store: ObjectStore, consumers: dict[int, Consumer], path: str) -> None:
+    def __init__(
+        self, store: ObjectStore, consumers: dict[int, Consumer], manifests: dict[int, str], path: str
+    ) -> None:
         self.store = store
+        self.manifests = manifests
         self._consumers = consumers
         self._path = path
 
@@ -76,11 +106,12 @@ class ConsumedQueue:
         async def take_over() -> ConsumedQueue:
             store = open_store(options.store)
             config = replace(options.consumer, store=store)
-            if await _count_shards(store, options) is None:
-                return cls(store, {0: await Consumer.open(config)}, options.manifest_path)
+            if await count_shards(store, options.manifest_path, options.sharded) is None:
+                path = config.manifest_key
+                return cls(store, {0: await Consumer.open(config)}, {0: path}, path)
             sharded = await ShardedConsumer.open(config)
             consumers = {shard: sharded.consumer(shard) for shard in range(sharded.shards)}
-            return cls(store, consumers, options.manifest_path)
+            return cls(store, consumers, _shard_manifests(options, sharded.shards), options.manifest_path)
 
         return loop_thread().run(take_over())
 
@@ -93,6 +124,10 @@ class ConsumedQueue:
             return loop_thread().run(entries())
         except FencedError as error:
             raise self._lost(error) from error
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Asked of the store once; what this query acknowledges is known anyway."""
+        return loop_thread().run(self._consumers[shard].dequeued())
 
     def ack(self, offset: Mapping[int, int]) -> None:
         """One manifest write per shard that has something to remove."""
@@ -124,6 +159,12 @@ class ReadQueue:
     def __init__(self, store: ObjectStore, readers: dict[int, QueueReader]) -> None:
         self.store = store
         self._readers = readers
+        self._first: dict[int, int] = {}
+        self._dequeued: dict[int, Mapping[int, str]] = {}
+
+    @property
+    def manifests(self) -> Mapping[int, str]:
+        return {shard: reader.file.path for shard, reader in self._readers.items()}
 
     @classmethod
     def open(cls, options: BufferOptions, *, must_exist: bool) -> ReadQueue:
@@ -131,16 +172,14 @@ class ReadQueue:
 
         async def find() -> ReadQueue:
             store = open_store(options.store)
-            count = await _count_shards(store, options)
+            count = await count_shards(store, options.manifest_path, options.sharded)
             if count is None:
                 reader = QueueReader(store, options.manifest_path)
                 if must_exist:
                     await reader.require()
                 return cls(store, {0: reader})
-            configs = [shard_config(options.consumer, shard) for shard in range(count)]
-            return cls(
-                store, {n: QueueReader(store, config.manifest_key) for n, config in enumerate(configs)}
-            )
+            manifests = _shard_manifests(options, count)
+            return cls(store, {shard: QueueReader(store, path) for shard, path in manifests.items()})
 
         return loop_thread().run(find())
 
@@ -149,7 +188,21 @@ class ReadQueue:
             found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
             return dict(zip(self._readers, found, strict=True))
 
-        return loop_thread().run(entries())
+        indexes = loop_thread().run(entries())
+        self._first = {shard: index.first for shard, index in indexes.items()}
+        return indexes
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Asked of the store once: what leaves the queue later is taken on trust.
+
+        Only of what had left by then: a ledger that outlived its manifest still names the entries of that
+        queue, until those of this one take their places.
+        """
+        if shard not in self._dequeued:
+            first = self._first.get(shard, 0)
+            ledger = loop_thread().run(self._readers[shard].dequeued())
+            self._dequeued[shard] = {n: location for n, location in ledger.items() if n < first}
+        return self._dequeued[shard]
 
     def ack(self, offset: Mapping[int, int]) -> None:
         """Nothing: a reader leaves the queue as it is."""
@@ -158,18 +211,71 @@ class ReadQueue:
         loop_thread().run(self.store.close())
 
 
-async def _count_shards(store: ObjectStore, options: BufferOptions) -> int | None:
-    if options.sharded is False:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What lies between a query and the end of its queue."""
+
+    batches: int
+    oldest_ms: int | None
+    """When the next record was taken in; None when there is none. Now less this is the lag."""
+    next: Offset
+    """The end of the queue: the first sequence of every shard that nobody has produced yet."""
+
+
+class QueueWatch:
+    """Tells a display on the driver how far a query is behind. Fences nobody and changes nothing."""
+
+    def __init__(self, queue: ReadQueue) -> None:
+        self._queue = queue
+
+    @classmethod
+    def open(cls, options: BufferOptions) -> QueueWatch:
+        """The queue need not exist yet. Raises `StorageError` or `ConfigError`."""
+        return cls(ReadQueue.open(options, must_exist=False))
+
+    def look(self, done: Mapping[int, int]) -> Backlog:
+        """What is behind `done`, the first sequence of every shard that was not delivered; a shard that it
+        does not name has delivered nothing.
+
+        One small request per shard while nothing changes. The age is that of the first batch of each shard
+        that is still to come: batches stand in the queue in the order in which they were stored.
+        """
+        indexes = self._queue.look()
+        bounds = bounds_of(indexes)
+        start = {shard: max(held.first, done.get(shard, 0)) for shard, held in bounds.items()}
+        end = {shard: held.following for shard, held in bounds.items()}
+        upcoming = [entries_between(indexes[s], start[s], min(start[s] + 1, end[s])) for s in bounds]
+        times = [entry_time_ms(entry) for entries in upcoming for entry in entries]
+        return Backlog(
+            batches=backlog(start, end),
+            oldest_ms=min((ms for ms in times if ms is not None), default=None),
+            next=end,
+        )
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+def _shard_manifests(options: BufferOptions, shards: int) -> dict[int, str]:
+    return {shard: shard_config(options.consumer, shard).manifest_key for shard in range(shards)}
+
+
+async def count_shards(store: ObjectStore, manifest_path: str, sharded: bool | None) -> int | None:
+    """How many shards the queue has, or None for one without; `sharded` is what the user said of it.
+
+    Raises `ConfigError` if it should be sharded and is not, and `StorageError`.
+    """
+    if sharded is False:
         return None
     try:
         count = await retry(
-            lambda: read_layout(store, options.manifest_path), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+            lambda: read_layout(store, manifest_path), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
         )
     except PenstockError as error:
-        raise storage_error(error, f"looking for {options.manifest_path} in {store.url}") from error
-    if count is None and options.sharded:
+        raise storage_error(error, f"looking for {manifest_path} in {store.url}") from error
+    if count is None and sharded:
         raise ConfigError(
-            f"sharded: {options.manifest_path} in {store.url} is not a sharded queue (yet); "
+            f"sharded: {manifest_path} in {store.url} is not a sharded queue (yet); "
             "start its producers first, or leave the option out"
         )
     return count

@@ -10,31 +10,38 @@ import gc
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.blocking import loop_thread
-from penstock.buffer import BatchDescriptor, BatchMissing, FetchHandle
-from penstock.errors import ConfigError
+from penstock.buffer import BatchDescriptor, BatchMissing, FetchHandle, SerializationError
+from penstock.buffer.dead_letter import store_dead_letter
+from penstock.buffer.errors import storage_error
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.ids import SYSTEM_RNG
 from penstock.limits import BATCH_BYTES_MAX
 from penstock.objects import ObjectStore, StoreConfig, open_store
-from penstock.retry import RetryPolicy
-from penstock.spark.columns import build_batch, needs_metadata, regroup
+from penstock.retry import RetryPolicy, retry
+from penstock.spark.columns import build_batch, build_hole, needs_metadata, regroup
+from penstock.spark.holes import Hole, left_range
 from penstock.spark.offsets import check_asked, resolve
 from penstock.spark.options import BufferOptions
-from penstock.spark.plan import BatchSlice, SlicePartition, group, slice_of
+from penstock.spark.plan import BatchSlice, Slice, SlicePartition, group, slice_of
 from penstock.spark.queues import Indexes, ReadQueue, bounds_of, entries_between
 
-__all__ = ["BufferReader", "partitions_between", "read_slices", "worker_store"]
+__all__ = ["BufferReader", "freeze_modules", "read_slices", "slices_between", "worker_store"]
 
 FETCH_AHEAD: Final = 4
 FETCH_AHEAD_BYTES: Final = 128 << 20
 """Stop fetching ahead while this much waits for Spark to take it."""
 
+_POLICY: Final = RetryPolicy(deadline_s=30.0)
 _Fetch: TypeAlias = "Future[pa.RecordBatch]"
 _stores: dict[tuple[int, str, tuple[tuple[str, str], ...]], ObjectStore] = {}
 _modules_frozen = 0
@@ -61,32 +68,47 @@ class BufferReader(DataSourceReader):
         bounds = bounds_of(indexes)
         start = resolve(options.starting, bounds, "startingOffsets")
         end = resolve(options.ending, bounds, "endingOffsets")
-        check_asked(start, bounds, "startingOffsets", options.manifest_path)
-        check_asked(end, bounds, "endingOffsets", options.manifest_path)
+        earlier = options.records_gaps
+        check_asked(start, bounds, "startingOffsets", options.manifest_path, earlier=earlier)
+        check_asked(end, bounds, "endingOffsets", options.manifest_path, earlier=earlier)
         for shard in bounds:
             if start[shard] > end[shard]:
                 raise ConfigError(
                     f"startingOffsets {start[shard]} lies behind endingOffsets {end[shard]} in shard {shard}"
                 )
         # For an empty list Spark would make up a partition of its own.
-        return list(partitions_between(indexes, start, end, options) or [SlicePartition(())])
+        slices = slices_between(indexes, start, end, options, queue.manifests)
+        return list(group(slices, options.tasks) or [SlicePartition(())])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition)
-        return read_slices(self._options, partition.slices)
+        return read_slices(self._options, partition.slices, set_aside=False)
 
 
-def partitions_between(
-    indexes: Indexes, start: dict[int, int], end: dict[int, int], options: BufferOptions
-) -> list[SlicePartition]:
-    """The work between two offsets, divided into tasks. The same for the same offsets, always."""
-    with_metadata = needs_metadata(options.columns)
-    slices = [
-        slice_of(shard, entry, with_metadata=with_metadata)
-        for shard, index in sorted(indexes.items())
-        for entry in entries_between(index, start[shard], end[shard])
-    ]
-    return group(slices, options.tasks)
+def slices_between(
+    indexes: Indexes,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    options: BufferOptions,
+    manifests: Mapping[int, str],
+) -> list[Slice]:
+    """The work between two offsets: the same for the same offsets while the queue holds them all.
+
+    What it no longer holds is one hole in front of the rest.
+    """
+    slices: list[Slice] = []
+    for shard, held in bounds_of(indexes).items():
+        left = left_range(shard, start[shard], end[shard], held)
+        slices += [left] if left is not None else []
+        make = partial(
+            slice_of,
+            shard,
+            with_metadata=needs_metadata(options.columns),
+            manifest=manifests[shard] if options.records_gaps else "",
+        )
+        first = max(start[shard], held.first)
+        slices += map(make, entries_between(indexes[shard], first, end[shard]))
+    return slices
 
 
 def worker_store(config: StoreConfig) -> ObjectStore:
@@ -98,26 +120,16 @@ def worker_store(config: StoreConfig) -> ObjectStore:
     return store
 
 
-def read_slices(options: BufferOptions, slices: Sequence[BatchSlice]) -> Iterator[pa.RecordBatch]:
+def read_slices(
+    options: BufferOptions, slices: Sequence[Slice], *, set_aside: bool
+) -> Iterator[pa.RecordBatch]:
     """Every record of the slices, in order, in record batches of the declared schema.
 
-    Raises `BatchMissing`, `SerializationError` or another `StorageError`, naming the batch.
+    Raises `BatchMissing`, `SerializationError` or another `StorageError`, naming the batch. With
+    `onGap=record` the first two become rows; `set_aside` then keeps the remains beside the manifest, for a
+    query that will acknowledge the batch and so have it collected.
     """
-    fetcher = FetchHandle(
-        worker_store(options.store), batch_bytes_max=BATCH_BYTES_MAX, policy=RetryPolicy(deadline_s=30.0)
-    )
-
-    def load(slice_: BatchSlice) -> pa.RecordBatch:
-        descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())
-        try:
-            batch = loop_thread().run(fetcher.fetch(descriptor))
-        except BatchMissing as error:
-            raise BatchMissing(
-                f"{error}. It may have been consumed and collected since the query was planned (mode=read), "
-                "or removed by hand; `penstock buffer fsck` tells what else is missing"
-            ) from error
-        return build_batch(slice_, batch.block, options.columns)
-
+    load = partial(_load, _Worker(options, set_aside=set_aside))
     with ThreadPoolExecutor(FETCH_AHEAD, thread_name_prefix="penstock-fetch") as pool:
         waiting: deque[_Fetch] = deque()
         try:
@@ -125,13 +137,77 @@ def read_slices(options: BufferOptions, slices: Sequence[BatchSlice]) -> Iterato
         finally:
             for fetch in waiting:
                 fetch.cancel()
-    _freeze_modules()
+    freeze_modules()
+
+
+class _Worker:
+    """What the loads of one task share."""
+
+    def __init__(self, options: BufferOptions, *, set_aside: bool) -> None:
+        self.options = options
+        self.set_aside = set_aside
+        self.store = worker_store(options.store)
+        self.fetcher = FetchHandle(self.store, batch_bytes_max=BATCH_BYTES_MAX, policy=_POLICY)
+
+
+def _load(worker: _Worker, slice_: Slice) -> pa.RecordBatch:
+    columns = worker.options.columns
+    if isinstance(slice_, Hole):
+        return build_hole(slice_, columns)
+    descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())
+    try:
+        batch = loop_thread().run(worker.fetcher.fetch(descriptor))
+    except (BatchMissing, SerializationError) as error:
+        if worker.options.records_gaps:
+            return build_hole(loop_thread().run(_record(worker, slice_, error)), columns)
+        if isinstance(error, SerializationError):
+            raise
+        raise BatchMissing(
+            f"{error}. It may have been consumed and collected since the query was planned (mode=read), "
+            "or removed by hand; `penstock buffer fsck` tells what else is missing"
+        ) from error
+    return build_batch(slice_, batch.block, columns)
+
+
+async def _record(worker: _Worker, slice_: BatchSlice, error: PenstockError) -> Hole:
+    """The hole in place of a bad batch. Raises `BatchMissing` if this worker does not see the queue."""
+    store, retrying = worker.store, partial(retry, policy=_POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
+    descriptor = BatchDescriptor(sequence=slice_.sequence, location=slice_.location, metadata=())
+    try:
+        await retrying(lambda: store.head(slice_.manifest))
+        if worker.set_aside:
+            data = None if isinstance(error, BatchMissing) else await worker.fetcher.raw(descriptor)
+            await retrying(
+                lambda: store_dead_letter(
+                    store,
+                    slice_.manifest,
+                    sequence=slice_.sequence,
+                    location=slice_.location,
+                    reason=str(error),
+                    data=data,
+                    now_ms=SYSTEM_CLOCK.now_ms(),
+                )
+            )
+    except NotFound as unseen:
+        raise BatchMissing(
+            f"{error}, and neither is {slice_.manifest}: this worker does not see the queue in {store.url}. "
+            "Every worker needs the same directory mounted, or the same bucket"
+        ) from unseen
+    except PenstockError as failure:
+        raise storage_error(failure, f"recording that {error}") from failure
+    return Hole(
+        shard=slice_.shard,
+        first=slice_.sequence,
+        last=slice_.sequence,
+        reason=str(error),
+        location=slice_.location,
+    )
 
 
 def _in_order(
     pool: ThreadPoolExecutor,
-    load: Callable[[BatchSlice], pa.RecordBatch],
-    slices: Sequence[BatchSlice],
+    load: Callable[[Slice], pa.RecordBatch],
+    slices: Sequence[Slice],
     waiting: deque[_Fetch],
 ) -> Iterator[pa.RecordBatch]:
     todo = deque(slices)
@@ -145,7 +221,7 @@ def _held(waiting: deque[_Fetch]) -> int:
     return sum(f.result().nbytes for f in waiting if f.done() and not f.cancelled() and not f.exception())
 
 
-def _freeze_modules() -> None:
+def freeze_modules() -> None:
     """Take what the imports made out of the collector's sight.
 
     The worker collects garbage after every task; going through all modules each time costs more than a

@@ -1,23 +1,24 @@
-"""The format `penstock-buffer`: the records of a queue as rows, for `read` and `readStream`."""
+"""The format `penstock-buffer`: the records of a queue as rows, to read and to write."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unsupported
 from penstock.spark.columns import COLUMNS, spark_schema
 from penstock.spark.options import FORMAT, BufferOptions
 from penstock.spark.reader import BufferReader
+from penstock.spark.sink import BufferStreamWriter, BufferWriter
+from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink_rows import check_columns
 from penstock.spark.stream import BufferStreamReader
 
 __all__ = ["BufferSource"]
 
 
 class BufferSource(DataSource):
-    """The records of a queue. `BufferOptions` describes the options.
+    """The records of a queue. `BufferOptions` describes the options of reading, `SinkOptions` of writing.
 
     | column | type | |
     |---|---|---|
@@ -28,11 +29,13 @@ class BufferSource(DataSource):
     | metadata | binary | what the producer said of it |
     | location | string | the batch object's key |
     | shard | int | 0 in a queue without shards |
+
+    To write, the rows have `value` (binary or string, never null) and perhaps `metadata` (binary).
     """
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(dict(options))
-        self._parsed = BufferOptions.parse(self.options)
+    @property
+    def _parsed(self) -> BufferOptions:
+        return BufferOptions.parse(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -48,6 +51,21 @@ class BufferSource(DataSource):
     def streamReader(self, schema: StructType) -> BufferStreamReader:
         self._check(schema)
         return BufferStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BufferWriter:
+        return BufferWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> BufferStreamWriter:
+        return BufferStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
+        if overwrite:
+            raise Unsupported(
+                f"{FORMAT} only appends: what is in a queue belongs to its consumer. Use mode('append') or "
+                "outputMode('append'), and for a result that changes a table"
+            )
+        check_columns(schema)
+        return SinkOptions.parse(self.options)
 
     def _check(self, schema: StructType) -> None:
         given = [(field.name, field.dataType.simpleString()) for field in schema.fields]

@@ -3,7 +3,8 @@
 Life of a query, and why each record comes out once:
 
 1. It opens the queue, which fences every earlier query (mode=consume).
-2. `latestOffset` says how far a micro-batch goes; Spark writes that into its checkpoint.
+2. `latestOffset` says how far a micro-batch goes; Spark writes that into its checkpoint. Each offset names
+   the last entry that was read, so that a checkpoint notices when it is brought to another queue.
 3. `partitions` looks the batches between two offsets up in the manifest. Entries never change and are still
    there, so a micro-batch that is run again after a crash reads the same records.
 4. `commit` acknowledges what an earlier micro-batch has delivered. Spark calls it when the next one is in
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,29 +26,40 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.spark.offsets import (
+    After,
     Bounds,
     Offset,
+    StoredOffset,
     admit_batches,
     admit_bytes,
     backlog,
     cap,
     check_asked,
-    check_range,
-    check_start,
+    check_held,
+    check_identity,
+    check_reached,
+    lift,
+    read_after,
     read_offset,
     resolve,
     write_offset,
 )
 from penstock.spark.options import BufferOptions
-from penstock.spark.plan import SlicePartition
-from penstock.spark.queues import ConsumedQueue, Indexes, ObjectSizes, Queue, ReadQueue, bounds_of
-from penstock.spark.reader import partitions_between, read_slices
+from penstock.spark.plan import SlicePartition, group
+from penstock.spark.queues import (
+    ConsumedQueue,
+    Indexes,
+    ObjectSizes,
+    Queue,
+    ReadQueue,
+    bounds_of,
+    location_at,
+)
+from penstock.spark.reader import read_slices, slices_between
 
 __all__ = ["BufferStreamReader"]
 
 _log = logging.getLogger(__name__)
-
-StoredOffset: TypeAlias = dict[str, int]
 
 
 class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -61,7 +72,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._opened: Queue | None = None
         self._sizes: ObjectSizes | None = None
-        self._seen: dict[int, Bounds] = {}
+        self._seen: Indexes = {}
         self._target: Offset | None = None
 
     def __reduce__(self) -> tuple[type[BufferStreamReader], tuple[BufferOptions]]:
@@ -78,16 +89,16 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def _look(self) -> tuple[Indexes, dict[int, Bounds]]:
-        indexes = self._queue.look()
-        self._seen = bounds_of(indexes)
-        return indexes, self._seen
+        self._seen = self._queue.look()
+        return self._seen, bounds_of(self._seen)
 
     def initialOffset(self) -> StoredOffset:
         """Where `startingOffsets` points now. Asked once in the life of a checkpoint."""
-        _, bounds = self._look()
+        indexes, bounds = self._look()
         start = resolve(self._options.starting, bounds, "startingOffsets")
-        check_asked(start, bounds, "startingOffsets", self._options.manifest_path)
-        return write_offset(start)
+        path, earlier = self._options.manifest_path, self._options.records_gaps
+        check_asked(start, bounds, "startingOffsets", path, earlier=earlier)
+        return write_offset(start, self._after(start, indexes))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """At most `maxBatchesPerTrigger`; `maxBytesPerTrigger` is applied on top of it."""
@@ -99,18 +110,29 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _following(bounds)
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
-        """How far the next micro-batch goes. Raises `QueueGap` or `FencedError`."""
+        """How far the next micro-batch goes, or `start` itself. Raises `QueueGap` or `FencedError`."""
         indexes, bounds = self._look()
-        here = self._offset(start, bounds)
-        check_start(here, bounds, self._options.manifest_path)
+        here = self._offset(start, indexes)
+        self._check_held(here, bounds)
         end = _following(bounds)
         if self._target is not None:
-            end = cap(end, self._target)
-        end = self._admit(here, end, limit, indexes)
-        if end != here:
-            left = backlog(end, _following(bounds))
-            _log.info("next micro-batch: %d batches, %d left", backlog(here, end), left)
-        return write_offset(end)
+            end = lift(cap(end, self._target), here)
+        # What has left the queue is a hole: it counts for nothing and is passed in one step.
+        begin = cap(lift(here, {shard: held.first for shard, held in bounds.items()}), end)
+        end = self._admit(begin, end, limit, indexes)
+        if end == here:
+            return start
+        if begin != here:
+            _log.warning(
+                "%d batches have left the queue unread; the next micro-batch records the hole",
+                backlog(here, begin),
+            )
+        left = backlog(end, _following(bounds))
+        _log.info("next micro-batch: %d batches, %d left", backlog(begin, end), left)
+        unmoved = {shard: place for shard, place in here.items() if end[shard] == place}
+        known = read_after(start, self._options.manifest_path)
+        kept = {shard: known[shard] for shard in unmoved if shard in known}
+        return write_offset(end, self._after(end, indexes) | kept)
 
     def _admit(self, start: Offset, end: Offset, limit: ReadLimit, indexes: Indexes) -> Offset:
         if isinstance(limit, ReadAllAvailable):
@@ -128,26 +150,53 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> StoredOffset | None:
         """The end of the queue, for the query's progress: `latestOffset` less `endOffset` is the backlog."""
-        return write_offset(_following(self._seen)) if self._seen else None
+        return write_offset(_following(bounds_of(self._seen))) if self._seen else None
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> list[InputPartition]:
-        """The tasks between two offsets: the same after every restart. Raises `QueueGap`, `FencedError`."""
+        """The tasks between two offsets: the same after every restart. Raises `QueueGap`, `FencedError`.
+
+        With `onGap=record` a restart may find a wider hole in front, if somebody else has acknowledged more
+        in between; see `penstock.spark.holes.left_range`.
+        """
         indexes, bounds = self._look()
-        begin, until = self._offset(start, bounds), self._offset(end, bounds)
-        check_range(begin, until, bounds, self._options.manifest_path)
-        return list(partitions_between(indexes, begin, until, self._options))
+        begin, until = self._offset(start, indexes), self._offset(end, indexes)
+        self._check_held(begin, bounds)
+        slices = slices_between(indexes, begin, until, self._options, self._queue.manifests)
+        return list(group(slices, self._options.tasks))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition)
-        return read_slices(self._options, partition.slices)
+        return read_slices(self._options, partition.slices, set_aside=self._options.mode != "read")
 
     def commit(self, end: StoredOffset) -> None:
-        """Acknowledge everything below `end`, in one write of the manifest."""
-        _, bounds = self._look() if not self._seen else ({}, self._seen)
-        self._queue.ack(self._offset(end, bounds))
+        """Acknowledge everything below `end`, in one write of the manifest. Raises `QueueGap` instead if
+        `end` is not of this queue."""
+        indexes = self._seen or self._look()[0]
+        self._queue.ack(self._offset(end, indexes))
 
-    def _offset(self, stored: StoredOffset, bounds: dict[int, Bounds]) -> Offset:
-        return read_offset(stored, list(bounds), self._options.manifest_path)
+    def _offset(self, stored: StoredOffset, indexes: Indexes) -> Offset:
+        """The numbers of an offset that is known to be of this queue."""
+        path = self._options.manifest_path
+        offset = read_offset(stored, list(indexes), path)
+        check_reached(offset, bounds_of(indexes), path)
+        check_identity(
+            offset, read_after(stored, path), lambda shard, n: self._location(indexes, shard, n), path
+        )
+        return offset
+
+    def _check_held(self, start: Offset, bounds: dict[int, Bounds]) -> None:
+        if not self._options.records_gaps:
+            check_held(start, bounds, self._options.manifest_path)
+
+    def _after(self, offset: Offset, indexes: Indexes) -> After:
+        places = {
+            shard: self._location(indexes, shard, place - 1) for shard, place in offset.items() if place
+        }
+        return {shard: location for shard, location in places.items() if location is not None}
+
+    def _location(self, indexes: Indexes, shard: int, sequence: int) -> str | None:
+        held = location_at(indexes[shard], sequence)
+        return held if held is not None else self._queue.dequeued(shard).get(sequence)
 
 
 def _following(bounds: dict[int, Bounds]) -> Offset:

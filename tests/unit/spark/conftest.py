@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+from penstock.buffer.inspect import QueueReader
+from penstock.buffer.manifest import EntryIndex
+from penstock.objects import LocalStore
+from penstock.spark.options import BufferOptions
+from penstock.spark.stream import BufferStreamReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue in a directory, and whoever else uses it."""
+
+    root: Path
+
+    def produce(self, batches: int) -> None:
+        async def work() -> None:
+            async with Producer(ProducerConfig(store=str(self.root), flush_interval="1h")) as producer:
+                for number in range(batches):
+                    await producer.produce([b"%d" % number])
+                    await producer.flush()
+
+        asyncio.run(work())
+
+    def acknowledge_through(self, sequence: int) -> None:
+        async def work() -> None:
+            async with await Consumer.open(ConsumerConfig(store=str(self.root))) as consumer:
+                await consumer.ack_through(sequence)
+
+        asyncio.run(work())
+
+    def entries(self) -> EntryIndex:
+        return asyncio.run(QueueReader(LocalStore(str(self.root)), "ingest/manifest").index())
+
+    def location(self, sequence: int) -> str:
+        entries = self.entries()
+        return entries[sequence - entries.first].location
+
+    def remove(self, name: str = "manifest") -> None:
+        (self.root / "ingest" / name).unlink()
+
+    def options(self, **given: str) -> BufferOptions:
+        return BufferOptions.parse({"store": str(self.root), **given})
+
+    def stream(self, **given: str) -> BufferStreamReader:
+        return BufferStreamReader(self.options(**{"mode": "read", **given}))
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(root=tmp_path)

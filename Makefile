@@ -19,7 +19,7 @@ help: ## Show this list
 
 env: $(STAMP) ## Set up .venv with the locked dependencies (PYTHON=... picks the interpreter)
 
-demo: env ## Run the buffer end to end on this machine, with a kill in the middle
+demo: env ## Run the whole path: a click stream through Spark into tables, with kills on the way
 	$(BIN)/penstock demo
 
 test: check ## Run the static checks, then every tier of tests
@@ -33,6 +33,7 @@ check: env ## Lint, formatting, types and the floors
 
 bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/buffer.py
+	$(BIN)/python benchmarks/spark.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
@@ -40,7 +41,7 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark pyproject.toml -o requirements.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock
 

@@ -21,7 +21,7 @@ import fcntl
 import os
 import stat as stat_bits
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -101,6 +101,12 @@ class FileSystem(Protocol):
         A range that reaches past the end returns the bytes there are. All bytes come from one state of
         the file, even if the name is replaced meanwhile.
         """
+        ...
+
+    def read_into(
+        self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]
+    ) -> memoryview:
+        """As `read`, into memory from `allocate`, which is asked once for as many bytes as there are."""
         ...
 
     def stat(self, path: str) -> FileStat:
@@ -311,6 +317,18 @@ class OsFileSystem:
             finally:
                 os.close(fd)
 
+    def read_into(
+        self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]
+    ) -> memoryview:
+        with _explained(path, "read"):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                begin, wanted = _range(fd, start, length)
+                memory = allocate(wanted)
+                return memory[: _fill(fd, begin, memory)]
+            finally:
+                os.close(fd)
+
     def stat(self, path: str) -> FileStat:
         with _explained(path, "look at"):
             return _file_stat(os.stat(path))
@@ -382,14 +400,30 @@ def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
             views[first] = views[first][written:]
 
 
-def _read_range(fd: int, start: int | None, length: int | None) -> bytes:
+def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
+    """Where a read begins and how many bytes there are for it now."""
     info = os.fstat(fd)
     if stat_bits.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     size = info.st_size
     if start is None:
         start = max(0, size - (size if length is None else length))
-    wanted = max(0, size - start) if length is None else max(0, min(length, size - start))
+    return start, max(0, size - start) if length is None else max(0, min(length, size - start))
+
+
+def _fill(fd: int, start: int, memory: memoryview) -> int:
+    """Read until the memory is full or the file ends; returns how far that was."""
+    filled = 0
+    while filled < len(memory):
+        count = os.preadv(fd, [memory[filled:]], start + filled)
+        if count == 0:
+            break
+        filled += count
+    return filled
+
+
+def _read_range(fd: int, start: int | None, length: int | None) -> bytes:
+    start, wanted = _range(fd, start, length)
     parts: list[bytes] = []
     while wanted > 0:
         part = os.pread(fd, wanted, start)

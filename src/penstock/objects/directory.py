@@ -46,6 +46,8 @@ __all__ = ["SIDE_DIRECTORY", "ObjectDirectory"]
 SIDE_DIRECTORY: Final = ".penstock"
 _STRIPES: Final = 64
 _STALE_MS: Final = 3_600_000
+POOLED_BYTES_MIN: Final = 256 << 10
+"""From here on an object is read into Arrow's memory; below, that costs more than it saves."""
 
 
 class ObjectDirectory:
@@ -70,9 +72,9 @@ class ObjectDirectory:
         key = _own_key(key)
         if byte_range is not None:
             part = self._read(key, byte_range.start, byte_range.length)
-            return Blob(data=memoryview(part), version=None)
+            return Blob(data=part, version=None)
         data = self._read(key)
-        return Blob(data=memoryview(data), version=_version(data))
+        return Blob(data=data, version=_version(data))
 
     def get_if_changed(self, key: str, version: Version) -> Blob | None:
         """See `ObjectStore.get_if_changed`."""
@@ -154,12 +156,12 @@ class ObjectDirectory:
     def _path(self, key: str) -> str:
         return os.path.join(self._root, key)
 
-    def _read(self, key: str, start: int | None = 0, length: int | None = None) -> bytes:
+    def _read(self, key: str, start: int | None = 0, length: int | None = None) -> memoryview:
         path = self._path(key)
         with self._absent_as_not_found(key):
-            data = self._fs.read(path, start, length)
+            data = self._fs.read_into(path, start, length, _memory)
         self._settle(os.path.dirname(path))
-        return data
+        return data.toreadonly()
 
     @contextlib.contextmanager
     def _absent_as_not_found(self, key: str) -> Iterator[None]:
@@ -301,5 +303,17 @@ class _Hashed:
         return Version(etag=self._digest.hexdigest())
 
 
-def _version(data: bytes) -> Version:
+def _memory(size: int) -> memoryview:
+    """Memory to read an object into. Large ones come from Arrow's pool, which keeps what is given back.
+
+    The C library asks the system anew for each, and the page faults cost more than the reading.
+    """
+    if size < POOLED_BYTES_MIN:
+        return memoryview(bytearray(size))
+    import pyarrow as pa
+
+    return memoryview(pa.allocate_buffer(size)).cast("B")
+
+
+def _version(data: bytes | memoryview) -> Version:
     return Version(etag=xxhash.xxh3_128_hexdigest(data))

@@ -134,6 +134,10 @@ class RemoteStore:
     async def delete_many(self, keys: Iterable[str]) -> dict[str, PenstockError]:
         return await self._workers.run(self._delete_many, list(keys))
 
+    async def copy(self, source: str, target: str) -> None:
+        """Store what `source` holds as `target` too; the bytes stay in the store. Safe to repeat."""
+        await self._workers.run(self._copy, normalise_key(source), normalise_key(target))
+
     async def close(self) -> None:
         self._workers.close()
         self._open = None
@@ -278,6 +282,10 @@ class RemoteStore:
             chunks = obstore.list(self._handles().data, prefix=folder or None, chunk_size=1000)
             found = [self._info(meta["path"][skip:], meta) for chunk in chunks for meta in chunk]
         return sorted(found, key=lambda info: info.key)
+
+    def _copy(self, source: str, target: str) -> None:
+        with self._translated(self._call("copy", source)):
+            obstore.copy(self._handles().data, self._full(source), self._full(target))
 
     def _delete_many(self, keys: Sequence[str]) -> dict[str, PenstockError]:
         failed: dict[str, PenstockError] = {}

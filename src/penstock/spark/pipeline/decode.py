@@ -1,0 +1,238 @@
+"""From bytes to columns: every record either decodes or gets a reason why it does not.
+
+A decoded frame has the position of each record (`POSITIONS`), its bytes (`_value`), the decoded columns, and
+`_reason`, which is null for a good record. Nothing is dropped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, InvalidInput
+from penstock.spark.pipeline.spec import DecodeSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["POSITIONS", "REASON", "SOURCE_COLUMNS", "VALUE", "decode", "infer_schema", "parse_schema"]
+
+REASON: Final = "_reason"
+VALUE: Final = "_value"
+POSITIONS: Final = ("_shard", "_sequence", "_index", "_ingestion_time", "_metadata")
+SOURCE_COLUMNS: Final = ("shard", "sequence", "index", "ingestion_time", "metadata", "value")
+"""What the source must give, in the order of `POSITIONS` and `_value`."""
+
+_CORRUPT: Final = "_penstock_malformed"
+_WHOLE: Final = "_penstock_record"
+_RESERVED: Final = frozenset({*POSITIONS, VALUE, REASON, _CORRUPT, _WHOLE})
+
+
+def parse_schema(text: str) -> StructType:
+    """Columns in SQL's words. Raises `ConfigError`."""
+    from pyspark.errors import ParseException, PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        schema = StructType.fromDDL(text)
+        assert isinstance(schema, StructType)
+    except (ParseException, PySparkException) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f'decode.schema: {text!r} is no list of columns such as "user string, at timestamp": {first}'
+        ) from error
+    names = [field.name.lower() for field in schema.fields]
+    for name in names:
+        if name in _RESERVED:
+            raise ConfigError(f"decode.schema: the name {name} is taken; choose another one")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"decode.schema: {text!r} names a column twice")
+    if not names:
+        raise ConfigError("decode.schema: expected at least one column")
+    return schema
+
+
+def infer_schema(spark: SparkSession, spec: DecodeSpec, sample: DataFrame) -> StructType:
+    """The columns of a sample of records. Raises `InvalidInput` when it shows none."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    values = sample.select("value").limit(spec.sample)
+    if spec.format == "arrow":
+        first = values.first()
+        if first is None:
+            raise InvalidInput(_EMPTY_SAMPLE)
+        return _arrow_record_schema(bytes(first[0]))
+    lines = values.select(F.col("value").cast("string").alias("value"))
+    if spec.format == "json":
+        found = spark.read.options(columnNameOfCorruptRecord=_CORRUPT, **spec.options).json(lines).schema
+    else:
+        options = {"inferSchema": "true", "columnNameOfCorruptRecord": _CORRUPT, **spec.options}
+        found = spark.read.options(**options).csv(lines).schema
+    columns = StructType([field for field in found.fields if field.name != _CORRUPT])
+    if not columns.fields:
+        raise InvalidInput(_EMPTY_SAMPLE)
+    return columns
+
+
+_EMPTY_SAMPLE: Final = (
+    "decode.schema: there is no record yet to infer the columns from; produce some first, or give the schema"
+)
+
+
+def _arrow_record_schema(record: bytes) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        with pa.ipc.open_stream(record) as stream:
+            return from_arrow_schema(stream.schema)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInput(
+            f"decode.schema: the first record is no Arrow IPC stream ({error}); give the schema, or "
+            "another format"
+        ) from error
+
+
+def decode(frame: DataFrame, spec: DecodeSpec, schema: StructType | None) -> DataFrame:
+    """`frame` (`SOURCE_COLUMNS`) with the decoded columns and `_reason`."""
+    from pyspark.sql import functions as F
+
+    renamed = frame.select(
+        *(F.col(f"`{name}`").alias(f"_{name}") for name in SOURCE_COLUMNS),
+    )
+    if spec.format == "raw":
+        return renamed.select("*", F.col(VALUE).alias("value"), _gap_or_null(F.lit(None)).alias(REASON))
+    assert schema is not None
+    if spec.format == "arrow":
+        return _decode_arrow(renamed, schema)
+    return _decode_text(renamed, spec, schema)
+
+
+def _gap_or_null(otherwise: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    gap = F.concat(F.lit("gap: "), F.col("_metadata").cast("string"))
+    return (
+        F.when(F.col("_index") < 0, gap)
+        .when(F.col(VALUE).isNull(), F.lit("the record is null"))
+        .otherwise(otherwise.cast("string"))
+    )
+
+
+def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> DataFrame:
+    """JSON and CSV, in Spark's own parsers.
+
+    JSON is parsed inside an object of ours: Spark stops behind the first value of a text and would take
+    `{...} {...}` for its first half.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    text = F.col(VALUE).cast("string")
+    options = {**spec.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    nullable = StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+    malformed = StructField(_CORRUPT, StringType(), True)
+    if spec.format == "json":
+        whole = StructType([StructField(_WHOLE, nullable, True), malformed])
+        parsed = F.from_json(F.concat(F.lit(f'{{"{_WHOLE}":'), text, F.lit("}")), whole, options)
+        record = F.col(f"{_PARSED}.{_WHOLE}")
+        words = "does not parse as JSON of the schema"
+    else:
+        ddl = ", ".join(
+            f"`{field.name}` {field.dataType.simpleString()}" for field in [*nullable.fields, malformed]
+        )
+        parsed = F.from_csv(text, ddl, options)
+        record = F.col(_PARSED)
+        words = "does not parse as CSV of the schema"
+    # One branch each: a record that is not text never reaches the parser's verdict.
+    reason = (
+        F.when(~F.is_valid_utf8(text), F.lit("is not valid UTF-8"))
+        .when(F.length(text) == 0, F.lit("is empty"))
+        .when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | record.isNull(), F.lit(words))
+    )
+    for field in schema.fields:
+        if not field.nullable:
+            reason = reason.when(record[field.name].isNull(), F.lit(f"has no {field.name}"))
+    return frame.select("*", parsed.alias(_PARSED)).select(
+        *POSITIONS,
+        VALUE,
+        *(record[field.name].alias(field.name) for field in schema.fields),
+        _gap_or_null(reason).alias(REASON),
+    )
+
+
+_PARSED: Final = "_penstock_parsed"
+
+
+def _decode_arrow(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Each record is an Arrow IPC stream; it may hold any number of rows."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    output = StructType(
+        [
+            *(frame.schema[name] for name in (*POSITIONS, VALUE)),
+            *(StructField(field.name, field.dataType, True) for field in schema.fields),
+            StructField(REASON, StringType(), True),
+        ]
+    )
+    target = to_arrow_schema(output, timezone="UTC")
+    required = [field.name for field in schema.fields if not field.nullable]
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from _unpack(batch, target, required)
+
+    return frame.mapInArrow(unpack, output)
+
+
+def _unpack(batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of every record; for one that does not decode, a row with the reason and no columns."""
+    wanted = pa.schema([target.field(place) for place in range(len(POSITIONS) + 1, len(target) - 1)])
+    values = batch.column(batch.schema.get_field_index(VALUE))
+    indexes = batch.column(batch.schema.get_field_index("_index"))
+    for place in range(batch.num_rows):
+        envelope = batch.slice(place, 1)
+        reason: str | None = None
+        rows = pa.table({field.name: pa.nulls(1, field.type) for field in wanted}, schema=wanted)
+        if indexes[place].as_py() < 0:
+            gap = envelope.column("_metadata")[0].as_py()
+            reason = f"gap: {bytes(gap or b'').decode(errors='replace')}"
+        elif not values[place].is_valid:
+            reason = "the record is null"
+        else:
+            rows, reason = _rows_of(values[place].as_buffer(), wanted, required, rows)
+        if rows.num_rows == 0:
+            continue
+        repeated = envelope.take(pa.array([0] * rows.num_rows, pa.int32()))
+        columns = [*repeated.columns, *(column.combine_chunks() for column in rows.columns)]
+        columns.append(pa.array([reason] * rows.num_rows, pa.string()))
+        arrays = [
+            array.cast(field.type) if array.type != field.type else array
+            for array, field in zip(columns, target, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _rows_of(
+    record: pa.Buffer, wanted: pa.Schema, required: Sequence[str], nothing: pa.Table
+) -> tuple[pa.Table, str | None]:
+    try:
+        with pa.ipc.open_stream(record) as stream:
+            table = stream.read_all()
+        missing = [field.name for field in wanted if field.name not in table.column_names]
+        if any(name in required for name in missing):
+            return nothing, f"has no {missing[0]}"
+        for field in wanted:
+            if field.name in missing:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        rows = table.select(wanted.names).cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError) as error:
+        return nothing, f"does not decode as Arrow of the schema: {str(error).splitlines()[0][:200]}"
+    for name in required:
+        if rows.column(name).null_count:
+            return nothing, f"has no {name}"
+    return rows, None

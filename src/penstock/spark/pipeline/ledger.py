@@ -1,0 +1,192 @@
+"""The books of a pipeline: one line per micro-batch, durable before Spark forgets the batch.
+
+A line is written after every sink has committed and before the micro-batch is. So each batch that Spark
+calls done has a line, and a batch that is run again writes the same line again. Lines of one query lie in
+`{app}/{first batch of a thousand}.jsonl`, in order; they are replaced conditionally, so that an old driver
+which still believes in itself cannot take back what its successor wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock.blocking import loop_thread
+from penstock.buffer.errors import storage_error
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import Conflict, Corrupt, NotFound, OutcomeUnknown, PenstockError, Unavailable
+from penstock.ids import SYSTEM_RNG
+from penstock.objects import ObjectStore, StoreConfig, Version, open_store
+from penstock.retry import RetryPolicy, retry
+
+__all__ = ["BatchLine", "Ledger", "decode_lines", "encode_lines", "merge_lines"]
+
+LINES_PER_OBJECT: Final = 1000
+_POLICY: Final = RetryPolicy(deadline_s=30.0)
+
+T = TypeVar("T")
+
+
+class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one micro-batch did. Offsets are first sequences that are not read, per shard."""
+
+    batch: int
+    start: dict[int, int]
+    end: dict[int, int]
+    read: int
+    """Records that the source gave."""
+    dead: int = 0
+    """Of these, into the dead-letter table."""
+    skipped: int = 0
+    """Bad records left out because `on_error: skip` says so."""
+    gaps: int = 0
+    """Holes in the queue, each a row of the dead-letter table; not records."""
+    rows: dict[str, int]
+    """Rows that each sink got."""
+    one_to_one: dict[str, bool] = {}
+    """Sinks whose every row is one record, so that records without a row were dropped by the transform."""
+    at_ms: int
+
+    def dropped(self, sink: str) -> int | None:
+        """Records that the sink's transform left out; None if rows and records do not correspond."""
+        if not self.one_to_one.get(sink, False):
+            return None
+        return self.read - self.dead - self.skipped - self.rows[sink]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(BatchLine)
+
+
+def encode_lines(lines: Iterable[BatchLine]) -> bytes:
+    return _encoder.encode_lines(lines)
+
+
+def decode_lines(raw: bytes, where: str) -> list[BatchLine]:
+    """Raises `Corrupt`, naming the object."""
+    try:
+        return list(_decoder.decode_lines(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{where} does not decode: {error}. Restore it from a backup") from error
+
+
+def merge_lines(known: Iterable[BatchLine], line: BatchLine) -> list[BatchLine]:
+    """`known` with `line` in its place: a batch that was run again replaces what it said before."""
+    lines = {other.batch: other for other in known} | {line.batch: line}
+    return [lines[batch] for batch in sorted(lines)]
+
+
+def _chunk_key(app: str, batch: int) -> str:
+    """The object that holds the line of a micro-batch."""
+    return f"{app}/{batch // LINES_PER_OBJECT * LINES_PER_OBJECT:012}.jsonl"
+
+
+class Ledger:
+    """The books of one pipeline. Blocking, because Spark calls it so."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._opened: ObjectStore | None = None
+        self._current: tuple[str, list[BatchLine], Version] | None = None
+
+    def __reduce__(self) -> tuple[type[Ledger], tuple[StoreConfig]]:
+        return Ledger, (self._config,)
+
+    @property
+    def url(self) -> str:
+        return self._config.url
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            self._opened = open_store(self._config)
+        return self._opened
+
+    def close(self) -> None:
+        if self._opened is not None:
+            loop_thread().run(self._opened.close())
+            self._opened = None
+
+    def write(self, app: str, line: BatchLine) -> None:
+        """Make a line durable. Raises `StorageError`, `Corrupt`."""
+        key = _chunk_key(app, line.batch)
+
+        async def attempt() -> None:
+            lines, version = await self._chunk(key)
+            merged = merge_lines(lines, line)
+            self._current = None  # unless this is known to have won, the object is read again
+            raw = encode_lines(merged)
+            if version is None:
+                written = await self._store.put_if_absent(key, raw)
+            else:
+                written = await self._store.put_if_match(key, raw, version)
+            self._current = (key, merged, written)
+
+        # Repeating after an unknown outcome is safe: the line replaces itself.
+        self._run(attempt, f"writing {key}", on=(Unavailable, Conflict, OutcomeUnknown))
+
+    async def _chunk(self, key: str) -> tuple[list[BatchLine], Version | None]:
+        if self._current is not None and self._current[0] == key:
+            return self._current[1], self._current[2]
+        try:
+            blob = await self._store.get(key)
+        except NotFound:
+            return [], None
+        return decode_lines(bytes(blob.data), f"{key} in {self.url}"), blob.version
+
+    def lines(self, app: str, *, after: int = -1) -> list[BatchLine]:
+        """The lines of a query after one micro-batch, in order. Raises `Corrupt`, `StorageError`."""
+        first = _chunk_key(app, after + 1)
+
+        async def read() -> list[BatchLine]:
+            found: list[BatchLine] = []
+            for info in await self._store.list(app):
+                if info.key >= first:
+                    blob = await self._store.get(info.key)
+                    found += decode_lines(bytes(blob.data), f"{info.key} in {self.url}")
+            return [line for line in found if line.batch > after]
+
+        return self._run(read, f"reading the ledger of {app}")
+
+    def keep(self, name: str, document: Mapping[str, object]) -> None:
+        """Store a small document, replacing the one of that name."""
+        raw = msgspec.json.encode(document)
+
+        async def write() -> None:
+            await self._store.put(name, raw)
+
+        self._run(write, f"writing {name}")
+
+    def kept(self, name: str) -> dict[str, object] | None:
+        """The document of that name, or None. Raises `Corrupt`, `StorageError`."""
+
+        async def read() -> bytes | None:
+            try:
+                return bytes((await self._store.get(name)).data)
+            except NotFound:
+                return None
+
+        raw = self._run(read, f"reading {name}")
+        try:
+            return None if raw is None else msgspec.json.decode(raw, type=dict[str, object])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{name} in {self.url} does not decode: {error}. Restore it") from error
+
+    def _run(
+        self,
+        operation: Callable[[], Awaitable[T]],
+        doing: str,
+        *,
+        on: tuple[type[PenstockError], ...] = (Unavailable,),
+    ) -> T:
+        async def work() -> T:
+            return await retry(operation, _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG, on=on)
+
+        try:
+            return loop_thread().run(work())
+        except Corrupt:
+            raise
+        except PenstockError as error:
+            raise storage_error(error, f"{doing} in {self.url}") from error

@@ -1,0 +1,222 @@
+"""One micro-batch: decode, split off what is bad, write every sink, write the books.
+
+Why each record ends in each sink once, whatever crashes:
+
+1. Spark writes the range of the batch into its checkpoint, then calls `run`.
+2. Every sink is written under (query, batch); a sink that has the batch already does nothing.
+3. Bad records go into the dead-letter table in the same way.
+4. The line in the ledger is written; doing it again changes nothing.
+5. Spark calls the batch done.
+
+A crash anywhere before 5 runs the batch again with the same range, and 2 to 4 repeat harmlessly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import Corrupt
+from penstock.spark.offsets import Offset
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.dead_letters import letters_of
+from penstock.spark.pipeline.decode import REASON, decode
+from penstock.spark.pipeline.ledger import BatchLine, Ledger
+from penstock.spark.pipeline.outputs import sink_format, sink_options, table_of
+from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.transform import (
+    Shape,
+    analysed_plan,
+    apply_transform,
+    check_shape,
+    shape_of_plan,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["BatchCounts", "MicroBatches"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCounts:
+    """What the source gave: all rows, and of these the bad ones and the holes."""
+
+    rows: int
+    bad: int
+    gaps: int
+
+
+class MicroBatches:
+    """Runs the micro-batches of one query. Pickled whole where Spark runs it in another process."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        schema: StructType | None,
+        ledger: Ledger,
+        *,
+        origin: Mapping[int, int],
+        on_line: Callable[[BatchLine], None] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._schema = schema
+        self._ledger = ledger
+        self._origin = dict(origin)
+        self._on_line = on_line
+        self._app: str | None = None
+        self._shapes: dict[str, Shape] = {}
+
+    def run(self, frame: DataFrame, batch: int) -> None:
+        """Deliver one micro-batch. Raises what Spark, a sink or the ledger raises; repeating is safe."""
+        checkpoint = Checkpoint(self._spec.checkpoint_path, frame.sparkSession)
+        if self._app is None:
+            self._app = _required(checkpoint.query_id, f"{checkpoint.path} names no query")
+        start, end = self._range(checkpoint, batch)
+        counted, counting = self._decoded(frame)
+        outputs = self._spec.outputs
+        shared = len(outputs) > 1
+        if shared:
+            counted = counted.persist()
+        try:
+            rows = {name: self._write(name, sink, counted, batch) for name, sink in outputs.items()}
+            counts = counting.result(frame, counted)
+            if counts.gaps or (counts.bad and self._spec.on_error == "dead_letter"):
+                self._write_letters(counted, batch)
+        finally:
+            if shared:
+                counted.unpersist()
+        line = self._line(batch, start, end, counts, rows)
+        self._ledger.write(self._app, line)
+        if self._on_line is not None:
+            self._on_line(line)
+
+    def _range(self, checkpoint: Checkpoint, batch: int) -> tuple[Offset, Offset]:
+        end = checkpoint.offset(batch)
+        before = checkpoint.offset(batch - 1) if batch > 0 else None
+        end_offset = _plain_offset(_required(end, f"{checkpoint.path} has no plan for micro-batch {batch}"))
+        return (self._origin if before is None else _plain_offset(before)), end_offset
+
+    def _decoded(self, frame: DataFrame) -> tuple[DataFrame, _Counting]:
+        """Decoded and counted in passing: nothing is read twice for the sake of numbers."""
+        counting = _Counting()
+        decoded = decode(counting.before(frame), self._spec.decode, self._schema)
+        if self._spec.on_error == "fail":
+            decoded = decoded.withColumn(REASON, _fail_on_bad())
+        return counting.after(decoded), counting
+
+    def _write(self, name: str, sink: SinkSpec, counted: DataFrame, batch: int) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        output = apply_transform(counted.filter(F.col(REASON).isNull()), self._spec, sink)
+        if name not in self._shapes:
+            self._shapes[name] = shape_of_plan(analysed_plan(output))
+            check_shape(name, sink, self._shapes[name])
+        if sink.merge is not None:
+            return self._merge(sink, output, batch)
+        observation = Observation()
+        self._save(output.observe(observation, F.count(F.lit(1)).alias("rows")), sink, batch)
+        # Nothing is observed where Spark sees beforehand that no row can come.
+        return int(observation.get.get("rows", 0))
+
+    def _merge(self, sink: SinkSpec, output: DataFrame, batch: int) -> int:
+        from penstock.spark.tables.merge import merge_into
+
+        table, merge = table_of(sink), sink.merge
+        assert table is not None
+        assert merge is not None
+        assert self._app is not None
+        rows = output.toArrow()
+        merge_into(table, rows, keys=merge.keys, add=merge.add, app=self._app, version=batch)
+        return int(rows.num_rows)
+
+    def _write_letters(self, counted: DataFrame, batch: int) -> None:
+        sink = self._spec.letters
+        assert sink is not None
+        letters = letters_of(counted, self._spec.name, batch, gaps_only=self._spec.on_error != "dead_letter")
+        self._save(letters, sink, batch)
+
+    def _save(self, frame: DataFrame, sink: SinkSpec, batch: int) -> None:
+        assert self._app is not None
+        options = sink_options(sink) | {"txnAppId": self._app, "txnVersion": str(batch)}
+        frame.write.format(sink_format(sink)).mode("append").options(**options).save()
+
+    def _line(
+        self, batch: int, start: Offset, end: Offset, counts: BatchCounts, rows: dict[str, int]
+    ) -> BatchLine:
+        bad = counts.bad - counts.gaps
+        dead = bad if self._spec.on_error == "dead_letter" else 0
+        return BatchLine(
+            batch=batch,
+            start=start,
+            end=end,
+            read=counts.rows - counts.gaps,
+            dead=dead,
+            skipped=bad - dead,
+            gaps=counts.gaps,
+            rows=rows,
+            one_to_one={name: shape is Shape.ONE_TO_ONE for name, shape in self._shapes.items()},
+            at_ms=SYSTEM_CLOCK.now_ms(),
+        )
+
+
+class _Counting:
+    """Counts rows as they pass: in front of the decoder, where a row is a record or a hole, and behind it."""
+
+    def __init__(self) -> None:
+        from pyspark.sql import Observation
+
+        self._read = Observation()
+        self._decoded = Observation()
+
+    def before(self, frame: DataFrame) -> DataFrame:
+        return frame.observe(self._read, *self._of_source())
+
+    def after(self, decoded: DataFrame) -> DataFrame:
+        return decoded.observe(self._decoded, *self._of_decoded())
+
+    def result(self, frame: DataFrame, decoded: DataFrame) -> BatchCounts:
+        """The counts, once a sink has been written."""
+        # Spark leaves the source out altogether where it sees that a transform gives no row: count it then.
+        found = self._read.get or frame.agg(*self._of_source()).collect()[0].asDict()
+        bad = self._decoded.get or decoded.agg(*self._of_decoded()).collect()[0].asDict()
+        return BatchCounts(rows=int(found["rows"]), bad=int(bad["bad"]), gaps=int(found["gaps"]))
+
+    def _of_source(self) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        gaps = F.count(F.when(F.col("index") < 0, 1)).alias("gaps")
+        return [F.count(F.lit(1)).alias("rows"), gaps]
+
+    def _of_decoded(self) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        return [F.count(F.col(REASON)).alias("bad")]
+
+
+def _fail_on_bad() -> Column:
+    from pyspark.sql import functions as F
+
+    sentence = F.concat(
+        F.lit("BadRecord: record "), F.col("_index"), F.lit(" of sequence "), F.col("_sequence"),
+        F.lit(" in shard "), F.col("_shard"), F.lit(" "), F.col(REASON),
+    )  # fmt: skip
+    keep = F.col(REASON).isNull() | (F.col("_index") < 0)
+    return F.when(keep, F.col(REASON)).otherwise(F.raise_error(sentence).cast("string"))
+
+
+def _plain_offset(stored: Mapping[str, object]) -> Offset:
+    """Shard to sequence, without whatever else the offset holds."""
+    return {int(key): value for key, value in stored.items() if key.isdecimal() and isinstance(value, int)}
+
+
+def _required(value: T | None, problem: str) -> T:
+    if value is None:
+        raise Corrupt(f"{problem}: the checkpoint is damaged or was moved while the pipeline runs")
+    return value

@@ -1,0 +1,83 @@
+"""A pipeline's sinks as Spark's writers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.spark.pipeline.spec import (
+    BufferSinkSpec,
+    BufferSourceSpec,
+    IcebergSinkSpec,
+    PipelineSpec,
+    SinkSpec,
+)
+from penstock.spark.tables.spec import TableSpec
+from penstock.units import parse_size
+
+__all__ = ["sink_format", "sink_options", "source_options", "table_of"]
+
+
+def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{name}": value for name, value in options.items()}
+
+
+def table_of(sink: SinkSpec) -> TableSpec | None:
+    """The table behind a sink; None for a buffer. Raises `ConfigError` for what cannot be one."""
+    target = sink.target
+    if isinstance(target, BufferSinkSpec):
+        return None
+    options = {
+        "compression": target.compression,
+        "targetFileBytes": str(parse_size(target.target_file_size)),
+        **({"partitionBy": ",".join(target.partition_by)} if target.partition_by else {}),
+    }
+    if isinstance(target, IcebergSinkSpec):
+        options |= {"table": target.table, **_prefixed("catalog", target.catalog)}
+        return TableSpec.parse("iceberg", options)
+    options |= {"path": target.path, **_prefixed("store", target.store_options)}
+    return TableSpec.parse("delta" if sink.delta is not None else "parquet", options)
+
+
+def sink_format(sink: SinkSpec) -> str:
+    return f"penstock-{sink.kind}"
+
+
+def sink_options(sink: SinkSpec) -> dict[str, str]:
+    """What `df.write.options(...)` gets; secrets are in clear there."""
+    table = table_of(sink)
+    if table is not None:
+        return table.to_options()
+    target = sink.target
+    assert isinstance(target, BufferSinkSpec)
+    return {
+        "store": target.store,
+        "manifest_path": target.manifest_path,
+        "data_path_prefix": target.data_path_prefix,
+        "compression": target.compression,
+        "batch_bytes": str(parse_size(target.batch_size)),
+        **_prefixed("store", target.store_options),
+    }
+
+
+def source_options(spec: PipelineSpec, columns: tuple[str, ...]) -> dict[str, str]:
+    """What `spark.readStream.options(...)` gets."""
+    buffer: BufferSourceSpec = spec.source.buffer
+    options = {
+        "store": buffer.store,
+        "manifest_path": buffer.manifest_path,
+        "data_path_prefix": buffer.data_path_prefix,
+        "columns": ",".join(columns),
+        "startingOffsets": buffer.starting,
+        "mode": buffer.mode,
+        "onGap": spec.on_gap,
+        "gc_interval": buffer.gc_interval,
+        "gc_grace_period": buffer.gc_grace_period,
+        **_prefixed("store", buffer.store_options),
+    }
+    if buffer.partitions is not None:
+        options["partitions"] = str(buffer.partitions)
+    if spec.trigger.max_batches is not None:
+        options["maxBatchesPerTrigger"] = str(spec.trigger.max_batches)
+    if spec.trigger.max_bytes is not None:
+        options["maxBytesPerTrigger"] = str(parse_size(spec.trigger.max_bytes))
+    return options

@@ -1,0 +1,369 @@
+"""A pipeline: checked, started, watched and stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.config import Setting
+from penstock.errors import PenstockError, Unavailable
+from penstock.spark.offsets import Offset, resolve
+from penstock.spark.options import BufferOptions
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.decode import SOURCE_COLUMNS, infer_schema, parse_schema
+from penstock.spark.pipeline.errors import explain_pipeline
+from penstock.spark.pipeline.ledger import BatchLine, Ledger
+from penstock.spark.pipeline.microbatch import MicroBatches
+from penstock.spark.pipeline.outputs import source_options
+from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
+from penstock.spark.queues import Backlog, QueueWatch, ReadQueue, bounds_of
+from penstock.units import parse_duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+__all__ = ["Pipeline", "PipelineStatus", "RunningPipeline"]
+
+_ORIGIN: Final = "origin.json"
+_SCHEMA: Final = "schema.json"
+_POLL_S: Final = 0.1
+_FOLLOW_S: Final = 1.0
+
+
+class Pipeline:
+    """Records from a queue, through SQL, into tables: each once.
+
+    pipeline = Pipeline.from_yaml("clicks.yaml")
+    run = pipeline.start(build_session("clicks"))
+    run.wait()
+    """
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Pipeline:
+        """Raises `ConfigError`, naming the key and the nearest right one."""
+        return cls(load_spec(path))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Setting]) -> Pipeline:
+        """The same from a mapping; relative paths are relative to the working directory."""
+        return cls(read_spec(mapping))
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.spec.ledger_config)
+
+    def source_options(self) -> BufferOptions:
+        """The source as its format reads it."""
+        return BufferOptions.parse(source_options(self.spec, SOURCE_COLUMNS))
+
+    def schema(self, spark: SparkSession, *, keep: bool = True) -> StructType | None:
+        """The decoded columns: as given, else as found in a sample when the pipeline first started.
+
+        What is found is kept for all later starts, unless `keep` is false.
+        Raises `InvalidInput` when there is nothing to look at yet.
+        """
+        decode = self.spec.decode
+        if decode.format == "raw":
+            return None
+        if decode.schema is not None:
+            return parse_schema(decode.schema)
+        ledger = self.ledger
+        kept = ledger.kept(_SCHEMA)
+        if kept is not None and kept.get("format") == decode.format:
+            from pyspark.sql.types import StructType
+
+            fields = kept["schema"]
+            assert isinstance(fields, dict)
+            return StructType.fromJson(fields)
+        try:
+            schema = infer_schema(spark, decode, self._sample(spark))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise explain_pipeline(error) or error from error
+        if keep:
+            ledger.keep(_SCHEMA, {"format": decode.format, "schema": schema.jsonValue()})
+        return schema
+
+    def _sample(self, spark: SparkSession) -> DataFrame:
+        options = source_options(self.spec, ("value",)) | {"mode": "read", "partitions": "1", "onGap": "fail"}
+        for name in ("maxBatchesPerTrigger", "maxBytesPerTrigger", "startingOffsets"):
+            options.pop(name, None)
+        return spark.read.format("penstock-buffer").options(**options).load()
+
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        once: bool = False,
+        on_line: Callable[[BatchLine], None] | None = None,
+    ) -> RunningPipeline:
+        """Start the query. With `once` it takes what is there now and ends.
+
+        `on_line` is told of every finished micro-batch, in a thread of Spark's: it must not raise or wait.
+        Raises `ConfigError`, `InvalidInput`, `Unsupported` for what cannot work.
+        """
+        schema = self.schema(spark)
+        checkpoint = self._checkpoint(spark)
+        origin = self._origin(checkpoint)
+        classic = _is_classic(spark)
+        run = RunningPipeline(self, origin, on_line, known=None if classic else self._known(checkpoint))
+        batches = MicroBatches(
+            self.spec, schema, self.ledger, origin=origin, on_line=run.record if classic else None
+        )
+        options = source_options(self.spec, SOURCE_COLUMNS) | {"startingOffsets": _as_option(origin)}
+        frame = spark.readStream.format("penstock-buffer").options(**options).load()
+        writer = (
+            frame.writeStream.queryName(self.spec.name)
+            .foreachBatch(run.gate(batches.run) if classic else batches.run)
+            .option("checkpointLocation", self.spec.checkpoint_path)
+        )
+        if once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            interval_ms = round(parse_duration(self.spec.trigger.interval) * 1000)
+            writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
+        try:
+            run.attach(writer.start())
+        except Exception as error:
+            raise explain_pipeline(error) or error from error
+        return run
+
+    def _checkpoint(self, spark: SparkSession) -> Checkpoint:
+        """As this process finds it: the files of a Spark Connect server are the server's."""
+        return Checkpoint(self.spec.checkpoint_path, spark, through_spark=not _is_classic(spark))
+
+    def _known(self, checkpoint: Checkpoint) -> int:
+        """The last micro-batch that has a line before this start, or -1."""
+        app = checkpoint.query_id
+        return max((line.batch for line in self.ledger.lines(app)), default=-1) if app is not None else -1
+
+    def _origin(self, checkpoint: Checkpoint) -> Offset:
+        """Where the first micro-batch begins, in numbers, and kept for as long as the checkpoint lives.
+
+        Spark asks the source again when it has to repeat its very first batch; `latest` would by then be
+        somewhere else.
+        """
+        ledger = self.ledger
+        started = checkpoint.query_id is not None
+        kept = ledger.kept(_ORIGIN)
+        if started and kept is not None:
+            return {int(shard): int(str(place)) for shard, place in kept.items()}
+        options = self.source_options()
+        queue = ReadQueue.open(options, must_exist=False)
+        try:
+            bounds = bounds_of(queue.look())
+        finally:
+            queue.close()
+        origin = resolve(options.starting, bounds, "source.buffer.starting")
+        if not started:
+            ledger.keep(_ORIGIN, {str(shard): place for shard, place in origin.items()})
+        return origin
+
+
+def _as_option(origin: Mapping[int, int]) -> str:
+    import json
+
+    return json.dumps({str(shard): origin[shard] for shard in sorted(origin)})
+
+
+def _is_classic(spark: SparkSession) -> bool:
+    return hasattr(spark, "_jsparkSession")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatus:
+    """How a running pipeline does, for displays. None is "not known yet"."""
+
+    active: bool
+    busy: bool
+    """Whether a micro-batch is being worked on."""
+    batch: int | None = None
+    """The last micro-batch that is done."""
+    rows_per_s: float | None = None
+    batch_s: float | None = None
+    """How long the last micro-batch took."""
+    backlog_batches: int | None = None
+    """Batches in the queue behind what is delivered, always counted from the queue's end."""
+    lag_s: float | None = None
+    """The age of the oldest record that is not delivered; 0 when all are."""
+    read: int = 0
+    """Records since the start of this process, and what became of them."""
+    dead: int = 0
+    skipped: int = 0
+    gaps: int = 0
+    rows: Mapping[str, int] | None = None
+    last_error: str | None = None
+
+
+class RunningPipeline:
+    """A started pipeline. Its methods may be called from any thread.
+
+    `known` is for Spark Connect, which runs the micro-batches in a process of its server: lines after that
+    micro-batch are then taken from the ledger.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        origin: Offset,
+        on_line: Callable[[BatchLine], None] | None = None,
+        *,
+        known: int | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self._on_line = on_line
+        self._origin = origin
+        self._query: StreamingQuery | None = None
+        self._lock = threading.Lock()
+        self._totals = PipelineStatus(active=True, busy=False, rows={})
+        self._delivered: Offset | None = None
+        self._stopping = threading.Event()
+        self._watch: QueueWatch | None = None
+        self._last_error: str | None = None
+        self._ledger = pipeline.ledger
+        self._known = known
+        self._following = threading.Lock()
+        self._follow_at = 0.0
+        self._last_before_stop: int | None = None
+
+    def attach(self, query: StreamingQuery) -> None:
+        self._query = query
+
+    @property
+    def query(self) -> StreamingQuery:
+        assert self._query is not None
+        return self._query
+
+    def record(self, line: BatchLine) -> None:
+        """Add a finished micro-batch to the totals."""
+        with self._lock:
+            before = self._totals
+            rows = dict(before.rows or {})
+            for name, count in line.rows.items():
+                rows[name] = rows.get(name, 0) + count
+            self._delivered = line.end
+            self._totals = replace(
+                before,
+                read=before.read + line.read,
+                dead=before.dead + line.dead,
+                skipped=before.skipped + line.skipped,
+                gaps=before.gaps + line.gaps,
+                rows=rows,
+            )
+        if self._on_line is not None:
+            self._on_line(line)
+
+    def gate(self, run: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """`run`, except that no new micro-batch begins once the pipeline is asked to stop."""
+
+        def gated(frame: DataFrame, batch: int) -> None:
+            if self._stopping.is_set():
+                # Nothing has been written yet: the batch stays planned and is run at the next start.
+                raise _Stopped("the pipeline was asked to stop")
+            run(frame, batch)
+
+        return gated
+
+    def follow(self, *, now: bool = False) -> None:
+        """Take new lines from the ledger, at most once a second, where nobody tells of them."""
+        with self._following:
+            if self._known is None or (not now and time.monotonic() < self._follow_at):
+                return
+            self._follow_at = time.monotonic() + _FOLLOW_S
+            try:
+                lines = self._ledger.lines(str(self.query.id), after=self._known)
+            except PenstockError as error:  # the pipeline itself may do well: only its totals wait
+                self._last_error = str(error)
+                return
+            for line in lines:
+                self.record(line)
+                self._known = line.batch
+
+    def request_stop(self) -> None:
+        """Finish the micro-batch that is running, start no other. Returns at once; `wait` for the end.
+
+        With Spark Connect another one may have begun; it is broken off, and run again at the next start.
+        """
+        self._stopping.set()
+
+    def _may_stop(self) -> bool:
+        """Whether no micro-batch is running or, without a gate, the one that was running is done."""
+        if not self.query.status["isTriggerActive"]:
+            return True
+        if self._known is None:
+            return False
+        progress = self.query.lastProgress
+        last = -1 if progress is None else int(progress["batchId"])
+        if self._last_before_stop is None:
+            self._last_before_stop = last
+        return last != self._last_before_stop
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end. True when it has ended well, False when the time is up.
+
+        Raises the error that ended it, as a sentence where it is one of ours.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.query.isActive:
+            self.follow()
+            if self._stopping.is_set() and self._may_stop():
+                self.query.stop()
+            elif deadline is not None and time.monotonic() >= deadline:
+                return False
+            else:
+                time.sleep(_POLL_S)
+        self.follow(now=True)
+        error = self.query.exception()
+        if error is None or (self._stopping.is_set() and _Stopped.__name__ in str(error)):
+            return True
+        known = explain_pipeline(error)
+        self._last_error = str(known or error)
+        raise known or error from error
+
+    def status(self) -> PipelineStatus:
+        """A look at it now. Cheap: one conditional request to the queue."""
+        self.follow()
+        progress = self.query.lastProgress
+        with self._lock:
+            totals, delivered = self._totals, self._delivered
+        backlog, problem = self._backlog(delivered)
+        state = self.query.status
+        return replace(
+            totals,
+            active=self.query.isActive,
+            busy=bool(state["isTriggerActive"]) and "Waiting" not in str(state["message"]),
+            batch=None if progress is None else int(progress["batchId"]),
+            rows_per_s=None if progress is None else float(progress["processedRowsPerSecond"] or 0.0),
+            batch_s=None if progress is None else float(progress["batchDuration"]) / 1000,
+            backlog_batches=None if backlog is None else backlog.batches,
+            lag_s=None if backlog is None else _lag_s(backlog),
+            last_error=self._last_error or problem,
+        )
+
+    def _backlog(self, delivered: Offset | None) -> tuple[Backlog | None, str | None]:
+        try:
+            if self._watch is None:
+                self._watch = QueueWatch.open(self.pipeline.source_options())
+            return self._watch.look(delivered or self._origin), None
+        except (PenstockError, Unavailable) as error:
+            return None, str(error)
+
+
+class _Stopped(Exception):
+    """Ends a query that was asked to stop, before it writes anything."""
+
+
+def _lag_s(backlog: Backlog) -> float:
+    if backlog.oldest_ms is None:
+        return 0.0
+    return max(0.0, time.time() - backlog.oldest_ms / 1000)

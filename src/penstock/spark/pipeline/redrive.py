@@ -1,0 +1,309 @@
+"""Putting dead letters back into the queue, each once, whatever crashes.
+
+A redrive has a number, and its traces lie in the ledger's store:
+
+    redrive/identity.json      who appends; made once, so that a new ledger is somebody else
+    redrive/{k}.json           the letters of redrive k, created if absent and never changed
+    redrive/{k}.done.json      redrive k is finished
+
+1. k is one more than the last. Its letters are chosen among those that no earlier redrive names, and written
+   down. Whoever loses this has chosen nothing.
+2. The records are stored as batches and appended to the queue in one write, under the transaction
+   (redrive/identity, k). A second append of k does nothing.
+3. The end is noted.
+
+A crash before 1 has done nothing. After 1 the next redrive finds k without its end and repeats 2 with the
+same letters; if the first append landed, it is a no-op. Two who finish k together append once for the same
+reason, and k + 1 begins only when k is in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+
+from penstock.buffer import ProducerConfig, StaleTransaction, Transaction, append_batches, store_batch
+from penstock.buffer.append import last_version
+from penstock.buffer.batch import CompressionType
+from penstock.buffer.sharded import read_layout, shard_config, shard_of
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound, OutcomeUnknown
+from penstock.ids import SYSTEM_RNG, mint_ulid
+from penstock.objects import ObjectStore, StoreConfig, open_store
+from penstock.spark.pipeline.letters import BODIES, HEADS, read_letters
+from penstock.spark.pipeline.outputs import table_of
+from penstock.spark.pipeline.redrive_plan import Letters, Position, Wanted, choose, lay_out, pick, reasons_of
+from penstock.spark.pipeline.spec import PipelineSpec
+from penstock.spark.tables.spec import TableSpec
+
+__all__ = ["Redrive", "RedriveDriver", "Redriven", "redrive"]
+
+_log = logging.getLogger(__name__)
+
+BATCH_BYTES: Final = 16 << 20
+_FOLDER: Final = "redrive"
+_IDENTITY: Final = f"{_FOLDER}/identity.json"
+_PLAN: Final = re.compile(rf"{_FOLDER}/(\d+)\.json")
+_DONE: Final = re.compile(rf"{_FOLDER}/(\d+)\.done\.json")
+
+ReadLetters = Callable[[TableSpec, tuple[str, ...], "tuple[int, int] | None"], Letters]
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    token: str
+    """Tells our plan from another one, when the answer to writing it was lost."""
+    letters: list[Position]
+    reasons: dict[str, int]
+    at_ms: int
+
+
+class _Done(msgspec.Struct, frozen=True):
+    records: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """What one redrive came to."""
+
+    number: int
+    records: int
+    reasons: dict[str, int] = field(default_factory=dict)
+    first: int | None = None
+    """The sequence of the first batch; None if the append had happened before."""
+    shard: int | None = None
+    resumed: bool = False
+    """Whether an earlier redrive had begun it and not come to the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redrive:
+    """What a call did, or would do."""
+
+    finished: tuple[Redriven, ...] = ()
+    """Earlier redrives that were cut short, brought to their end first."""
+    done: Redriven | None = None
+    """None when there was nothing to redrive, or nothing was to be done."""
+    found: int = 0
+    """Letters that were chosen."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    left: int = 0
+    """Letters that are wanted and were left by the limit."""
+    unfinished: tuple[int, ...] = ()
+    """Redrives that were cut short and not finished, because nothing was to be done."""
+
+
+def redrive(spec: PipelineSpec, wanted: Wanted, *, dry_run: bool = False) -> Redrive:
+    """Put the wanted dead letters of a pipeline back into its queue. Blocking; needs no Spark.
+
+    Raises `InvalidInput` if the pipeline has no dead-letter table, `Conflict` if another redrive came first,
+    `OutcomeUnknown` if the records may be in the queue (run it again: it finds out), `StorageError`.
+    """
+    return asyncio.run(_redrive(spec, wanted, dry_run))
+
+
+async def _redrive(spec: PipelineSpec, wanted: Wanted, dry_run: bool) -> Redrive:
+    buffer = spec.source.buffer
+    ledger = open_store(spec.ledger_config)
+    queue = open_store(StoreConfig(url=buffer.store, options=dict(buffer.store_options)))
+    try:
+        driver = RedriveDriver(spec, ledger, queue)
+        return await (driver.preview(wanted) if dry_run else driver.run(wanted))
+    finally:
+        await queue.close()
+        await ledger.close()
+
+
+class RedriveDriver:
+    """The steps, over stores that are open."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        ledger: ObjectStore,
+        queue: ObjectStore,
+        *,
+        read: ReadLetters = read_letters,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+    ) -> None:
+        letters = spec.dead_letter if spec.letters is None else spec.letters
+        table = None if letters is None else table_of(letters)
+        if table is None:
+            raise InvalidInput(
+                f"{spec.name} keeps no dead letters, as on_error is {spec.on_error}: nothing to redrive"
+            )
+        self._spec = spec
+        self._table = table
+        self._ledger = ledger
+        self._queue = queue
+        self._read = read
+        self._clock = clock
+        self._rng = rng
+
+    async def preview(self, wanted: Wanted) -> Redrive:
+        """What `run` would choose. Changes nothing."""
+        plans, done = await self._plans()
+        chosen, left = await self._choose(plans, wanted)
+        return Redrive(
+            found=chosen.num_rows,
+            reasons=reasons_of(chosen),
+            left=left,
+            unfinished=tuple(number for number in sorted(plans) if number not in done),
+        )
+
+    async def run(self, wanted: Wanted) -> Redrive:
+        """Finish what was cut short, then redrive what is wanted."""
+        plans, done = await self._plans()
+        finished = [
+            await self._finish(number, plans[number], resumed=True)
+            for number in sorted(plans)
+            if number not in done
+        ]
+        chosen, left = await self._choose(plans, wanted)
+        if not chosen.num_rows:
+            return Redrive(finished=tuple(finished))
+        number = max(plans, default=0) + 1
+        plan = await self._write_plan(number, chosen)
+        result = await self._finish(number, plan, resumed=False)
+        return Redrive(
+            finished=tuple(finished), done=result, found=chosen.num_rows, reasons=plan.reasons, left=left
+        )
+
+    async def _plans(self) -> tuple[dict[int, _Plan], set[int]]:
+        keys = [info.key for info in await self._ledger.list(_FOLDER)]
+        done = {int(found[1]) for key in keys if (found := _DONE.fullmatch(key))}
+        numbers = [int(found[1]) for key in keys if (found := _PLAN.fullmatch(key))]
+        return {number: await self._load(_plan_key(number)) for number in numbers}, done
+
+    async def _load(self, key: str) -> _Plan:
+        raw = bytes((await self._ledger.get(key)).data)
+        try:
+            return msgspec.json.decode(raw, type=_Plan)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{key} in {self._ledger.url} does not decode: {error}. Restore it") from error
+
+    async def _choose(self, plans: dict[int, _Plan], wanted: Wanted) -> tuple[Letters, int]:
+        heads = await asyncio.to_thread(self._read, self._table, HEADS, wanted.sequences)
+        taken = [place for plan in plans.values() for place in plan.letters]
+        everything = choose(heads, self._spec.name, taken, replace(wanted, limit=None))
+        chosen = everything if wanted.limit is None else everything.slice(0, wanted.limit)
+        return chosen, everything.num_rows - chosen.num_rows
+
+    async def _write_plan(self, number: int, chosen: Letters) -> _Plan:
+        """Step 1. Raises `Conflict` if another redrive has this number."""
+        columns = (chosen[name].to_pylist() for name in ("shard", "sequence", "index"))
+        now_ms = self._clock.now_ms()
+        plan = _Plan(
+            token=mint_ulid(now_ms, self._rng),
+            letters=list(zip(*columns, strict=True)),
+            reasons=reasons_of(chosen),
+            at_ms=now_ms,
+        )
+        key = _plan_key(number)
+        try:
+            await self._ledger.put_if_absent(key, msgspec.json.encode(plan))
+        except OutcomeUnknown as error:
+            try:
+                written = await self._load(key)
+            except NotFound:
+                raise error from None
+            if written.token != plan.token:
+                raise Conflict(f"another redrive of {self._spec.name} came first; run it again") from error
+        except Conflict as error:
+            raise Conflict(f"another redrive of {self._spec.name} came first; run it again") from error
+        return plan
+
+    async def _finish(self, number: int, plan: _Plan, *, resumed: bool) -> Redriven:
+        """Steps 2 and 3, for the first time or again."""
+        transaction = Transaction(app=f"{_FOLDER}/{await self._identity()}", version=number)
+        config, shard = await self._target(transaction.app)
+        last = await last_version(config, transaction.app) if resumed else None
+        first: int | None = None
+        if last is None or last < number:
+            first = await self._append(config, transaction, plan)
+        note = _Done(records=len(plan.letters), at_ms=self._clock.now_ms())
+        await self._ledger.put(f"{_FOLDER}/{number:08}.done.json", msgspec.json.encode(note))
+        return Redriven(
+            number=number,
+            records=len(plan.letters),
+            reasons=plan.reasons,
+            first=first,
+            shard=shard,
+            resumed=resumed,
+        )
+
+    async def _append(self, config: ProducerConfig, transaction: Transaction, plan: _Plan) -> int | None:
+        sequences = [place[1] for place in plan.letters]
+        bodies = await asyncio.to_thread(self._read, self._table, BODIES, (min(sequences), max(sequences)))
+        letters = pick(bodies, self._spec.name, plan.letters)
+        if letters.num_rows < len(plan.letters):
+            raise Corrupt(
+                f"{len(plan.letters) - letters.num_rows} of the {len(plan.letters)} letters of redrive "
+                f"{transaction.version} are no longer in {self._table.where}; restore what it held"
+            )
+        stored = [
+            await store_batch(
+                self._queue,
+                config.prefix,
+                batch.values,
+                compression=CompressionType.NONE,
+                metadata=batch.metadata,
+                clock=self._clock,
+                rng=self._rng,
+            )
+            for batch in lay_out(letters, BATCH_BYTES, self._clock.now_ms())
+        ]
+        try:
+            appended = await append_batches(config, stored, transaction, clock=self._clock, rng=self._rng)
+        except StaleTransaction:
+            # Somebody else has finished this redrive and gone on to the next.
+            return None
+        return appended.first
+
+    async def _target(self, app: str) -> tuple[ProducerConfig, int | None]:
+        """The queue, or the shard of it that all redrives of this ledger go to."""
+        buffer = self._spec.source.buffer
+        config = ProducerConfig(
+            store=self._queue, manifest_path=buffer.manifest_path, data_path_prefix=buffer.data_path_prefix
+        )
+        shards = await read_layout(self._queue, config.manifest_key)
+        if shards is None:
+            return config, None
+        shard = shard_of(app.encode(), shards)
+        return shard_config(config, shard), shard
+
+    async def _identity(self) -> str:
+        fresh = _Identity(id=mint_ulid(self._clock.now_ms(), self._rng))
+        try:
+            return await self._known_identity()
+        except NotFound:
+            pass
+        try:
+            await self._ledger.put_if_absent(_IDENTITY, msgspec.json.encode(fresh))
+        except (Conflict, OutcomeUnknown):
+            return await self._known_identity()
+        return fresh.id
+
+    async def _known_identity(self) -> str:
+        raw = bytes((await self._ledger.get(_IDENTITY)).data)
+        try:
+            return msgspec.json.decode(raw, type=_Identity).id
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            where = f"{_IDENTITY} in {self._ledger.url}"
+            raise Corrupt(f"{where} does not decode: {error}. Restore it") from error
+
+
+def _plan_key(number: int) -> str:
+    return f"{_FOLDER}/{number:08}.json"

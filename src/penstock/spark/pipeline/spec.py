@@ -1,0 +1,409 @@
+"""A pipeline as its YAML file says it: read once, checked in full, nothing guessed.
+
+    name: clicks
+    source: {buffer: {store: s3://ingest, manifest_path: clicks/manifest}}
+    decode: {format: json, schema: "user string, url string, at timestamp"}
+    transform: SELECT user, url, at, date(at) AS day FROM input WHERE user IS NOT NULL
+    on_error: dead_letter
+    on_gap: fail
+    sink: {delta: {path: s3://lake/clicks, partition_by: [day]}}
+    trigger: {interval: 5s, max_batches: 200}
+
+`${NAME}` stands for an environment variable anywhere in a value, so that secrets stay out of the file.
+Relative paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from penstock.config import Setting, build, load_mapping
+from penstock.errors import ConfigError
+from penstock.objects import StoreConfig
+from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
+
+__all__ = [
+    "BufferSinkSpec",
+    "BufferSourceSpec",
+    "DecodeSpec",
+    "DeltaSinkSpec",
+    "IcebergSinkSpec",
+    "MergeSpec",
+    "ParquetSinkSpec",
+    "PipelineSpec",
+    "SinkSpec",
+    "SourceSpec",
+    "TriggerSpec",
+    "load_spec",
+    "read_spec",
+]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SAMPLE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSourceSpec:
+    """A queue in object storage."""
+
+    store: str
+    manifest_path: str = "ingest/manifest"
+    data_path_prefix: str = "ingest"
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The backend's own settings, such as `endpoint` and `region`."""
+    starting: str = "earliest"
+    """`earliest`, `latest` or a sequence; matters only while there is no checkpoint."""
+    mode: Literal["consume", "read"] = "consume"
+    """`read` neither takes the queue over nor acknowledges: for replay and backfill."""
+    partitions: int | None = None
+    gc_interval: str = "5m"
+    gc_grace_period: str = "10m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """Where the records come from."""
+
+    buffer: BufferSourceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSpec:
+    """How the bytes of a record become columns."""
+
+    format: Literal["raw", "json", "csv", "arrow"] = "raw"
+    schema: str | None = None
+    """Columns in SQL's words; `NOT NULL` makes a record without that column a bad one.
+
+    Without it, json and csv look at a sample once, when the pipeline starts for the first time."""
+    sample: int = _SAMPLE
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Spark's own options of the format, such as `delimiter` or `timestampFormat`."""
+
+    def __post_init__(self) -> None:
+        if self.format == "raw" and (self.schema is not None or self.options):
+            raise ConfigError("raw records have no schema and no options; choose json, csv or arrow for that")
+        if self.format == "arrow" and self.options:
+            raise ConfigError("arrow takes no options")
+        if self.sample < 1:
+            raise ConfigError(f"sample: expected at least 1 record, found {self.sample}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSpec:
+    """Keep one row per key: columns in `add` are added up, all others take the newest value."""
+
+    keys: tuple[str, ...]
+    add: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.keys or not self.add:
+            raise ConfigError("merge needs the columns that tell rows apart (keys) and those to add up (add)")
+        if both := set(self.keys) & set(self.add):
+            raise ConfigError(f"merge: {', '.join(sorted(both))} cannot be both a key and added up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSinkSpec:
+    path: str
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    target_file_size: SizeLike = "128MiB"
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    merge: MergeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSinkSpec:
+    path: str
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    target_file_size: SizeLike = "128MiB"
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergSinkSpec:
+    table: str
+    catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What pyiceberg's `load_catalog` takes: `type`, `uri`, `warehouse`, credentials."""
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    target_file_size: SizeLike = "128MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSinkSpec:
+    """Another queue. The transform must give a column `value` and may give `metadata`."""
+
+    store: str
+    manifest_path: str = "ingest/manifest"
+    data_path_prefix: str = "ingest"
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    compression: Literal["none", "zstd"] = "none"
+    batch_size: SizeLike = "16MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSpec:
+    """One output: exactly one kind, and perhaps a transform of its own.
+
+    A sink's own transform reads from `transformed` (what the pipeline's transform gives) or from `input`.
+    """
+
+    delta: DeltaSinkSpec | None = None
+    parquet: ParquetSinkSpec | None = None
+    iceberg: IcebergSinkSpec | None = None
+    buffer: BufferSinkSpec | None = None
+    transform: str | None = None
+    per_batch: bool = False
+    """Says that rows which are grouped within one micro-batch, and so are partial, are meant."""
+
+    def __post_init__(self) -> None:
+        if sum(choice is not None for choice in self._choices) != 1:
+            raise ConfigError("a sink is exactly one of delta, parquet, iceberg, buffer")
+
+    @property
+    def _choices(self) -> tuple[object, ...]:
+        return (self.delta, self.parquet, self.iceberg, self.buffer)
+
+    @property
+    def target(self) -> DeltaSinkSpec | ParquetSinkSpec | IcebergSinkSpec | BufferSinkSpec:
+        target = self.delta or self.parquet or self.iceberg or self.buffer
+        assert target is not None
+        return target
+
+    @property
+    def kind(self) -> str:
+        return next(
+            kind for kind in ("delta", "parquet", "iceberg", "buffer") if getattr(self, kind) is not None
+        )
+
+    @property
+    def merge(self) -> MergeSpec | None:
+        return self.delta.merge if self.delta else None
+
+    @property
+    def place(self) -> str:
+        """Where it writes, for people."""
+        target = self.target
+        if isinstance(target, BufferSinkSpec):
+            return f"{target.manifest_path} in {target.store}"
+        return target.table if isinstance(target, IcebergSinkSpec) else target.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerSpec:
+    """When a micro-batch starts and how much goes into it."""
+
+    interval: DurationLike = "1s"
+    max_batches: int | None = None
+    max_bytes: SizeLike | None = None
+
+    def __post_init__(self) -> None:
+        if parse_duration(self.interval) < 0.01:
+            raise ConfigError(
+                f"interval: expected at least 10ms, found {self.interval!r}: every look costs a request"
+            )
+        if self.max_batches is not None and self.max_batches < 1:
+            raise ConfigError(f"max_batches: expected at least 1, found {self.max_batches}")
+        if self.max_bytes is not None:
+            parse_size(self.max_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSpec:
+    """The whole pipeline."""
+
+    name: str
+    source: SourceSpec
+    decode: DecodeSpec = DecodeSpec()
+    transform: str | None = None
+    on_error: Literal["dead_letter", "fail", "skip"] = "dead_letter"
+    on_gap: Literal["fail", "record"] = "fail"
+    sink: SinkSpec | None = None
+    sinks: Mapping[str, SinkSpec] = field(default_factory=dict)
+    dead_letter: SinkSpec | None = None
+    """Where bad records go; without it a table beside the first sink, of the same kind."""
+    trigger: TriggerSpec = TriggerSpec()
+    checkpoint: str | None = None
+    """A folder that outlives the driver; without it `.penstock/NAME/checkpoint` beside the file."""
+    ledger: str | None = None
+    """A store for the books; without it a folder beside the checkpoint."""
+    ledger_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The settings of that store's backend."""
+    spark: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the Spark session."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name: expected letters, digits, '_', '-' and '.', at most 100, found {self.name!r}"
+            )
+        if (self.sink is None) == (not self.sinks):
+            raise ConfigError("give either `sink` (one) or `sinks` (several, by name)")
+        for name in self.sinks:
+            if not _NAME.fullmatch(name) or name == DEAD_LETTERS:
+                raise ConfigError(f"sinks: {name!r} cannot be the name of a sink")
+        letters = self.dead_letter
+        if letters is not None:
+            if self.on_error != "dead_letter" and self.on_gap != "record":
+                raise ConfigError("dead_letter: nothing goes there with this on_error; leave it out")
+            if letters.buffer is not None or letters.transform is not None or letters.merge is not None:
+                raise ConfigError("dead_letter: expected a plain delta, parquet or iceberg table")
+        elif self.keeps_letters and next(iter(self.outputs.values())).kind == "buffer":
+            raise ConfigError(
+                "dead_letter: required when the first sink is a buffer; give a table for bad records"
+            )
+
+    @property
+    def keeps_letters(self) -> bool:
+        """Whether some records may go to the dead-letter table."""
+        return self.on_error == "dead_letter" or self.on_gap == "record"
+
+    @property
+    def outputs(self) -> dict[str, SinkSpec]:
+        """Every sink by name; the only one is named after its kind."""
+        return {self.sink.kind: self.sink} if self.sink is not None else dict(self.sinks)
+
+    @property
+    def letters(self) -> SinkSpec | None:
+        """The dead-letter table, or None when nothing can go there."""
+        if not self.keeps_letters:
+            return None
+        return self.dead_letter or _beside(next(iter(self.outputs.values())))
+
+    @property
+    def checkpoint_path(self) -> str:
+        assert self.checkpoint is not None
+        return self.checkpoint
+
+    @property
+    def ledger_store(self) -> str:
+        """Where the books are. Raises `ConfigError` if that cannot be derived from the checkpoint."""
+        if self.ledger is not None:
+            return self.ledger
+        if "://" in self.checkpoint_path and not self.checkpoint_path.startswith("file://"):
+            raise ConfigError(
+                f"ledger: required, as the checkpoint {self.checkpoint_path} is not a local folder; "
+                "give a store, such as s3://bucket/folder"
+            )
+        return f"{self.checkpoint_path.rstrip('/')}.ledger"
+
+    @property
+    def ledger_config(self) -> StoreConfig:
+        """The same with its settings. Raises as `ledger_store`."""
+        return StoreConfig(url=self.ledger_store, options=self.ledger_options)
+
+
+DEAD_LETTERS: Final = "dead_letters"
+
+
+def _beside(sink: SinkSpec) -> SinkSpec:
+    """A table of the same kind next to a sink, for its bad records."""
+    if sink.delta is not None:
+        target = replace(sink.delta, path=_suffixed(sink.delta.path), partition_by=(), merge=None)
+        return SinkSpec(delta=target)
+    if sink.parquet is not None:
+        return SinkSpec(parquet=replace(sink.parquet, path=_suffixed(sink.parquet.path), partition_by=()))
+    assert sink.iceberg is not None
+    return SinkSpec(iceberg=replace(sink.iceberg, table=_suffixed(sink.iceberg.table), partition_by=()))
+
+
+def _suffixed(place: str) -> str:
+    return f"{place.rstrip('/')}_{DEAD_LETTERS}"
+
+
+def load_spec(path: str | Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
+    """The pipeline in a YAML file. Raises `ConfigError`, naming the key and the nearest right one."""
+    file = Path(path)
+    return read_spec(load_mapping(file), where=str(file), base=file.absolute().parent, environ=environ)
+
+
+def read_spec(
+    mapping: Mapping[str, Setting],
+    *,
+    where: str = "pipeline",
+    base: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> PipelineSpec:
+    """The pipeline in a mapping; relative paths are relative to `base` (else the working directory)."""
+    expanded = _expand(mapping, where, environ)
+    assert isinstance(expanded, dict)
+    spec = build(PipelineSpec, _as_text(expanded), where=where)
+    return _anchored(spec, base or Path.cwd())
+
+
+def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
+    """Environment variables in place of `${NAME}`."""
+    if isinstance(value, Mapping):
+        return {key: _expand(item, f"{where}: {key}", environ) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, where, environ) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def variable(match: re.Match[str]) -> str:
+        found = environ.get(match[1])
+        if found is None:
+            raise ConfigError(f"{where}: the environment variable {match[1]} is not set")
+        return found
+
+    return _VARIABLE.sub(variable, value)
+
+
+_TEXT_MAPPINGS: Final = ("catalog", "ledger_options", "options", "spark", "store_options")
+
+
+def _as_text(mapping: dict[str, Setting]) -> dict[str, Setting]:
+    """Settings that are passed on as text may be written as numbers and flags."""
+    result: dict[str, Setting] = {}
+    for key, value in mapping.items():
+        if key in _TEXT_MAPPINGS and isinstance(value, Mapping):
+            result[key] = {str(name): _plain(item) for name, item in value.items()}
+        elif isinstance(value, dict):
+            result[key] = _as_text(value)
+        elif key == "starting" and isinstance(value, int):
+            result[key] = str(value)
+        else:
+            result[key] = value
+    return result
+
+
+def _plain(value: Setting) -> Setting:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _anchored(spec: PipelineSpec, base: Path) -> PipelineSpec:
+    def place(path: str) -> str:
+        return path if "://" in path else os.path.normpath(base / Path(path).expanduser())
+
+    def sink(one: SinkSpec | None) -> SinkSpec | None:
+        if one is None:
+            return None
+        if one.delta is not None:
+            return replace(one, delta=replace(one.delta, path=place(one.delta.path)))
+        if one.parquet is not None:
+            return replace(one, parquet=replace(one.parquet, path=place(one.parquet.path)))
+        if one.buffer is not None:
+            return replace(one, buffer=replace(one.buffer, store=place(one.buffer.store)))
+        return one
+
+    buffer = spec.source.buffer
+    return replace(
+        spec,
+        source=replace(spec.source, buffer=replace(buffer, store=place(buffer.store))),
+        sink=sink(spec.sink),
+        sinks={name: done for name, one in spec.sinks.items() if (done := sink(one)) is not None},
+        dead_letter=sink(spec.dead_letter),
+        checkpoint=place(spec.checkpoint or f".penstock/{spec.name}/checkpoint"),
+        ledger=None if spec.ledger is None else place(spec.ledger),
+    )

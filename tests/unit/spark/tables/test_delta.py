@@ -1,0 +1,117 @@
+"""What is special about Delta: races, lost answers, and rules of other writers' tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+from tests.unit.spark.tables.conftest import SCHEMA, Place
+
+from penstock.errors import OutcomeUnknown, Unavailable, Unsupported
+from penstock.spark.tables import TableSpec, open_table
+from penstock.spark.tables import delta as module
+from penstock.spark.tables.delta import DeltaLog
+
+
+def racing(place: Place, monkeypatch: pytest.MonkeyPatch, app: str, version: int) -> None:
+    """Let somebody else commit between our look at the table and our log entry."""
+    load, done = module.load_delta, []
+
+    def load_then_lose(spec: TableSpec) -> DeltaTable | None:
+        table = load(spec)
+        if not done:
+            done.append(True)
+            rival = pa.table({"id": pa.array([1000], pa.int64()), "k": pa.array(["r"])})
+            mark = CommitProperties(app_transactions=[Transaction(app, version)])
+            write_deltalake(spec.path, rival, mode="append", commit_properties=mark)
+        return table
+
+    monkeypatch.setattr(module, "load_delta", load_then_lose)
+
+
+def test_the_same_micro_batch_committed_by_a_zombie_meanwhile_wins(
+    delta: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta.open().prepare(SCHEMA)
+    files = delta.write([1, 2])
+    racing(delta, monkeypatch, "q", 0)
+    assert not delta.open().commit("q", 0, files)
+    assert delta.ids() == [1000]
+
+
+def test_another_query_that_commits_meanwhile_is_no_obstacle(
+    delta: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta.open().prepare(SCHEMA)
+    files = delta.write([1, 2])
+    racing(delta, monkeypatch, "other", 0)
+    assert delta.open().commit("q", 0, files)
+    assert delta.ids() == [1, 2, 1000]
+
+
+def test_an_answer_that_was_lost_is_looked_up(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta.open().prepare(SCHEMA)
+    files, append = delta.write([1, 2]), module._append
+
+    def append_then_fail(*given: object) -> None:
+        append(*given)  # type: ignore[arg-type]
+        raise DeltaError("connection reset")
+
+    monkeypatch.setattr(module, "_append", append_then_fail)
+    assert delta.open().commit("q", 0, files)
+    assert delta.ids() == [1, 2]
+
+
+def test_an_outcome_nobody_knows_is_settled_by_committing_again(
+    delta: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta.open().prepare(SCHEMA)
+    files = delta.write([1, 2])
+
+    def fail(*_: object) -> None:
+        raise DeltaError("timed out https://bucket.example/x?X-Amz-Signature=secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_append", fail)
+        with pytest.raises(OutcomeUnknown, match="starting the query again") as caught:
+            delta.open().commit("q", 0, files)
+    assert "secret" not in str(caught.value)
+    assert delta.open().commit("q", 0, files)
+    assert delta.ids() == [1, 2]
+
+
+def test_a_table_removed_under_the_query_is_told(delta: Place) -> None:
+    with pytest.raises(Unavailable, match="gone"):
+        delta.open().commit("q", 0, [])
+
+
+def test_a_table_with_rules_we_do_not_keep_is_refused(delta: Place) -> None:
+    delta.open().prepare(SCHEMA)
+    DeltaTable(delta.spec.path).alter.add_constraint({"positive": "id > 0"})
+    with pytest.raises(Unsupported, match=r"delta\.constraints\.positive"):
+        delta.open().prepare(SCHEMA)
+
+
+def test_statistics_let_readers_skip_files(delta: Place) -> None:
+    delta.open().prepare(SCHEMA)
+    delta.open().commit("q", 0, delta.write(range(10, 20)))
+    [action] = pa.table(DeltaTable(delta.spec.path).get_add_actions(flatten=True)).to_pylist()
+    assert (action["num_records"], action["min.id"], action["max.id"], action["null_count.k"]) == (
+        10,
+        10,
+        19,
+        3,
+    )
+
+
+def test_a_column_that_was_added_to_the_table_may_be_left_out(delta: Place, tmp_path: Path) -> None:
+    delta.open().prepare(SCHEMA)
+    wider = pa.table({"id": pa.array([1], pa.int64()), "k": ["a"], "new": [True]})
+    write_deltalake(delta.spec.path, wider, mode="append", schema_mode="merge")
+    delta.open().prepare(SCHEMA)
+    delta.open().commit("q", 0, delta.write([2]))
+    assert delta.ids() == [1, 2]
+    assert isinstance(open_table(delta.spec), DeltaLog)

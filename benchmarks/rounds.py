@@ -44,18 +44,23 @@ class Rates:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], float]], *, work: float, rounds: int, warmups: int = 1
+    contenders: Mapping[str, Callable[[], float]],
+    *,
+    work: float,
+    rounds: int,
+    warmups: int = 1,
+    patience_s: float = _PATIENCE_S,
 ) -> Rates:
     """Run all contenders in turn, A B C A B C …; each returns the seconds it took for `work` units.
 
     Warm-up rounds are thrown away. The order rotates, so that none always runs after the same neighbour.
-    On a machine too busy for all rounds the rest is left out after `_PATIENCE_S`, but never the first two.
+    On a machine too busy for all rounds the rest is left out after `patience_s`, but never the first two.
     """
     began = time.monotonic()
     names = list(contenders)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-warmups, rounds):
-        if turn >= 2 and time.monotonic() - began > _PATIENCE_S:
+        if turn >= 2 and time.monotonic() - began > patience_s:
             break
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:

@@ -1,28 +1,15 @@
-"""`penstock` itself, `penstock doctor` and `penstock demo`, as processes."""
+"""`penstock` itself and `penstock doctor`, as processes."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from tests.process.cli_runner import command, environment, penstock
+from tests.process.cli_runner import environment, penstock
 
 from penstock import __version__
-
-
-def running() -> list[str]:
-    """The command line of every process on this machine."""
-    lines: list[str] = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(path.read_text(encoding="utf-8", errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return lines
 
 
 def test_the_version_is_the_packages() -> None:
@@ -75,37 +62,3 @@ def test_doctor_fails_with_what_to_do(tmp_path: Path) -> None:
     file.touch()
     told = json.loads(penstock("doctor", file, "--json", code=1).stdout)
     assert [check["advice"] for check in told["checks"] if check["status"] == "fail"] == ["give a directory"]
-
-
-def test_the_demo_balances_after_its_kills(tmp_path: Path) -> None:
-    size = ("--seconds", "4", "--producers", "2", "--records", "8000")
-    done = penstock("demo", *size, "--json", "--data", tmp_path / "d")
-    result = json.loads(done.stdout)
-    assert result["balanced"] is True
-    assert result["acknowledged"] == result["stored"]
-    assert result["rows"] == result["distinct_ids"] > 0
-    assert (result["duplicates"], result["queue_left"], result["problems"]) == (0, 0, 0)
-    assert (result["consumer_kills"], result["producer_kills"]) == (2, 1)
-    assert not (tmp_path / "d").exists()
-
-
-def test_the_demo_refuses_a_directory_in_use(tmp_path: Path) -> None:
-    (tmp_path / "something").touch()
-    assert b"empty or does not exist" in penstock("demo", "--data", tmp_path, code=2).stderr
-
-
-def test_the_demos_processes_end_with_it(tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-    demo = subprocess.Popen(
-        command("demo", "--seconds", "60", "--data", folder),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    )
-    while not list(folder.glob("*.journal")):
-        assert demo.poll() is None
-        time.sleep(0.05)
-    demo.send_signal(signal.SIGTERM)
-    assert demo.wait(30) == 130
-    assert not folder.exists()
-    assert [line for line in running() if str(folder) in line] == []

@@ -1,81 +1,146 @@
-"""`penstock demo`: the buffer end to end on this machine, with kills, then the totals that must balance."""
+"""`penstock demo`: the whole path on this machine, with kills, then the totals that must balance."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.demo_balance import Balance, balance_of
-from penstock.cli.demo_journal import Sums
-from penstock.cli.demo_run import DemoFailed, Live, Plan, run_demo
-from penstock.cli.display import print_json, print_table
+from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
-from penstock.errors import ConfigError
-from penstock.units import format_duration, format_size
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError, PenstockError, Unsupported
+from penstock.ids import SYSTEM_RNG, mint_ulid
+
+if TYPE_CHECKING:
+    from penstock.cli.demo_plan import Plan
 
 __all__ = ["demo"]
 
-DEFAULT_RATE = 4000.0
-"""Records per second and producer: busy, and yet gentle on two cores."""
-LINE_EVERY_S = 3.0
+_DAY_MS: Final = 86_400_000
 
 
 @click.command()
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), default=12.0, show_default=True, help="Time to produce."
+    "--records", type=click.IntRange(min=1000), default=300_000, show_default=True, help="Events altogether."
 )
 @click.option("--producers", type=click.IntRange(1, 64), default=3, show_default=True, help="Processes.")
-@click.option("--records", type=click.IntRange(min=100), help="Records altogether, spread over the time.")
-@click.option("--data", type=click.Path(path_type=Path), help="Empty or new directory for everything.")
-@click.option("--keep", is_flag=True, help="Leave the files there.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=20.0, show_default=True, help="Time to produce them."
+)
+@click.option("--data", type=click.Path(path_type=Path), help="Empty or new directory for the files.")
+@click.option("--store", metavar="URL", help="Queue and tables in a folder of this store, not in --data.")
+@click.option("--keep", is_flag=True, help="Leave everything there, to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable result.")
 def demo(
-    seconds: float, producers: int, records: int | None, data: Path | None, keep: bool, as_json: bool
+    records: int,
+    producers: int,
+    seconds: float,
+    data: Path | None,
+    store: str | None,
+    keep: bool,
+    as_json: bool,
 ) -> int:
     """Run the whole path on this machine, kill processes in the middle, and balance the books.
 
-    Producers write down what was acknowledged. A consumer stores rows and its position in one SQLite
-    transaction. The consumer is killed twice and a producer once, with SIGKILL. In the end every acknowledged
-    record must be in the table exactly once. Exits with 0 only then.
+    Producers store clicks in a queue and write down what was acknowledged. A pipeline (`penstock run`) takes
+    them into Delta tables: rows, totals per page, and dead letters for what does not decode. A producer and
+    the Spark driver are killed with SIGKILL while they work. In the end every acknowledged click must be in
+    the tables exactly once. Exits with 0 only then.
     """
-    folder = _folder(data)
+    _require_spark()
+    from penstock.cli.demo_plan import Plan
+
+    place = None if store is None else _place(store)
     plan = Plan(
-        folder=folder,
-        seconds=seconds,
+        folder=_folder(data),
+        store=place,
         producers=producers,
-        rate=DEFAULT_RATE if records is None else max(1.0, records / producers / seconds),
-        records=None if records is None else -(-records // producers),
+        records=-(-records // producers),
+        seconds=seconds,
+        since_ms=(SYSTEM_CLOCK.now_ms() // _DAY_MS - 3) * _DAY_MS,
     )
+    try:
+        with _until_stopped():
+            return _run_and_tidy(plan, keep=keep, as_json=as_json)
+    except _Terminated:
+        click.echo("stopped", err=True)
+        return ExitCode.TERMINATED
+
+
+def _run_and_tidy(plan: Plan, *, keep: bool, as_json: bool) -> ExitCode:
+    """What did not balance or failed is kept, to be looked into."""
     kept = keep
     try:
-        with _until_terminated(), _display() as show:
-            last = run_demo(plan, show)
-        balance = balance_of(plan, last)
-        kept = keep or not balance.balanced
-    except DemoFailed as error:
+        balanced = _run(plan, keep=keep, as_json=as_json)
+        kept = keep or not balanced
+        return ExitCode.OK if balanced else ExitCode.PROBLEM
+    except PenstockError:
         kept = True
-        click.echo(f"error: {error}", err=True)
-        return ExitCode.PROBLEM
+        raise
     finally:
-        if kept:
-            click.echo(f"files kept in {folder}", err=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        if not kept:
+            _remove(plan)
+        elif not keep:
+            click.echo(f"files kept in {plan.folder}{f' and {plan.store}' if plan.store else ''}", err=True)
+
+
+def _run(plan: Plan, *, keep: bool, as_json: bool) -> bool:
+    from penstock.cli.demo_display import open_stage
+    from penstock.cli.demo_report import audit_json, print_audit, print_next, print_totals, read_books
+    from penstock.cli.demo_run import run_demo
+
+    with open_stage() as stage:
+        outcome = run_demo(plan, stage)
+    balance = read_books(plan)
     if as_json:
-        print_json(balance.to_json())
+        audit = audit_json(plan)
+        balanced = balance.balanced and audit["balanced"] is True
+        print_json(
+            {
+                "balanced": balanced,
+                **balance.to_json(),
+                "producer_kills": outcome.last.producer_kills,
+                "driver_kills": outcome.last.driver_kills,
+                "interrupted_batches": outcome.interrupted,
+                "seconds": round(outcome.last.elapsed_s, 2),
+                "audit": audit,
+            }
+        )
+        return balanced
+    print_totals(balance, outcome)
+    click.echo()
+    balanced = print_audit(plan) and balance.balanced
+    click.echo()
+    if balanced:
+        verdict = "balanced: every acknowledged event is in the tables exactly once"
+        click.echo(click.style(verdict, fg="green", bold=True))
+        click.echo()
+        print_next(plan, kept=keep)
     else:
-        _print(balance)
-    return ExitCode.OK if balance.balanced else ExitCode.PROBLEM
+        click.echo(click.style("NOT balanced: the totals above must agree", fg="red", bold=True))
+    return balanced
+
+
+def _require_spark() -> None:
+    """Raises `Unsupported`, saying what to install, before anything is started."""
+    import importlib.util
+
+    from penstock.spark.java import find_java
+    from penstock.spark.register import check_spark
+
+    check_spark()
+    if importlib.util.find_spec("deltalake") is None:
+        raise Unsupported("Delta tables need the package deltalake; run `pip install 'penstock[spark]'`")
+    find_java(os.environ)
 
 
 def _folder(data: Path | None) -> Path:
@@ -86,100 +151,68 @@ def _folder(data: Path | None) -> Path:
     return Path(os.path.abspath(data))
 
 
+def _place(store: str) -> str:
+    """A folder in the store that nobody else uses, and that can be removed afterwards."""
+    from penstock.objects.settings import StoreAddress
+
+    address = StoreAddress.parse(store)
+    if address.scheme == "memory":
+        raise ConfigError("--store: memory:// lives in one process, and the demo has several; use s3://")
+    root = os.path.abspath(address.path) if address.scheme == "file" else address.url
+    return f"{root.rstrip('/')}/penstock-demo-{mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG).lower()}"
+
+
+def _remove(plan: Plan) -> None:
+    shutil.rmtree(plan.folder, ignore_errors=True)
+    if plan.store is None:
+        return
+    if "://" not in plan.store:
+        shutil.rmtree(plan.store, ignore_errors=True)
+        return
+    try:
+        left = _empty(plan.store)
+    except PenstockError as error:
+        click.echo(f"{plan.store} could not be removed: {error}", err=True)
+    else:
+        if left:
+            click.echo(f"{left:,} objects in {plan.store} could not be removed", err=True)
+
+
+def _empty(url: str) -> int:
+    """Delete every object of a folder; how many were left."""
+    from penstock.blocking import loop_thread
+    from penstock.objects import StoreConfig, open_store
+
+    async def work() -> int:
+        store = open_store(StoreConfig(url=url))
+        try:
+            return len(await store.delete_many([info.key for info in await store.list("")]))
+        finally:
+            await store.close()
+
+    return loop_thread().run(work())
+
+
+class _Terminated(BaseException):
+    """Asked to end. No ordinary handler of errors may keep it back."""
+
+
 @contextmanager
-def _until_terminated() -> Iterator[None]:
-    """A SIGTERM ends the demo as a Ctrl-C does: its processes must not outlive it."""
+def _until_stopped() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the demo as a Ctrl-C does, and only the first of them counts.
+
+    A second one would interrupt the ending itself, and leave processes behind.
+    """
+    caught = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        for one in caught:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = [signal.signal(number, stop) for number in caught]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _display() -> Iterator[Callable[[Live], None]]:
-    if not sys.stderr.isatty():
-        yield _Lines().show
-        return
-    from rich.console import Console
-    from rich.live import Live as Screen
-    from rich.text import Text
-
-    with Screen(console=Console(stderr=True), refresh_per_second=8, transient=True) as screen:
-        yield lambda live: screen.update(Text(_panel(live)))
-
-
-class _Lines:
-    """Without a terminal: a line now and then."""
-
-    def __init__(self) -> None:
-        self._printed = time.monotonic()
-
-    def show(self, live: Live) -> None:
-        if time.monotonic() - self._printed >= LINE_EVERY_S:
-            self._printed = time.monotonic()
-            click.echo(_line(live), err=True)
-
-
-def _panel(live: Live) -> str:
-    return (
-        f"{live.phase}, {live.elapsed_s:.1f}s\n"
-        f"  produced {live.produced:>12,} records\n"
-        f"  durable  {live.durable:>12,}\n"
-        f"  consumed {live.consumed:>12,}\n"
-        f"  queue    {live.queue_length:>12,} batches\n"
-        f"  killed   {live.consumer_kills + live.producer_kills:>12,} processes "
-        f"(consumer {live.consumer_kills}, producer {live.producer_kills})"
-    )
-
-
-def _line(live: Live) -> str:
-    kills = f"consumer {live.consumer_kills}, producer {live.producer_kills}"
-    return (
-        f"{live.phase:<9} {live.elapsed_s:5.1f}s   produced {live.produced:>9,}   "
-        f"durable {live.durable:>9,}   consumed {live.consumed:>9,}   "
-        f"queue {live.queue_length:>4,}   killed: {kills}"
-    )
-
-
-def _print(balance: Balance) -> None:
-    found = balance.found
-    rows = [
-        ("acknowledged to producers", *_cells(balance.acknowledged)),
-        ("of these, rows in the table", *_cells(found.acknowledged)),
-        ("durable but never acknowledged", *_cells(found.unacknowledged)),
-    ]
-    print_table(("", "records", "bytes", "checksum sum"), rows, right=(1, 2, 3))
-    click.echo()
-    rate = round(balance.acknowledged.records / balance.last.elapsed_s)
-    click.echo(
-        f"{found.rows:,} rows, {found.distinct:,} distinct ids, {found.rows - found.distinct:,} duplicates"
-    )
-    click.echo(
-        f"{balance.never_durable:,} records were in flight and not durable when their producer was killed"
-    )
-    click.echo(
-        f"killed with SIGKILL: the consumer {_times(balance.last.consumer_kills)}, "
-        f"a producer {_times(balance.last.producer_kills)}"
-    )
-    click.echo(f"queue left: {balance.queue_left:,} batches; fsck: {balance.problems:,} problems")
-    size = format_size(balance.acknowledged.size_bytes)
-    click.echo(f"{size} in {format_duration(balance.last.elapsed_s)}, {rate:,} records/s from end to end")
-    if balance.balanced:
-        click.echo(
-            click.style("balanced: every acknowledged record is in the table exactly once", fg="green")
-        )
-    else:
-        click.echo(click.style("NOT balanced: the totals above must agree", fg="red", bold=True))
-
-
-def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def _cells(sums: Sums) -> tuple[str, str, str]:
-    return f"{sums.records:,}", f"{sums.size_bytes:,}", f"{sums.checksum:016x}"
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)

@@ -1,18 +1,83 @@
-"""The demo's totals: what producers were told, what the table holds, and whether the two agree."""
+"""The demo's totals: what producers were told, what the tables hold, and whether the two agree. Pure."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Final, TypeAlias
 
-from penstock.buffer.audit import Severity, audit
-from penstock.buffer.inspect import QueueReader
-from penstock.cli.demo_journal import Sums
-from penstock.cli.demo_run import Live, Plan
-from penstock.cli.demo_table import Contents, contents
-from penstock.objects import LocalStore
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["Balance", "balance_of"]
+from penstock.cli.demo_clicks import BAD_AT, BAD_EVERY
+from penstock.cli.demo_journal import Journal, Sums, checksum_of
+
+__all__ = ["Balance", "Records", "close_books"]
+
+Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Checksums: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+_MADE_BY: Final = r'^\{"producer":(?P<producer>\d{1,6}),"number":(?P<number>\d{1,12}),'
+_NUMBERS: Final = 10**12
+"""More than any producer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Records by who made them, with size and checksum. Producer -1: nobody of the demo."""
+
+    producer: Numbers
+    number: Numbers
+    size: Numbers
+    checksum: Checksums
+
+    @classmethod
+    def of(cls, values: pa.ChunkedArray) -> Records:
+        """From their bytes."""
+        made = pc.struct_field(pc.extract_regex(values, _MADE_BY), [0])
+        number = pc.struct_field(pc.extract_regex(values, _MADE_BY), [1])
+        raw = [value or b"" for value in values.to_pylist()]
+        return cls(
+            producer=_integers(made),
+            number=_integers(number),
+            size=np.fromiter(map(len, raw), np.int64, len(raw)),
+            checksum=np.fromiter(map(checksum_of, raw), np.uint64, len(raw)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.producer)
+
+    def __add__(self, other: Records) -> Records:
+        return Records(
+            producer=np.concatenate([self.producer, other.producer]),
+            number=np.concatenate([self.number, other.number]),
+            size=np.concatenate([self.size, other.size]),
+            checksum=np.concatenate([self.checksum, other.checksum]),
+        )
+
+    @property
+    def distinct(self) -> int:
+        return len(np.unique(self.producer * _NUMBERS + self.number))
+
+    @property
+    def bad(self) -> Flags:
+        """Those that were made so that they do not decode."""
+        flags: Flags = self.number % BAD_EVERY == BAD_AT
+        return flags
+
+    def sums(self, chosen: Flags) -> Sums:
+        return Sums(
+            records=int(chosen.sum()),
+            size_bytes=int(self.size[chosen].sum()),
+            checksum=int(self.checksum[chosen].sum(dtype=np.uint64)),
+        )
+
+
+def _integers(texts: pa.ChunkedArray) -> Numbers:
+    whole: Numbers = pc.fill_null(texts.cast(pa.string()).cast(pa.int64()), -1).to_numpy()
+    return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,67 +86,62 @@ class Balance:
 
     produced: int
     acknowledged: Sums
-    found: Contents
-    queue_left: int
-    problems: int
-    last: Live
+    stored: Sums
+    """Of the acknowledged records, those in the tables: rows and dead letters."""
+    rows: int
+    letters: int
+    unacknowledged: int
+    """Stored, but their producer was killed before it could be told."""
+    duplicates: int
+    foreign: int
+    """Stored, but nobody produced them."""
+    misplaced: int
+    """Bad records among the rows, good ones among the dead letters."""
+    clicks: int
+    """The clicks in the table of totals."""
 
     @property
     def balanced(self) -> bool:
-        """Every acknowledged record is in the table exactly once, and nothing is left over or damaged."""
+        """Every acknowledged record is stored exactly once, unchanged, and counted once in the totals."""
         return (
-            self.acknowledged == self.found.acknowledged
-            and self.found.distinct == self.found.rows
-            and self.found.unoffered == 0
-            and self.queue_left == 0
-            and self.problems == 0
+            self.acknowledged == self.stored
+            and self.duplicates == self.foreign == self.misplaced == 0
+            and self.clicks == self.rows
         )
 
     @property
     def never_durable(self) -> int:
         """Records that their producer still held when it was killed."""
-        return self.produced - self.acknowledged.records - self.found.unacknowledged.records
+        return self.produced - self.acknowledged.records - self.unacknowledged
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
-        return {
-            "balanced": self.balanced,
-            "produced": self.produced,
-            "acknowledged": asdict(self.acknowledged),
-            "stored": asdict(self.found.acknowledged),
-            "durable_but_never_acknowledged": asdict(self.found.unacknowledged),
-            "in_flight_when_killed": self.never_durable,
-            "rows": self.found.rows,
-            "distinct_ids": self.found.distinct,
-            "duplicates": self.found.rows - self.found.distinct,
-            "queue_left": self.queue_left,
-            "problems": self.problems,
-            "consumer_kills": self.last.consumer_kills,
-            "producer_kills": self.last.producer_kills,
-            "seconds": round(self.last.elapsed_s, 2),
-        }
+        return {**asdict(self), "in_flight_when_killed": self.never_durable}
 
 
-def balance_of(plan: Plan, last: Live) -> Balance:
-    """Close the books on what a finished run left behind."""
-    journals = plan.journals()
-    queue_left, problems = asyncio.run(_look_at_queue(plan))
+def close_books(journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int) -> Balance:
+    """Sort every stored record by what its producer's journal says of it."""
+    stored = rows + letters
+    offered, acked = np.zeros(len(stored), np.bool_), np.zeros(len(stored), np.bool_)
+    for producer, journal in journals.items():
+        mine = stored.producer == producer
+        offered |= mine & (stored.number < journal.offered_end)
+        acked |= mine & _within(stored.number, journal.intervals)
     return Balance(
         produced=sum(journal.offered_end for journal in journals.values()),
         acknowledged=sum((journal.acked for journal in journals.values()), Sums()),
-        found=contents(plan.database, journals),
-        queue_left=queue_left,
-        problems=problems,
-        last=last,
+        stored=stored.sums(acked),
+        rows=len(rows),
+        letters=len(letters),
+        unacknowledged=int((offered & ~acked).sum()),
+        duplicates=len(stored) - stored.distinct,
+        foreign=int((~offered).sum()),
+        misplaced=int(rows.bad.sum()) + int((~letters.bad).sum()),
+        clicks=clicks,
     )
 
 
-async def _look_at_queue(plan: Plan) -> tuple[int, int]:
-    store = LocalStore(plan.store)
-    try:
-        reader = QueueReader(store, "ingest/manifest")
-        findings = await audit(reader, "ingest", deep=True)
-        length = len(await reader.index())
-    finally:
-        await store.close()
-    return length, sum(finding.severity is Severity.PROBLEM for finding in findings)
+def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
+    """Which numbers are in one of the half-open ranges, which are ascending and apart."""
+    edges = np.array(intervals, np.int64).reshape(-1)
+    flags: Flags = np.searchsorted(edges, numbers, side="right") % 2 == 1
+    return flags

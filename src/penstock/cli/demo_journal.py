@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-__all__ = ["CHECKSUM_END", "Journal", "JournalReader", "JournalWriter", "Sums", "checksum_of", "read_journal"]
+__all__ = ["Journal", "JournalReader", "JournalWriter", "Sums", "checksum_of", "read_journal"]
 
 CHECKSUM_END = 1 << 64
 

@@ -1,64 +1,32 @@
-"""The demo itself: starts the processes, kills some of them, and watches until the queue is empty."""
+"""The demo itself: starts the processes, kills two of them, and watches until everything is delivered."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from penstock.buffer.manifest import read_footer
-from penstock.cli.demo_journal import Journal, JournalReader, read_journal
-from penstock.cli.demo_table import rows_stored
-from penstock.errors import PenstockError
+from penstock.cli.demo_journal import Journal, JournalReader
+from penstock.cli.demo_plan import ROWS, Plan, pipeline_text
+from penstock.cli.demo_processes import Crew, DemoFailed, crew_of
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.ledger import BatchLine
+from penstock.spark.pipeline.outputs import table_of
+from penstock.spark.pipeline.pipeline import Pipeline
+from penstock.spark.pipeline.spec import load_spec
+from penstock.spark.queues import Backlog, QueueWatch
+from penstock.spark.tables.table import open_table
 
-__all__ = ["DemoFailed", "Live", "Plan", "run_demo"]
+__all__ = ["Live", "Outcome", "Stage", "run_demo"]
 
-LOOK_EVERY_S = 0.1
-STARTING_S = 60.0
-DRAINING_S = 120.0
-KILL_CONSUMER_AT = (0.25, 0.65)
-KILL_PRODUCER_AT = 0.45
-
-
-class DemoFailed(PenstockError):
-    """A process of the demo ended by itself, or nothing moved any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How large the demo is and where it keeps its files."""
-
-    folder: Path
-    seconds: float
-    producers: int
-    rate: float
-    """Records per second and producer."""
-    records: int | None
-    """Records per producer; None: as many as fit into the time."""
-
-    @property
-    def store(self) -> Path:
-        return self.folder / "store"
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "rows.sqlite"
-
-    @property
-    def stop_file(self) -> Path:
-        return self.folder / "stop"
-
-    def journal(self, producer: int) -> Path:
-        return self.folder / f"producer-{producer}.journal"
-
-    def journals(self) -> dict[int, Journal]:
-        """Every producer's journal, read in full."""
-        return {producer: read_journal(self.journal(producer)) for producer in range(self.producers)}
+LOOK_EVERY_S: Final = 0.2
+STANDSTILL_S: Final = 600.0
+"""Longer than Spark needs to start on a slow machine."""
+KILL_PRODUCER_AT: Final = 0.2
+KILL_DRIVER_PATIENCE_S: Final = 15.0
+"""How long to wait, from the first micro-batch on, for the worst moment to kill the driver."""
+VICTIM: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,165 +35,178 @@ class Live:
 
     phase: str
     elapsed_s: float
-    produced: int
-    durable: int
-    consumed: int
-    queue_length: int
-    consumer_kills: int
-    producer_kills: int
-
-
-@dataclass(slots=True)
-class _Crew:
-    """The processes, and what was done to them."""
-
-    plan: Plan
-    producers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    consumer: subprocess.Popen[bytes] | None = None
-    consumer_kills: int = 0
+    produced: int = 0
+    acknowledged: int = 0
+    delivered: int = 0
+    dead: int = 0
+    backlog: int = 0
+    lag_s: float = 0.0
     producer_kills: int = 0
-    rows_when_started: int = 0
-    journals: list[JournalReader] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.journals = [JournalReader(self.plan.journal(n)) for n in range(self.plan.producers)]
-
-    def start_producer(self, producer: int, seconds: float) -> None:
-        plan = self.plan
-        arguments = ["produce", "--store", str(plan.store), "--journal", str(plan.journal(producer))]
-        arguments += ["--producer", str(producer), "--rate", str(plan.rate), "--seconds", f"{seconds:.3f}"]
-        if plan.records is not None:
-            arguments += ["--end", str(plan.records)]
-        self.producers[producer] = self._start(f"producer-{producer}", arguments)
-
-    def start_consumer(self) -> None:
-        plan = self.plan
-        self.rows_when_started = rows_stored(plan.database)
-        arguments = ["consume", "--store", str(plan.store), "--database", str(plan.database)]
-        self.consumer = self._start("consumer", [*arguments, "--stop-file", str(plan.stop_file)])
-
-    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
-        with (self.plan.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.demo_worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
-            )
-
-    def kill_consumer(self) -> bool:
-        """Kill it in the middle of its work: not before it has stored something since it was started."""
-        if self.consumer is None or rows_stored(self.plan.database) <= self.rows_when_started:
-            return False
-        _kill(self.consumer)
-        self.consumer_kills += 1
-        self.start_consumer()
-        return True
-
-    def kill_producer(self, seconds_left: float) -> bool:
-        if self.producers[0].poll() is None:
-            _kill(self.producers[0])
-            self.producer_kills += 1
-            self.start_producer(0, max(0.5, seconds_left))
-        return True
-
-    def check(self) -> None:
-        """Raises `DemoFailed` if a process ended with an error."""
-        named = {f"producer-{number}": process for number, process in self.producers.items()}
-        if self.consumer is not None:
-            named["consumer"] = self.consumer
-        for name, process in named.items():
-            if process.poll() not in (None, 0):
-                log = (self.plan.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-                last = log.strip().splitlines()[-1:] or ["no message"]
-                raise DemoFailed(f"{name} ended with code {process.returncode}: {last[0]}")
+    driver_kills: int = 0
 
     @property
-    def producing(self) -> bool:
-        return any(process.poll() is None for process in self.producers.values())
-
-    def end(self) -> None:
-        for process in [*self.producers.values(), *([self.consumer] if self.consumer else [])]:
-            if process.poll() is None:
-                _kill(process)
+    def progress(self) -> tuple[int, ...]:
+        """What changes as long as anything moves."""
+        return (self.produced, self.acknowledged, self.delivered, self.dead, self.driver_kills)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+class Stage(Protocol):
+    """Where people watch."""
+
+    def show(self, live: Live) -> None:
+        """The state now. Cheap to call often."""
+        ...
+
+    def say(self, live: Live, sentence: str) -> None:
+        """Something that stays to be read."""
+        ...
 
 
-@contextmanager
-def _crew(plan: Plan) -> Iterator[_Crew]:
-    crew = _Crew(plan)
-    try:
-        yield crew
-    finally:
-        crew.end()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a finished run went."""
+
+    last: Live
+    interrupted: tuple[int, ...]
+    """Micro-batches that were under way when the driver was killed."""
+    half_stored: bool
+    """Whether one of them had its rows stored already, but not its totals or its books."""
 
 
-def run_demo(plan: Plan, show: Callable[[Live], None]) -> Live:
-    """Everything from the first record to the empty queue. Raises `DemoFailed`."""
+def run_demo(plan: Plan, stage: Stage) -> Outcome:
+    """From the first event to a stopped pipeline that has nothing left to do. Raises `DemoFailed`."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    with _crew(plan) as crew:
-        started = time.monotonic()
-        crew.start_consumer()
-        for producer in range(plan.producers):
-            crew.start_producer(producer, plan.seconds)
-        _wait(crew, show, "starting", started, STARTING_S, lambda: rows_stored(plan.database) > 0)
-        begun = time.monotonic()
-        kills: list[tuple[float, Callable[[], bool]]] = [
-            (KILL_CONSUMER_AT[0], crew.kill_consumer),
-            (KILL_PRODUCER_AT, lambda: crew.kill_producer(plan.seconds - (time.monotonic() - begun))),
-            (KILL_CONSUMER_AT[1], crew.kill_consumer),
-        ]
-
-        def act() -> bool:
-            if kills and time.monotonic() - begun >= kills[0][0] * plan.seconds and kills[0][1]():
-                kills.pop(0)
-            return not kills and not crew.producing
-
-        _wait(crew, show, "producing", started, plan.seconds + DRAINING_S, act)
-        plan.stop_file.touch()
-        consumer = crew.consumer
-        _wait(crew, show, "draining", started, DRAINING_S, lambda: consumer is None or consumer.poll() == 0)
-        return _look(crew, "done", started)
+    plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
+    with crew_of(plan) as crew:
+        return _Story(plan, crew, stage).tell()
 
 
-def _wait(
-    crew: _Crew,
-    show: Callable[[Live], None],
-    phase: str,
-    started: float,
-    limit_s: float,
-    finished: Callable[[], bool],
-) -> None:
-    begun = time.monotonic()
-    while not finished():
-        crew.check()
-        if time.monotonic() - begun > limit_s:
-            raise DemoFailed(f"{phase} did not end within {limit_s:.0f} s")
-        show(_look(crew, phase, started))
-        time.sleep(LOOK_EVERY_S)
+class _Story:
+    def __init__(self, plan: Plan, crew: Crew, stage: Stage) -> None:
+        self._plan = plan
+        self._crew = crew
+        self._stage = stage
+        self._started = time.monotonic()
+        pipeline = Pipeline(load_spec(plan.pipeline_file))
+        self._ledger = pipeline.ledger
+        self._checkpoint = Checkpoint(pipeline.spec.checkpoint_path)
+        self._watch = QueueWatch.open(pipeline.source_options())
+        self._readers = [JournalReader(plan.journal(number)) for number in range(plan.producers)]
+        self._journals: list[Journal] = []
+        self._lines: list[BatchLine] = []
+        self._backlog: Backlog | None = None
+        self._interrupted: tuple[int, ...] = ()
+        self._half_stored = False
+        self._lines_before = 0
+        self._first_line: float | None = None
+        table = table_of(pipeline.spec.outputs[ROWS])
+        assert table is not None
+        self._rows = open_table(table)
 
+    def tell(self) -> Outcome:
+        try:
+            self._crew.start_driver()
+            for number in range(self._plan.producers):
+                self._crew.start_producer(number)
+            self._wait(self._all_produced, self._phase)
+            self._say("every producer has ended; the pipeline delivers the rest")
+            self._wait(self._all_delivered, self._phase)
+            self._say("everything is delivered; stopping the pipeline with SIGTERM")
+            self._crew.stop_driver()
+            self._wait(lambda: self._crew.driver_stopped, lambda: "stopping", check=False)
+            return Outcome(
+                last=self._look("checking"), interrupted=self._interrupted, half_stored=self._half_stored
+            )
+        finally:
+            self._watch.close()
+            self._ledger.close()
 
-def _look(crew: _Crew, phase: str, started: float) -> Live:
-    journals = [reader.read() for reader in crew.journals]
-    return Live(
-        phase=phase,
-        elapsed_s=time.monotonic() - started,
-        produced=sum(journal.offered_end for journal in journals),
-        durable=sum(journal.acked.records for journal in journals),
-        consumed=rows_stored(crew.plan.database),
-        queue_length=_queue_length(crew.plan.store),
-        consumer_kills=crew.consumer_kills,
-        producer_kills=crew.producer_kills,
-    )
+    def _phase(self) -> str:
+        if len(self._lines) <= self._lines_before:
+            if self._crew.driver_kills:
+                return "starting Spark again"
+            return "first micro-batch" if self._checkpoint.planned() else "starting Spark"
+        return "running" if self._crew.producing else "draining"
 
+    def _all_produced(self) -> bool:
+        if not self._crew.producer_kills:
+            self._try_to_kill_producer()
+        if not self._crew.driver_kills:
+            self._try_to_kill_driver()
+        return bool(self._crew.driver_kills) and not self._crew.producing
 
-def _queue_length(store: Path) -> int:
-    try:
-        return read_footer((store / "ingest" / "manifest").read_bytes()).entry_count
-    except FileNotFoundError:
-        return 0
+    def _try_to_kill_producer(self) -> None:
+        """In the middle of its work: with records that are offered and not yet acknowledged."""
+        if not self._journals:
+            return
+        journal = self._journals[VICTIM]
+        waiting = journal.offered_end - journal.acked.records
+        if journal.acked.records < KILL_PRODUCER_AT * self._plan.records or not waiting:
+            return
+        if self._crew.kill_producer(VICTIM):
+            self._say(f"killed producer {VICTIM} (SIGKILL) in the middle of its work; started it again")
+            self._crew.start_producer(VICTIM)
+
+    def _try_to_kill_driver(self) -> None:
+        """At the worst moment: a micro-batch has stored its rows, and neither its totals nor its books."""
+        if not self._lines:
+            return
+        query = self._checkpoint.query_id or ""
+        self._first_line = self._first_line or time.monotonic()
+        stored = self._rows.last_version(query)
+        half_stored = stored is not None and stored > self._lines[-1].batch
+        waited_s = time.monotonic() - self._first_line
+        if not half_stored and self._crew.producing and waited_s < KILL_DRIVER_PATIENCE_S:
+            return
+        self._crew.kill_driver()
+        # Looked at again: until the kill it may have gone on.
+        under_way = set(self._checkpoint.planned()) - set(self._checkpoint.done())
+        lines = {line.batch for line in self._ledger.lines(query)}
+        self._interrupted = tuple(sorted(under_way))
+        self._half_stored = self._rows.last_version(query) in under_way - lines
+        self._lines_before = len(lines)
+        self._crew.start_driver()
+        self._plan.release.touch()
+        where = f" in the middle of micro-batch {self._interrupted[0]}" if self._interrupted else ""
+        self._say(f"killed the Spark driver (SIGKILL to its process group){where}; started it again")
+
+    def _all_delivered(self) -> bool:
+        return self._backlog is not None and self._backlog.batches == 0
+
+    def _wait(self, finished: Callable[[], bool], phase: Callable[[], str], *, check: bool = True) -> None:
+        moved = time.monotonic()
+        progress: tuple[int, ...] = ()
+        while True:
+            live = self._look(phase())
+            self._stage.show(live)
+            if finished():
+                return
+            if check:
+                self._crew.check()
+            if live.progress != progress:
+                moved, progress = time.monotonic(), live.progress
+            if time.monotonic() - moved > STANDSTILL_S:
+                raise DemoFailed(f"{live.phase}: nothing has moved for {STANDSTILL_S:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+
+    def _say(self, sentence: str) -> None:
+        self._stage.say(self._look(self._phase()), sentence)
+
+    def _look(self, phase: str) -> Live:
+        self._journals = [reader.read() for reader in self._readers]
+        query = self._checkpoint.query_id
+        self._lines = self._ledger.lines(query) if query is not None else []
+        self._backlog = self._watch.look(self._lines[-1].end if self._lines else {})
+        oldest_ms = self._backlog.oldest_ms
+        return Live(
+            phase=phase,
+            elapsed_s=time.monotonic() - self._started,
+            produced=sum(journal.offered_end for journal in self._journals),
+            acknowledged=sum(journal.acked.records for journal in self._journals),
+            delivered=sum(line.rows[ROWS] for line in self._lines),
+            dead=sum(line.dead for line in self._lines),
+            backlog=self._backlog.batches,
+            lag_s=0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000),
+            producer_kills=self._crew.producer_kills,
+            driver_kills=self._crew.driver_kills,
+        )

@@ -58,7 +58,14 @@ cli = _Root(
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     lazy={
-        "demo": ("penstock.cli.demo:demo", "Run the buffer on this machine with kills; totals must balance."),
+        "demo": ("penstock.cli.demo:demo", "Run the whole path here, with kills; totals must balance."),
+        "run": ("penstock.cli.run:run", "Run a pipeline: from a queue, through Spark, into tables."),
+        "audit": (
+            "penstock.cli.audit:audit",
+            "Close the books of a pipeline: is every record accounted for?",
+        ),
+        "redrive": ("penstock.cli.redrive:redrive", "Put a pipeline's bad records back into its queue."),
+        "compact": ("penstock.cli.compact:compact", "Join the small files of a pipeline's tables."),
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },

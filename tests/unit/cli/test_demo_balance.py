@@ -1,77 +1,101 @@
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
+from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
-from penstock.buffer import ProducerConfig
-from penstock.buffer.sync import Producer
-from penstock.cli.demo_balance import Balance, balance_of
-from penstock.cli.demo_journal import JournalWriter, Sums
-from penstock.cli.demo_run import Live, Plan
-from penstock.cli.demo_table import Table
-from penstock.cli.demo_worker import record
+from penstock.cli.demo_balance import Balance, Records, close_books
+from penstock.cli.demo_clicks import BAD_AT, event, is_bad
+from penstock.cli.demo_journal import Journal, Sums
 
-DONE = Live(
-    phase="done",
-    elapsed_s=1.0,
-    produced=4,
-    durable=4,
-    consumed=4,
-    queue_length=0,
-    consumer_kills=0,
-    producer_kills=0,
-)
+END = 2 * BAD_AT
+LATER = END - 5
+"""From here on nothing was acknowledged."""
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    """A finished run of four records, with its books in order."""
-    plan = Plan(folder=tmp_path, seconds=1.0, producers=1, rate=1.0, records=None)
-    records = [record(0, number) for number in range(4)]
-    journal = JournalWriter(plan.journal(0))
-    journal.offer(0, 4)
-    journal.ack(0, Sums.of(records))
-    journal.close()
-    table = Table(plan.database)
-    table.store(0, records)
-    table.close()
-    return plan
+def events(producer: int = 0) -> list[bytes]:
+    return [event(producer, number, END, 0) for number in range(END)]
 
 
-def balance_after(plan: Plan, statement: str) -> Balance:
-    with sqlite3.connect(plan.database) as connection:
-        connection.execute(statement)
-    connection.close()
-    return balance_of(plan, DONE)
+GOOD = [value for number, value in enumerate(events()) if not is_bad(number)]
+BAD = [value for number, value in enumerate(events()) if is_bad(number)]
 
 
-def test_books_in_order_balance(plan: Plan) -> None:
-    balance = balance_of(plan, DONE)
+def books(rows: list[bytes], letters: list[bytes], clicks: int | None = None) -> Balance:
+    acked = events()[:LATER]
+    journals = {0: Journal(offered_end=END, acked=Sums.of(acked), intervals=((0, LATER),))}
+    return close_books(
+        journals,
+        Records.of(pa.chunked_array([rows], pa.binary())),
+        Records.of(pa.chunked_array([letters], pa.binary())),
+        len(rows) if clicks is None else clicks,
+    )
+
+
+def test_books_in_order_balance() -> None:
+    balance = books(GOOD, BAD)
     assert balance.balanced
-    assert balance.never_durable == 0
+    assert (balance.rows, balance.letters) == (END - 1, 1)
+    assert balance.acknowledged == balance.stored == Sums.of(events()[:LATER])
+
+
+def test_records_without_an_acknowledgement_may_be_there_or_not() -> None:
+    some = books(GOOD[:-2], BAD)
+    assert some.balanced
+    assert (some.unacknowledged, some.never_durable) == (3, 2)
+    none = books(GOOD[:-5], BAD)
+    assert none.balanced
+    assert (none.unacknowledged, none.never_durable) == (0, 5)
 
 
 @pytest.mark.parametrize(
-    "statement",
+    "change",
     [
-        "DELETE FROM records WHERE number = 2",
-        "INSERT INTO records SELECT * FROM records WHERE number = 2",
-        "UPDATE records SET checksum = checksum + 1 WHERE number = 2",
-        "UPDATE records SET size = size + 1 WHERE number = 2",
-        "UPDATE records SET number = 3 WHERE number = 2",
-        "INSERT INTO records VALUES (9, 0, 1, 1)",
+        lambda rows, letters: (rows[1:], letters),
+        lambda rows, letters: (rows, letters[1:]),
+        lambda rows, letters: (rows + rows[:1], letters),
+        lambda rows, letters: (rows, letters * 2),
+        lambda rows, letters: (rows + rows[-1:], letters),
+        lambda rows, letters: (rows[1:] + rows[1:2], letters),
+        lambda rows, letters: ([rows[0].replace(b"user-0", b"user-1"), *rows[1:]], letters),
+        lambda rows, letters: ([rows[0] + b" ", *rows[1:]], letters),
+        lambda rows, letters: ([*rows, event(9, 0, END, 0)], letters),
+        lambda rows, letters: ([*rows, event(0, END, END, 0)], letters),
+        lambda rows, letters: (rows, [*letters, b"no event at all"]),
+        lambda rows, letters: (rows + letters, []),
+        lambda rows, letters: (rows[1:], letters + rows[:1]),
     ],
-    ids=["lost", "twice", "changed", "longer", "swapped", "invented"],
+    ids=[
+        "row lost",
+        "letter lost",
+        "row twice",
+        "letter twice",
+        "unacknowledged row twice",
+        "one lost and another twice",
+        "changed",
+        "longer",
+        "of an unknown producer",
+        "never offered",
+        "foreign letter",
+        "bad record among the rows",
+        "good record among the letters",
+    ],
 )
-def test_a_record_that_is_lost_doubled_changed_or_invented_does_not_balance(
-    plan: Plan, statement: str
+def test_a_record_that_is_lost_doubled_changed_foreign_or_misplaced_does_not_balance(
+    change: Callable[[list[bytes], list[bytes]], tuple[list[bytes], list[bytes]]],
 ) -> None:
-    assert not balance_after(plan, statement).balanced
+    assert not books(*change(GOOD, BAD)).balanced
 
 
-def test_a_queue_that_is_not_empty_does_not_balance(plan: Plan) -> None:
-    with Producer(ProducerConfig(store=str(plan.store))) as producer:
-        producer.produce([b"left"]).await_durable()
-    assert not balance_of(plan, DONE).balanced
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_totals_that_count_a_row_twice_or_not_at_all_do_not_balance(difference: int) -> None:
+    assert not books(GOOD, BAD, len(GOOD) + difference).balanced
+
+
+def test_acknowledged_ranges_may_have_holes() -> None:
+    journal = Journal(offered_end=6, acked=Sums.of(events()[1:2] + events()[3:5]), intervals=((1, 2), (3, 5)))
+    rows = Records.of(pa.chunked_array([events()[:6]], pa.binary()))
+    balance = close_books({0: journal}, rows, Records.of(pa.chunked_array([], pa.binary())), 6)
+    assert balance.balanced
+    assert balance.unacknowledged == 3

@@ -1,0 +1,132 @@
+"""The Spark session of a command: started quietly, and anew if its Java has died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.spark.failures import explain
+from penstock.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CommandSession", "end_children"]
+
+_NOISY: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+class CommandSession:
+    """See `penstock.cli.run_supervisor.Sessions`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        master: str | None = None,
+        remote: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._name = name
+        self._master = master
+        self._remote = remote
+        self._conf = dict(conf or {})
+        self._verbose = verbose
+        self._session: SparkSession | None = None
+        self._owned = False
+
+    @property
+    def starts_java(self) -> bool:
+        """Whether opening it starts a Java of its own."""
+        return self._remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+
+    def open(self) -> SparkSession:
+        """Raises `PenstockError` where it is known what stands in the way."""
+        from pyspark.sql import SparkSession
+
+        if self._session is not None:
+            if _is_alive(self._session):
+                return self._session
+            self._forget()
+        self._owned = SparkSession.getActiveSession() is None
+        if self._owned and not self._verbose:
+            # Spark and its bridge print every failure with two stacks; what matters comes back as an error.
+            for name in _NOISY:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            self._session = build_session(
+                self._name, master=self._master, remote=self._remote, conf=self._conf
+            )
+        except Exception as error:
+            raise explain(error) or error from error
+        if self._owned and not self._verbose and _is_classic(self._session):
+            _silence(self._session)
+        return self._session
+
+    def is_lost(self) -> bool:
+        """Whether the session has died."""
+        return self._session is not None and not _is_alive(self._session)
+
+    def close(self) -> None:
+        """Ends what was started here; one that has died already is no trouble."""
+        if self._session is not None and self._owned:
+            with contextlib.suppress(Exception):
+                self._session.stop()
+        self._session = None
+
+    def _forget(self) -> None:
+        """Drop what PySpark remembers of a Java that is gone, so that it starts another one."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        assert self._session is not None
+        with contextlib.suppress(Exception):
+            self._session.stop()
+        self._session = None
+        if self._remote is None:
+            gateway = SparkContext._gateway
+            if gateway is not None:
+                with contextlib.suppress(Exception):
+                    gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            SparkContext._active_spark_context = None
+            for name in ("_instantiatedSession", "_activeSession"):
+                setattr(SparkSession, name, None)
+
+
+def end_children() -> None:
+    """Tell the processes that this one has started to end; where the system does not list them, nothing.
+
+    A Java that notices only by itself that nobody waits for it any more complains about that at length.
+    """
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            for child in listed.read_text(encoding="ascii").split():
+                os.kill(int(child), signal.SIGTERM)
+
+
+def _is_classic(session: SparkSession) -> bool:
+    return hasattr(session, "_jsparkSession")
+
+
+def _silence(session: SparkSession) -> None:
+    """All of Java's loggers: `setLogLevel` leaves those alone that have a level of their own."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+def _is_alive(session: SparkSession) -> bool:
+    with contextlib.suppress(Exception):
+        if _is_classic(session):
+            return not session.sparkContext._jsc.sc().isStopped()
+        return bool(session.version)
+    return False

@@ -1,0 +1,275 @@
+"""What ends a run, what only interrupts it, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from penstock.cli import run_supervisor
+from penstock.cli.failure import ExitCode
+from penstock.cli.run_signals import LeaveNow, StopSignals
+from penstock.cli.run_supervisor import Supervisor, backoff_s, cause_of, is_passing
+from penstock.cli.run_totals import View
+from penstock.errors import (
+    ConfigError,
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
+from penstock.spark.pipeline.ledger import BatchLine
+from penstock.spark.pipeline.spec import PipelineSpec, read_spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.pipeline.pipeline import Pipeline
+
+Step = BatchLine | Exception | signal.Signals | None
+"""What happens while the run is waited for: a micro-batch, an error, a signal, or the end."""
+
+
+def line(batch: int) -> BatchLine:
+    return BatchLine(batch=batch, start={0: batch}, end={0: batch + 1}, read=1, rows={"delta": 1}, at_ms=0)
+
+
+class FakeRun:
+    def __init__(self, steps: list[Step], on_line: Callable[[BatchLine], None]) -> None:
+        self._steps = steps
+        self._on_line = on_line
+        self.asked = False
+
+    def wait(self, timeout_s: float) -> bool:
+        if self.asked and not self._steps:
+            return True
+        step = self._steps.pop(0) if self._steps else None
+        if isinstance(step, BatchLine):
+            self._on_line(step)
+        elif isinstance(step, signal.Signals):
+            os.kill(os.getpid(), step)
+        elif isinstance(step, Exception):
+            raise step
+        return step is None
+
+    def request_stop(self) -> None:
+        self.asked = True
+
+    def status(self) -> None:
+        return None
+
+
+class FakePipeline:
+    """Each start takes the next script."""
+
+    def __init__(self, *scripts: list[Step]) -> None:
+        self.scripts = list(scripts)
+        self.started = 0
+
+    @property
+    def spec(self) -> PipelineSpec:
+        return read_spec(
+            {"name": "clicks", "source": {"buffer": {"store": "q"}}, "sink": {"delta": {"path": "t"}}}
+        )
+
+    def start(self, session: object, *, once: bool, on_line: Callable[[BatchLine], None]) -> FakeRun:
+        self.started += 1
+        return FakeRun(self.scripts.pop(0), on_line)
+
+
+class FakeSessions:
+    lost = False
+
+    def open(self) -> SparkSession:
+        return cast("SparkSession", object())
+
+    def is_lost(self) -> bool:
+        return self.lost
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class Told:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.batches: list[int] = []
+        self.last: View | None = None
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to take down."""
+
+    def show(self, view: View) -> None:
+        self.last = view
+
+    def batch(self, done: BatchLine) -> None:
+        self.batches.append(done.batch)
+
+    def say(self, event: str, sentence: str, view: View) -> None:
+        self.events.append((event, sentence))
+        self.last = view
+
+    @property
+    def names(self) -> list[str]:
+        return [event for event, _ in self.events]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_supervisor, "backoff_s", lambda failure: 0.0)
+
+
+def supervise(
+    pipeline: FakePipeline,
+    told: Told,
+    *,
+    restarts: int = 3,
+    stop_timeout_s: float = 5.0,
+    sessions: FakeSessions | None = None,
+) -> ExitCode:
+    with StopSignals() as signals:
+        supervisor = Supervisor(
+            cast("Pipeline", pipeline),
+            sessions or FakeSessions(),
+            told,
+            signals,
+            once=True,
+            restarts=restarts,
+            stop_timeout_s=stop_timeout_s,
+        )
+        return supervisor.run()
+
+
+def test_a_run_that_ends_by_itself_is_done() -> None:
+    told = Told()
+    assert supervise(FakePipeline([line(0), line(1), None]), told) is ExitCode.OK
+    assert told.names == ["started", "stopped"]
+    assert told.batches == [0, 1]
+    assert told.last is not None
+    assert told.last.totals.to_json() == {
+        "batches": 2,
+        "read": 2,
+        "rows": {"delta": 2},
+        "dead": 0,
+        "skipped": 0,
+        "gaps": 0,
+    }
+
+
+def test_what_may_pass_is_started_again() -> None:
+    told = Told()
+    pipeline = FakePipeline([Unavailable("no store")], [line(0), None])
+    assert supervise(pipeline, told) is ExitCode.OK
+    assert told.names == ["started", "restarting", "started", "stopped"]
+    assert told.last is not None
+    assert (told.last.restarts, told.last.last_error) == (1, "no store")
+
+
+def test_a_session_that_died_is_started_again_whatever_the_error_says() -> None:
+    told, sessions = Told(), FakeSessions()
+    sessions.lost = True
+    pipeline = FakePipeline([RuntimeError("An error occurred while calling o93.isActive")], [None])
+    assert supervise(pipeline, told, sessions=sessions) is ExitCode.OK
+    assert "Spark's Java has ended" in told.events[1][1]
+
+
+def test_it_gives_up_after_so_many_failures_in_a_row() -> None:
+    told = Told()
+    pipeline = FakePipeline(*([Unavailable(f"fault {number}")] for number in range(3)))
+    with pytest.raises(Unavailable, match="fault 2"):
+        supervise(pipeline, told, restarts=2)
+    assert pipeline.started == 3
+    assert told.names[-1] == "failed"
+
+
+def test_failures_between_finished_micro_batches_are_not_in_a_row() -> None:
+    scripts: list[list[Step]] = [[line(number), Unavailable("again")] for number in range(5)]
+    assert supervise(FakePipeline(*scripts, [None]), Told(), restarts=1) is ExitCode.OK
+
+
+@pytest.mark.parametrize("kind", [ConfigError, InvalidInput, Corrupt, Fenced, PenstockError])
+def test_what_will_not_pass_ends_the_run(kind: type[PenstockError]) -> None:
+    pipeline = FakePipeline([kind("wrong")])
+    with pytest.raises(kind, match="wrong"):
+        supervise(pipeline, Told())
+    assert pipeline.started == 1
+
+
+def test_which_errors_may_pass() -> None:
+    assert all(is_passing(kind("")) for kind in (Unavailable, Conflict, OutcomeUnknown))
+    assert [backoff_s(failure) for failure in (1, 2, 3, 20)] == [1, 2, 4, 60]
+
+
+def test_an_error_of_spark_becomes_one_line() -> None:
+    with pytest.raises(PenstockError, match=r"^Spark failed: boom \(RuntimeError\); --verbose shows where$"):
+        supervise(FakePipeline([RuntimeError("\nboom\n\tat org.apache.spark.Foo(Foo.scala:1)")]), Told())
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)],
+    ids=["SIGINT", "SIGTERM"],
+)
+def test_a_signal_lets_the_micro_batch_finish(number: signal.Signals, code: ExitCode) -> None:
+    told = Told()
+    assert supervise(FakePipeline([line(0), number, line(1)]), told) is code
+    assert told.events[1:] == [
+        ("stopping", "finishing micro-batch 1, at most 5s"),
+        ("stopped", f"stopped by {number.name}"),
+    ]
+    assert told.batches == [0, 1]
+
+
+def test_a_second_signal_leaves_at_once() -> None:
+    with pytest.raises(LeaveNow, match="stopped at once"):
+        supervise(FakePipeline([signal.SIGTERM, line(0), signal.SIGTERM]), Told())
+
+
+def test_a_micro_batch_that_takes_too_long_is_left() -> None:
+    endless: list[Step] = [line(3), signal.SIGTERM, *(line(4) for _ in range(100_000))]
+    with pytest.raises(LeaveNow, match="micro-batch 4 was not finished in time"):
+        supervise(FakePipeline(endless), Told(), stop_timeout_s=0.05)
+
+
+def test_a_failure_while_stopping_is_a_stop() -> None:
+    told = Told()
+    code = supervise(FakePipeline([signal.SIGTERM, Unavailable("Java ended")]), told)
+    assert code is ExitCode.TERMINATED
+    assert told.events[-1] == (
+        "stopped",
+        "stopped by SIGTERM; what was under way is run again at the next start",
+    )
+
+
+def test_a_stop_before_the_first_micro_batch_makes_no_number_up() -> None:
+    told = Told()
+    supervise(FakePipeline([signal.SIGTERM]), told)
+    assert told.events[1] == ("stopping", "finishing the micro-batch that is running, at most 5s")
+
+
+def test_the_cause_of_an_error_comes_without_the_plan_and_its_options() -> None:
+    error = Unavailable("no store")
+    error.__cause__ = RuntimeError("what happened\n=== Streaming Query ===\nrelation [secret=hush]")
+    assert "what happened" in cause_of(error)
+    assert "hush" not in cause_of(error)
+    assert "no store" in cause_of(Unavailable("no store"))
+
+
+def test_the_signals_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    supervise(FakePipeline([None]), Told())
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -17,6 +17,7 @@ from penstock.config import Setting, merge
 from penstock.errors import ConfigError, InvalidInput, PenstockError
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.ledger import BatchLine
+from penstock.spark.pipeline.microbatch import MicroBatches
 from penstock.spark.pipeline.spec import read_spec
 
 SCHEMA = "user string, n bigint, at timestamp"
@@ -90,6 +91,9 @@ BAD = {
     b'{"user":"a","n":"many"}': "does not parse as JSON of the schema",
     click(1) + click(2): "does not parse as JSON of the schema",
     click(1) + b"," + click(2): "does not parse as JSON of the schema",
+    click(1) + b"} " + click(2): "does not parse as JSON of the schema",
+    click(1) + b"]} " + click(2): "does not parse as JSON of the schema",
+    click(1) + b',"n":2': "does not parse as JSON of the schema",
     b'{"n":5}': "has no user",
 }
 
@@ -255,3 +259,68 @@ def test_the_origin_is_kept_when_spark_has_forgotten_its_first_micro_batches(pla
     assert made.ledger.kept("origin.json") == {"0": 0}
     assert sorted(row["n"] for row in rows(plant.root / "table")) == [0, 1, 2, 3]  # type: ignore[type-var]
     assert [(line.start, line.end) for line in lines(made)] == [({0: n}, {0: n + 1}) for n in range(4)]
+
+
+MERGE: Setting = {"path": "table", "merge": {"keys": ["user"], "add": ["clicks"]}}
+GROUPED = "SELECT user, count(*) AS clicks FROM input GROUP BY user"
+
+
+def test_a_merge_may_be_the_only_sink(plant: Plant) -> None:
+    plant.produce([[click(1), b"bad", click(2)]])
+    made = run(plant, sink={"delta": MERGE}, transform=GROUPED)
+    assert rows(plant.root / "table") == [{"user": "ann", "clicks": 2}]
+    (line,) = lines(made)
+    assert (line.read, line.dead, line.rows) == (3, 1, {"delta": 1})
+
+
+@pytest.mark.parametrize(
+    "transform",
+    ["SELECT n FROM input WHERE 1 = 0", "SELECT n FROM input WHERE n < 0 ORDER BY n"],
+    ids=["never", "sorted nothing"],
+)
+def test_a_micro_batch_that_gives_no_row_is_counted_all_the_same(plant: Plant, transform: str) -> None:
+    plant.produce([[click(1), b"bad"]])
+    made = run(plant, transform=transform)
+    (line,) = lines(made)
+    assert (line.read, line.dead, line.rows, line.dropped("delta")) == (2, 1, {"delta": 0}, 1)
+    assert len(rows(plant.root / "table_dead_letters")) == 1
+
+
+def test_a_checkpoint_that_was_set_back_is_refused_before_it_swallows_records(plant: Plant) -> None:
+    trigger: Setting = {"max_batches": 1}
+    plant.produce([[click(1)], [click(2)]])
+    made = run(plant, trigger=trigger)
+    for folder in ("offsets", "commits"):
+        Path(made.spec.checkpoint_path, folder, "1").unlink()
+    plant.produce([[click(3)]])
+    with pytest.raises(PenstockError, match="micro-batch 1 was planned before as 1 to 1"):
+        run(plant, trigger={"max_batches": 5})
+    assert sorted(row["n"] for row in rows(plant.root / "table")) == [1, 2]  # type: ignore[type-var]
+
+
+def test_a_schema_that_changes_under_a_batch_that_a_sink_has_is_refused(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    plant.produce([[b'{"n":1}', b'{"n":"99999999999"}']])
+    with monkeypatch.context() as patched:
+        patched.setattr(MicroBatches, "_write_letters", crash)
+        with pytest.raises(Exception, match="disk is full"):
+            run(plant, decode={"schema": "n int"})
+    with pytest.raises(PenstockError, match="begun with another decode section"):
+        run(plant, decode={"schema": "n bigint"})
+    run(plant, decode={"schema": "n int"})
+    assert len(rows(plant.root / "table")) + len(rows(plant.root / "table_dead_letters")) == 2
+
+
+def test_a_new_checkpoint_does_not_deliver_again_what_the_ledger_knows(plant: Plant) -> None:
+    plant.produce([[click(1)]])
+    made = run(plant)
+    shutil.rmtree(made.spec.checkpoint_path)
+    plant.produce([[click(2)]])
+    with pytest.raises(ConfigError, match=r"set source\.buffer\.starting to 1 to go on"):
+        run(plant)
+    run(plant, source={"buffer": {"starting": "1"}})
+    assert sorted(row["n"] for row in rows(plant.root / "table")) == [1, 2]  # type: ignore[type-var]

@@ -148,6 +148,34 @@ def test_a_stream_may_start_before_the_first_record(plant: Plant) -> None:
     assert values(plant.drain()) == Counter(produced)
 
 
+def test_a_stream_may_start_before_its_queue_has_shards(plant: Plant) -> None:
+    output = str(plant.root / "table")
+    query = (
+        plant.stream()
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(plant.checkpoint))
+        .trigger(processingTime="100 milliseconds")
+        .start(output)
+    )
+    try:
+        query.processAllAvailable()
+        produced = plant.produce_sharded(records(4, 2), shards=2)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    produced += plant.produce_sharded(records(2, 2, "later"), shards=2)
+    plant.run(output)
+    rows = plant.spark.read.parquet(output).collect()
+    assert Counter(bytes(row.value) for row in rows) == Counter(produced)
+
+
+def test_a_checkpoint_that_has_read_nothing_takes_the_shards_that_came_meanwhile(plant: Plant) -> None:
+    assert values(plant.drain()) == Counter()
+    produced = plant.produce_sharded(records(3, 2), shards=2)
+    assert values(plant.drain()) == Counter(produced)
+
+
 def fails(plant: Plant, **options: str) -> str:
     """The sentence that is left when Spark's words are taken away."""
     with pytest.raises(StreamingQueryException) as raised:

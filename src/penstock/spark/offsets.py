@@ -7,13 +7,14 @@ when the numbers fit. It is absent for a shard of which no entry is known, and i
 without it; then only the numbers are checked.
 
 Spark compares offsets as text: shards always stand in numeric order, `after` comes last, and a stream that
-has nothing new answers with the very offset it was asked about. A queue without shards is shard 0 alone.
+has nothing new answers with the very offset it was asked about. A queue without shards is shard 0 alone, and
+so is one whose producers have yet to say how many it has: `{"0": 0}` is the beginning of any queue.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -33,12 +34,14 @@ __all__ = [
     "check_asked",
     "check_held",
     "check_identity",
+    "check_order",
     "check_reached",
     "lift",
     "parse_position",
     "read_after",
     "read_offset",
     "resolve",
+    "spread_start",
     "write_offset",
 ]
 
@@ -79,16 +82,26 @@ def write_offset(offset: Mapping[int, int], after: Mapping[int, str] | None = No
 
 
 def read_offset(stored: Mapping[str, object], shards: Sequence[int], queue: str) -> Offset:
-    """The numbers in a checkpoint. Raises `QueueGap` if they cannot be those of this queue."""
+    """The numbers in a checkpoint. Raises `QueueGap` if they cannot be those of this queue.
+
+    One that has read nothing, of fewer shards, is from before the queue had them: all begin at 0.
+    """
     if not isinstance(stored, Mapping):  # another kind of source stores what it likes
         raise _no_offset(stored, queue)
     try:
         offset = {int(shard): _sequence(place) for shard, place in stored.items() if shard != _AFTER}
     except (TypeError, ValueError) as error:
         raise _no_offset(stored, queue) from error
+    if not stored.get(_AFTER) and _is_nothing(offset, shards):
+        return dict.fromkeys(sorted(shards), 0)
     if sorted(offset) != sorted(shards):
         raise QueueGap(f"the checkpoint knows {len(offset)} shards, {queue} has {len(shards)}: {_ANOTHER}")
     return dict(sorted(offset.items()))
+
+
+def _is_nothing(places: Mapping[int, Place], shards: Collection[int]) -> bool:
+    """Whether these are zeros for some of the shards only."""
+    return bool(places) and set(places) < set(shards) and all(place == 0 for place in places.values())
 
 
 def read_after(stored: Mapping[str, object], queue: str) -> After:
@@ -138,6 +151,12 @@ def _place(value: object) -> Place:
     return _sequence(int(value) if isinstance(value, str) else value)
 
 
+def spread_start(position: Position, shards: Collection[int]) -> Position:
+    """A start at 0 that was given before the queue had its shards, for all of them; any other as it is."""
+    places: Mapping[int, Place] = position if isinstance(position, Mapping) else {0: position}
+    return dict.fromkeys(shards, 0) if _is_nothing(places, shards) else position
+
+
 def resolve(position: Position, bounds: Mapping[int, Bounds], option: str) -> Offset:
     """The position in numbers. Raises `ConfigError` for shards that are missing or do not exist."""
     if isinstance(position, int) and len(bounds) > 1:
@@ -183,6 +202,18 @@ def check_reached(offset: Mapping[int, int], bounds: Mapping[int, Bounds], queue
             raise QueueGap(
                 f"the checkpoint has read {_name(queue, shard, len(bounds))} up to {offset[shard] - 1}, but "
                 f"it has handed out numbers only up to {held.following - 1}: {_ANOTHER}"
+            )
+
+
+def check_order(start: Mapping[int, int], end: Mapping[int, int], queue: str) -> None:
+    """Raise `QueueGap` if the start lies behind the end: such a micro-batch would be empty, and what was
+    planned for it lost."""
+    for shard, place in start.items():
+        if place > end[shard]:
+            raise QueueGap(
+                f"the micro-batch of {_name(queue, shard, len(start))} would begin at {place} and end at "
+                f"{end[shard]}: the starting position has moved since the first micro-batch was planned. "
+                "Give startingOffsets as a number, or start with a new checkpoint"
             )
 
 

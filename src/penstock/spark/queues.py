@@ -91,13 +91,12 @@ def location_at(index: EntryIndex, sequence: int) -> str | None:
 class ConsumedQueue:
     """The queue in the hands of this query: one fenced consumer per shard."""
 
-    def __init__(
-        self, store: ObjectStore, consumers: dict[int, Consumer], manifests: dict[int, str], path: str
-    ) -> None:
+    def __init__(self, store: ObjectStore, options: BufferOptions) -> None:
         self.store = store
-        self.manifests = manifests
-        self._consumers = consumers
-        self._path = path
+        self.manifests: Mapping[int, str] = {}
+        self._options = options
+        self._consumers: dict[int, Consumer] = {}
+        self._sharded = False
 
     @classmethod
     def open(cls, options: BufferOptions) -> ConsumedQueue:
@@ -105,25 +104,50 @@ class ConsumedQueue:
 
         async def take_over() -> ConsumedQueue:
             store = open_store(options.store)
-            config = replace(options.consumer, store=store)
-            if await count_shards(store, options.manifest_path, options.sharded) is None:
-                path = config.manifest_key
-                return cls(store, {0: await Consumer.open(config)}, {0: path}, path)
-            sharded = await ShardedConsumer.open(config)
-            consumers = {shard: sharded.consumer(shard) for shard in range(sharded.shards)}
-            return cls(store, consumers, _shard_manifests(options, sharded.shards), options.manifest_path)
+            queue = cls(store, options)
+            await queue._take_over(await count_shards(store, options.manifest_path, options.sharded))
+            return queue
 
         return loop_thread().run(take_over())
 
-    def look(self) -> Indexes:
-        async def entries() -> Indexes:
-            found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
-            return dict(zip(self._consumers, found, strict=True))
+    async def _take_over(self, shards: int | None) -> None:
+        config = replace(self._options.consumer, store=self.store)
+        if shards is None:
+            consumers = {0: await Consumer.open(config)}
+        else:
+            opened = await ShardedConsumer.open(config)
+            consumers = {shard: opened.consumer(shard) for shard in range(opened.shards)}
+        self._consumers, self._sharded = consumers, shards is not None
+        self.manifests = _manifests(self._options, shards)
 
+    def look(self) -> Indexes:
+        """A queue without a single number may turn out to have shards, which are then taken over."""
         try:
-            return loop_thread().run(entries())
+            return loop_thread().run(self._entries())
         except FencedError as error:
             raise self._lost(error) from error
+
+    async def _entries(self) -> Indexes:
+        found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
+        indexes = dict(zip(self._consumers, found, strict=True))
+        if not self._sharded and _is_unused(indexes):
+            path, sharded = self._options.manifest_path, self._options.sharded
+            if (shards := await count_shards(self.store, path, sharded)) is not None:
+                await self._move_to(shards)
+                return await self._entries()
+        return indexes
+
+    async def _move_to(self, shards: int) -> None:
+        """Go on with shards that did not exist when this query started. Whoever has consumed them came
+        later, and keeps them: raises `FencedError`."""
+        readers = [QueueReader(self.store, path) for path in _manifests(self._options, shards).values()]
+        for index in await asyncio.gather(*(reader.index() for reader in readers)):
+            if index.footer.epoch:
+                raise FencedError(f"its {shards} shards were consumed before this query saw them")
+        emptied = list(self._consumers.values())
+        await self._take_over(shards)
+        for consumer in emptied:
+            await consumer.release()
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
         """Asked of the store once; what this query acknowledges is known anyway."""
@@ -147,19 +171,25 @@ class ConsumedQueue:
 
     def _lost(self, error: FencedError) -> FencedError:
         return FencedError(
-            f"this query no longer owns {self._path} in {self.store.url}: a newer query or consumer has "
-            "taken it over, and only one may acknowledge. Stop one of the two; to look without owning, set "
-            f"mode=read ({error})"
+            f"this query no longer owns {self._options.manifest_path} in {self.store.url}: a newer "
+            "query or consumer has taken it over, and only one may acknowledge. Stop one of the two; to look "
+            f"without owning, set mode=read ({error})"
         )
 
 
 class ReadQueue:
     """The queue as anybody may see it: nothing is fenced, acknowledged or created."""
 
-    def __init__(self, store: ObjectStore, readers: dict[int, QueueReader]) -> None:
+    def __init__(self, store: ObjectStore, options: BufferOptions, shards: int | None) -> None:
         self.store = store
-        self._readers = readers
+        self._options = options
         self._first: dict[int, int] = {}
+        self._show(shards)
+
+    def _show(self, shards: int | None) -> None:
+        manifests = _manifests(self._options, shards)
+        self._readers = {shard: QueueReader(self.store, path) for shard, path in manifests.items()}
+        self._sharded = shards is not None
         self._dequeued: dict[int, Mapping[int, str]] = {}
 
     @property
@@ -172,24 +202,28 @@ class ReadQueue:
 
         async def find() -> ReadQueue:
             store = open_store(options.store)
-            count = await count_shards(store, options.manifest_path, options.sharded)
-            if count is None:
-                reader = QueueReader(store, options.manifest_path)
-                if must_exist:
-                    await reader.require()
-                return cls(store, {0: reader})
-            manifests = _shard_manifests(options, count)
-            return cls(store, {shard: QueueReader(store, path) for shard, path in manifests.items()})
+            shards = await count_shards(store, options.manifest_path, options.sharded)
+            queue = cls(store, options, shards)
+            if must_exist and shards is None:
+                await queue._readers[0].require()
+            return queue
 
         return loop_thread().run(find())
 
     def look(self) -> Indexes:
-        async def entries() -> Indexes:
-            found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
-            return dict(zip(self._readers, found, strict=True))
-
-        indexes = loop_thread().run(entries())
+        """A queue without a single number may turn out to have shards, which are then read instead."""
+        indexes = loop_thread().run(self._entries())
         self._first = {shard: index.first for shard, index in indexes.items()}
+        return indexes
+
+    async def _entries(self) -> Indexes:
+        found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
+        indexes = dict(zip(self._readers, found, strict=True))
+        if not self._sharded and _is_unused(indexes):
+            path, sharded = self._options.manifest_path, self._options.sharded
+            if (shards := await count_shards(self.store, path, sharded)) is not None:
+                self._show(shards)
+                return await self._entries()
         return indexes
 
     def dequeued(self, shard: int) -> Mapping[int, str]:
@@ -256,7 +290,14 @@ class QueueWatch:
         self._queue.close()
 
 
-def _shard_manifests(options: BufferOptions, shards: int) -> dict[int, str]:
+def _is_unused(indexes: Indexes) -> bool:
+    """Whether nothing was ever produced: its producers may be about to say that it has shards."""
+    return not any(index.footer.next_sequence for index in indexes.values())
+
+
+def _manifests(options: BufferOptions, shards: int | None) -> dict[int, str]:
+    if shards is None:
+        return {0: options.manifest_path}
     return {shard: shard_config(options.consumer, shard).manifest_key for shard in range(shards)}
 
 

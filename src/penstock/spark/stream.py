@@ -37,11 +37,13 @@ from penstock.spark.offsets import (
     check_asked,
     check_held,
     check_identity,
+    check_order,
     check_reached,
     lift,
     read_after,
     read_offset,
     resolve,
+    spread_start,
     write_offset,
 )
 from penstock.spark.options import BufferOptions
@@ -93,9 +95,9 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen, bounds_of(self._seen)
 
     def initialOffset(self) -> StoredOffset:
-        """Where `startingOffsets` points now. Asked once in the life of a checkpoint."""
+        """Where `startingOffsets` points now. Asked at every start until the first micro-batch is done."""
         indexes, bounds = self._look()
-        start = resolve(self._options.starting, bounds, "startingOffsets")
+        start = resolve(spread_start(self._options.starting, bounds), bounds, "startingOffsets")
         path, earlier = self._options.manifest_path, self._options.records_gaps
         check_asked(start, bounds, "startingOffsets", path, earlier=earlier)
         return write_offset(start, self._after(start, indexes))
@@ -116,7 +118,8 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_held(here, bounds)
         end = _following(bounds)
         if self._target is not None:
-            end = lift(cap(end, self._target), here)
+            # A shard that came into being since then is for the next run altogether.
+            end = lift(cap(end, dict.fromkeys(end, 0) | self._target), here)
         # What has left the queue is a hole: it counts for nothing and is passed in one step.
         begin = cap(lift(here, {shard: held.first for shard, held in bounds.items()}), end)
         end = self._admit(begin, end, limit, indexes)
@@ -160,6 +163,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         indexes, bounds = self._look()
         begin, until = self._offset(start, indexes), self._offset(end, indexes)
+        check_order(begin, until, self._options.manifest_path)
         self._check_held(begin, bounds)
         slices = slices_between(indexes, begin, until, self._options, self._queue.manifests)
         return list(group(slices, self._options.tasks))

@@ -9,6 +9,7 @@ import pytest
 from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EntryIndex
+from penstock.buffer.sharded import ShardedProducer
 from penstock.objects import LocalStore
 from penstock.spark.options import BufferOptions
 from penstock.spark.stream import BufferStreamReader
@@ -29,6 +30,18 @@ class Queue:
 
         asyncio.run(work())
 
+    def produce_sharded(self, batches: int, shards: int) -> None:
+        """One batch after the other, to the shards in turn."""
+
+        async def work() -> None:
+            config = ProducerConfig(store=str(self.root), flush_interval="1h")
+            async with await ShardedProducer.open(config, shards) as producer:
+                for number in range(batches):
+                    await producer.produce([b"%d" % number])
+                    await producer.flush()
+
+        asyncio.run(work())
+
     def acknowledge_through(self, sequence: int) -> None:
         async def work() -> None:
             async with await Consumer.open(ConsumerConfig(store=str(self.root))) as consumer:
@@ -36,8 +49,8 @@ class Queue:
 
         asyncio.run(work())
 
-    def entries(self) -> EntryIndex:
-        return asyncio.run(QueueReader(LocalStore(str(self.root)), "ingest/manifest").index())
+    def entries(self, manifest: str = "ingest/manifest") -> EntryIndex:
+        return asyncio.run(QueueReader(LocalStore(str(self.root)), manifest).index())
 
     def location(self, sequence: int) -> str:
         entries = self.entries()

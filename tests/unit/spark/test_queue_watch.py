@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import asyncio
 import time
-from pathlib import Path
 
 import pytest
 from tests.unit.spark.conftest import Queue
 
-from penstock.buffer import ProducerConfig
-from penstock.buffer.sharded import ShardedProducer
-from penstock.spark.options import BufferOptions
 from penstock.spark.queues import Backlog, QueueWatch
 
 
@@ -48,19 +43,21 @@ def test_a_watch_sees_what_comes_and_goes_and_changes_nothing(queue: Queue) -> N
     watch.close()
 
 
-def test_all_shards_are_counted_together(tmp_path: Path) -> None:
-    async def work() -> None:
-        config = ProducerConfig(store=str(tmp_path), flush_interval="1h")
-        async with await ShardedProducer.open(config, 2) as producer:
-            for _ in range(4):
-                await producer.produce([b"r"])
-                await producer.flush()
-
-    asyncio.run(work())
-    watch = QueueWatch.open(BufferOptions.parse({"store": str(tmp_path)}))
+def test_all_shards_are_counted_together(queue: Queue) -> None:
+    queue.produce_sharded(4, shards=2)
+    watch = QueueWatch.open(queue.options())
     backlog = watch.look({1: 2})
     assert (backlog.batches, backlog.next) == (2, {0: 2, 1: 2})
     assert backlog.oldest_ms is not None
+    watch.close()
+
+
+def test_shards_that_come_later_are_counted_too(queue: Queue) -> None:
+    watch = QueueWatch.open(queue.options())
+    assert watch.look({}).next == {0: 0}
+    queue.produce_sharded(3, shards=2)
+    backlog = watch.look({0: 0})
+    assert (backlog.batches, backlog.next) == (3, {0: 2, 1: 1})
     watch.close()
 
 

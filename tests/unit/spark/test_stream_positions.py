@@ -146,6 +146,17 @@ def test_a_start_that_has_left_the_queue_is_refused_unless_gaps_are_recorded(que
     assert queue.stream(startingOffsets="0", onGap="record").initialOffset() == {"0": 0}
 
 
+def test_a_start_behind_the_end_that_was_planned_is_an_error_and_not_an_empty_batch(queue: Queue) -> None:
+    queue.produce(2)
+    planned = queue.stream().latestOffset({"0": 0}, ALL)
+    queue.produce(3)
+    stream = queue.stream(startingOffsets="latest", onGap="record")
+    moved = stream.initialOffset()
+    with pytest.raises(QueueGap, match=r"begin at 5 and end at 2: .* startingOffsets .* new checkpoint"):
+        stream.partitions(moved, planned)
+    assert slices(stream, planned, planned) == []
+
+
 @pytest.mark.parametrize("stored", ["12", '"12"', '["12"]', '{"topic": {"0": 12}}'])
 def test_the_offset_of_another_kind_of_source_is_refused(queue: Queue, stored: str) -> None:
     queue.produce(1)

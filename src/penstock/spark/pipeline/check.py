@@ -211,7 +211,7 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
     if sink.merge is not None:
         from penstock.spark.tables.merge import check_merge_columns
 
-        check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add)
+        check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add, schema)
     from penstock.spark.tables.table import open_table
 
     if open_table(table).check(schema):

@@ -28,7 +28,8 @@ SOURCE_COLUMNS: Final = ("shard", "sequence", "index", "ingestion_time", "metada
 
 _CORRUPT: Final = "_penstock_malformed"
 _WHOLE: Final = "_penstock_record"
-_RESERVED: Final = frozenset({*POSITIONS, VALUE, REASON, _CORRUPT, _WHOLE})
+_END: Final = "_penstock_end"
+_RESERVED: Final = frozenset({*POSITIONS, VALUE, REASON, _CORRUPT, _END, _WHOLE})
 
 
 def parse_schema(text: str) -> StructType:
@@ -125,20 +126,23 @@ def _gap_or_null(otherwise: Column) -> Column:
 def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> DataFrame:
     """JSON and CSV, in Spark's own parsers.
 
-    JSON is parsed inside an object of ours: Spark stops behind the first value of a text and would take
-    `{...} {...}` for its first half.
+    JSON is parsed inside a list in an object of ours, which must have one element and be whole: Spark stops
+    behind the first value of a text and would take `{...} {...}` for its first half.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
     text = F.col(VALUE).cast("string")
     options = {**spec.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     nullable = StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
     malformed = StructField(_CORRUPT, StringType(), True)
     if spec.format == "json":
-        whole = StructType([StructField(_WHOLE, nullable, True), malformed])
-        parsed = F.from_json(F.concat(F.lit(f'{{"{_WHOLE}":'), text, F.lit("}")), whole, options)
-        record = F.col(f"{_PARSED}.{_WHOLE}")
+        records, end = StructField(_WHOLE, ArrayType(nullable)), StructField(_END, IntegerType())
+        wrapped = F.concat(F.lit(f'{{"{_WHOLE}":['), text, F.lit(f'],"{_END}":1}}'))
+        parsed = F.from_json(wrapped, StructType([records, end, malformed]), options)
+        found = F.col(f"{_PARSED}.{_WHOLE}")
+        record = F.get(found, F.lit(0))
+        whole = F.col(f"{_PARSED}.{_END}").isNotNull() & (F.size(found) == 1)
         words = "does not parse as JSON of the schema"
     else:
         ddl = ", ".join(
@@ -146,12 +150,13 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
         )
         parsed = F.from_csv(text, ddl, options)
         record = F.col(_PARSED)
+        whole = F.lit(True)
         words = "does not parse as CSV of the schema"
     # One branch each: a record that is not text never reaches the parser's verdict.
     reason = (
         F.when(~F.is_valid_utf8(text), F.lit("is not valid UTF-8"))
         .when(F.length(text) == 0, F.lit("is empty"))
-        .when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | record.isNull(), F.lit(words))
+        .when(F.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | ~whole | record.isNull(), F.lit(words))
     )
     for field in schema.fields:
         if not field.nullable:

@@ -14,15 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.blocking import loop_thread
-from penstock.buffer.append import last_version
 from penstock.buffer.batch import FOOTER_BYTES, VERSION
 from penstock.buffer.errors import storage_error
 from penstock.buffer.manifest import EntryIndex
-from penstock.buffer.sharded import read_layout, shard_config, shard_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt, NotFound, PenstockError, Unsupported
 from penstock.ids import SYSTEM_RNG
-from penstock.objects import ByteRange, ObjectStore, open_store
+from penstock.objects import ByteRange, ObjectStore
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.offsets import Offset, resolve
 from penstock.spark.options import BufferOptions
@@ -30,10 +28,9 @@ from penstock.spark.pipeline.books import Facts, ShardFacts, TableFacts
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.ledger import Ledger
-from penstock.spark.pipeline.outputs import sink_options, source_options, table_of
+from penstock.spark.pipeline.outputs import last_version_of, source_options, table_of
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.queues import ReadQueue, bounds_of
-from penstock.spark.sink_options import SinkOptions
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
 
@@ -148,8 +145,7 @@ class Evidence:
         if app is None:
             return TableFacts(place=sink.place, last=None, rows={})
         if spec is None:
-            options = SinkOptions.parse(sink_options(sink))
-            return TableFacts(place=sink.place, last=loop_thread().run(_queue_last(options, app)), rows=None)
+            return TableFacts(place=sink.place, last=last_version_of(sink, app), rows=None)
         table = open_table(spec)
         if sink.merge is not None:
             return TableFacts(place=sink.place, last=table.last_version(app), rows=None)
@@ -176,18 +172,6 @@ async def _record_count(store: ObjectStore, location: str) -> int | str:
         return "is cut short"
     _, count, version = _FOOTER.unpack(blob.data)
     return int(count) if version == VERSION else "has a damaged footer"
-
-
-async def _queue_last(options: SinkOptions, app: str) -> int | None:
-    store = open_store(options.store)
-    try:
-        shards = await read_layout(store, options.manifest_path) if options.sharded is not False else None
-        config = options.producer
-        if shards is not None:
-            config = shard_config(config, shard_of(app.encode(), shards))
-        return await last_version(config, app, store=store)
-    finally:
-        await store.close()
 
 
 def _kept_origin(ledger: Ledger) -> Offset | None:
@@ -218,20 +202,8 @@ def _is_complete(spec: TableSpec) -> bool:
 def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
     """The queries that have lines, with the time of the last one (ms). Raises `StorageError`, `Corrupt`."""
     ledger = Ledger(spec.ledger_config)
-
-    async def names() -> set[str]:
-        store = open_store(spec.ledger_config)
-        try:
-            listed = await retry(lambda: store.list(""), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
-        except PenstockError as error:
-            raise storage_error(error, f"listing {spec.ledger_store}") from error
-        finally:
-            await store.close()
-        return {info.key.partition("/")[0] for info in listed if info.key.endswith(".jsonl")}
-
     try:
-        apps = loop_thread().run(names())
-        lines = {app: ledger.lines(app) for app in apps}
+        lines = {app: ledger.lines(app) for app in ledger.apps()}
     finally:
         ledger.close()
     return {app: held[-1].at_ms for app, held in lines.items() if held}

@@ -16,12 +16,12 @@ import msgspec
 from penstock.blocking import loop_thread
 from penstock.buffer.errors import storage_error
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import Conflict, Corrupt, NotFound, OutcomeUnknown, PenstockError, Unavailable
+from penstock.errors import Conflict, Corrupt, Fenced, NotFound, OutcomeUnknown, PenstockError, Unavailable
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, StoreConfig, Version, open_store
 from penstock.retry import RetryPolicy, retry
 
-__all__ = ["BatchLine", "Ledger", "decode_lines", "encode_lines", "merge_lines"]
+__all__ = ["BatchLine", "BatchPlan", "Ledger", "decode_lines", "encode_lines", "merge_lines"]
 
 LINES_PER_OBJECT: Final = 1000
 _POLICY: Final = RetryPolicy(deadline_s=30.0)
@@ -54,6 +54,16 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not self.one_to_one.get(sink, False):
             return None
         return self.read - self.dead - self.skipped - self.rows[sink]
+
+
+class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a micro-batch is about to read, and how: kept before any sink is written."""
+
+    batch: int
+    start: dict[int, int]
+    end: dict[int, int]
+    decoding: str
+    """Tells one way to decode from another."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -90,6 +100,7 @@ class Ledger:
         self._config = config
         self._opened: ObjectStore | None = None
         self._current: tuple[str, list[BatchLine], Version] | None = None
+        self._planned: tuple[str, BatchPlan | None, Version | None] | None = None
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[StoreConfig]]:
         return Ledger, (self._config,)
@@ -150,6 +161,56 @@ class Ledger:
 
         return self._run(read, f"reading the ledger of {app}")
 
+    def apps(self) -> list[str]:
+        """The queries that have lines. Raises `StorageError`."""
+
+        async def names() -> list[str]:
+            listed = await self._store.list("")
+            return sorted({info.key.partition("/")[0] for info in listed if info.key.endswith(".jsonl")})
+
+        return self._run(names, "listing the queries")
+
+    def plan(self, app: str) -> BatchPlan | None:
+        """The last plan of a query. Raises `Corrupt`, `StorageError`."""
+        if self._planned is None or self._planned[0] != app:
+            self._planned = (app, *self._run(lambda: self._read_plan(app), f"reading the plan of {app}"))
+        return self._planned[1]
+
+    async def _read_plan(self, app: str) -> tuple[BatchPlan | None, Version | None]:
+        key = _plan_key(app)
+        try:
+            blob = await self._store.get(key)
+        except NotFound:
+            return None, None
+        try:
+            return msgspec.json.decode(blob.data, type=BatchPlan), blob.version
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{key} in {self.url} does not decode: {error}. Restore it") from error
+
+    def write_plan(self, app: str, plan: BatchPlan) -> None:
+        """Replace the plan that `plan()` returned. Raises `Fenced` if another driver has done so."""
+        self.plan(app)
+        assert self._planned is not None
+        _, _, version = self._planned
+        self._planned = None
+        raw, key = msgspec.json.encode(plan), _plan_key(app)
+
+        async def attempt() -> Version:
+            try:
+                if version is None:
+                    return await self._store.put_if_absent(key, raw)
+                return await self._store.put_if_match(key, raw, version)
+            except (Conflict, OutcomeUnknown):
+                found, held = await self._read_plan(app)
+                if found == plan and held is not None:  # our own write, whose answer was lost
+                    return held
+                raise Fenced(
+                    f"{key} in {self.url} was written by another driver: the pipeline runs twice on one "
+                    "checkpoint. Stop one of the two"
+                ) from None
+
+        self._planned = (app, plan, self._run(attempt, f"writing {key}"))
+
     def keep(self, name: str, document: Mapping[str, object]) -> None:
         """Store a small document, replacing the one of that name."""
         raw = msgspec.json.encode(document)
@@ -186,7 +247,11 @@ class Ledger:
 
         try:
             return loop_thread().run(work())
-        except Corrupt:
+        except (Corrupt, Fenced):
             raise
         except PenstockError as error:
             raise storage_error(error, f"{doing} in {self.url}") from error
+
+
+def _plan_key(app: str) -> str:
+    return f"plans/{app}.json"

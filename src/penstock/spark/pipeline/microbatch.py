@@ -2,7 +2,8 @@
 
 Why each record ends in each sink once, whatever crashes:
 
-1. Spark writes the range of the batch into its checkpoint, then calls `run`.
+1. Spark writes the range of the batch into its checkpoint, then calls `run`, which keeps it in the ledger
+   too: a number that comes back with another range is refused.
 2. Every sink is written under (query, batch); a sink that has the batch already does nothing.
 3. Bad records go into the dead-letter table in the same way.
 4. The line in the ledger is written; doing it again changes nothing.
@@ -13,9 +14,13 @@ A crash anywhere before 5 runs the batch again with the same range, and 2 to 4 r
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+import xxhash
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt
@@ -23,8 +28,8 @@ from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.dead_letters import letters_of
 from penstock.spark.pipeline.decode import REASON, decode
-from penstock.spark.pipeline.ledger import BatchLine, Ledger
-from penstock.spark.pipeline.outputs import sink_format, sink_options, table_of
+from penstock.spark.pipeline.ledger import BatchLine, BatchPlan, Ledger
+from penstock.spark.pipeline.outputs import last_version_of, sink_format, sink_options, table_of
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.pipeline.transform import (
     Shape,
@@ -35,12 +40,15 @@ from penstock.spark.pipeline.transform import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Observation
     from pyspark.sql.types import StructType
 
 __all__ = ["BatchCounts", "MicroBatches"]
 
 T = TypeVar("T")
+
+OBSERVED_WITHIN_S = 10.0
+"""Counts come with the end of the action; this is for an action that has none to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +87,16 @@ class MicroBatches:
             self._app = _required(checkpoint.query_id, f"{checkpoint.path} names no query")
         start, end = self._range(checkpoint, batch)
         counted, counting = self._decoded(frame)
-        outputs = self._spec.outputs
-        shared = len(outputs) > 1
+        self._remember_plan(batch, start, end)
+        # A merge does not tell what was observed: it comes behind a sink that does, or is counted on its own.
+        outputs = dict(sorted(self._spec.outputs.items(), key=lambda item: item[1].merge is not None))
+        shared = len(outputs) > 1 or any(sink.merge is not None for sink in outputs.values())
         if shared:
             counted = counted.persist()
         try:
             rows = {name: self._write(name, sink, counted, batch) for name, sink in outputs.items()}
-            counts = counting.result(frame, counted)
+            observed = any(sink.merge is None for sink in outputs.values())
+            counts = counting.result(frame, counted, observed=observed)
             if counts.gaps or (counts.bad and self._spec.on_error == "dead_letter"):
                 self._write_letters(counted, batch)
         finally:
@@ -95,6 +106,52 @@ class MicroBatches:
         self._ledger.write(self._app, line)
         if self._on_line is not None:
             self._on_line(line)
+
+    def _remember_plan(self, batch: int, start: Offset, end: Offset) -> None:
+        """Refuse a batch whose number was used for other records, or for another way to decode them.
+
+        Sinks know a micro-batch by its number alone. If Spark plans one anew over other records, because its
+        checkpoint was set back, they would take them for a repetition. If the schema changed in between, a
+        record that was bad for a sink that has the batch may now be good, and would be in no table at all.
+        """
+        assert self._app is not None
+        plan = BatchPlan(batch=batch, start=start, end=end, decoding=self._decoding)
+        known = self._ledger.plan(self._app)
+        if known is not None and known.batch == batch and known != plan:
+            if (known.start, known.end) != (start, end):
+                raise Corrupt(
+                    f"micro-batch {batch} was planned before as {_spans(known.start, known.end)}, and now as "
+                    f"{_spans(start, end)}: the checkpoint {self._spec.checkpoint_path} was set back or is a "
+                    "copy. Bring back the right one, or begin with a new checkpoint and `starting` behind "
+                    "what `penstock audit` says is delivered"
+                )
+            if self._begun(batch):
+                raise Corrupt(
+                    f"micro-batch {batch} was begun with another decode section and has reached a sink: run "
+                    "it to its end with the old one (`penstock run --once`), then change the file"
+                )
+        if known is not None and known.batch > batch:
+            raise Corrupt(
+                f"micro-batch {known.batch} was planned before, and now {batch}: the checkpoint "
+                f"{self._spec.checkpoint_path} was set back, is a copy, or is in use twice. Bring back the "
+                "right one"
+            )
+        if known != plan:
+            self._ledger.write_plan(self._app, plan)
+
+    @property
+    def _decoding(self) -> str:
+        decode = self._spec.decode
+        schema = "" if self._schema is None else self._schema.json()
+        return xxhash.xxh3_64_hexdigest(
+            repr((decode.format, sorted(decode.options.items()), schema)).encode()
+        )
+
+    def _begun(self, batch: int) -> bool:
+        """Whether some sink has the micro-batch."""
+        assert self._app is not None
+        sinks = [*self._spec.outputs.values(), *([self._spec.letters] if self._spec.letters else [])]
+        return any(last_version_of(sink, self._app) == batch for sink in sinks)
 
     def _range(self, checkpoint: Checkpoint, batch: int) -> tuple[Offset, Offset]:
         end = checkpoint.offset(batch)
@@ -122,8 +179,8 @@ class MicroBatches:
             return self._merge(sink, output, batch)
         observation = Observation()
         self._save(output.observe(observation, F.count(F.lit(1)).alias("rows")), sink, batch)
-        # Nothing is observed where Spark sees beforehand that no row can come.
-        return int(observation.get.get("rows", 0))
+        found = _observed(observation)
+        return output.count() if found is None else found["rows"]
 
     def _merge(self, sink: SinkSpec, output: DataFrame, batch: int) -> int:
         from penstock.spark.tables.merge import merge_into
@@ -166,6 +223,27 @@ class MicroBatches:
         )
 
 
+def _observed(observation: Observation) -> dict[str, int] | None:
+    """What was counted in passing, or None when nothing passed the counter.
+
+    Spark leaves parts of a plan out where it sees, before or while it runs, that no row can come of them; its
+    Python side then fails over the empty answer. An action that observes nothing never answers at all.
+    """
+    answers: queue.SimpleQueue[dict[str, int] | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put({name: int(count) for name, count in observation.get.items()} or None)
+        except Exception:  # noqa: BLE001  whatever it is, the rows are counted in another way then
+            answers.put(None)
+
+    threading.Thread(target=ask, name="penstock-observation", daemon=True).start()
+    try:
+        return answers.get(timeout=OBSERVED_WITHIN_S)
+    except queue.Empty:
+        return None
+
+
 class _Counting:
     """Counts rows as they pass: in front of the decoder, where a row is a record or a hole, and behind it."""
 
@@ -181,11 +259,12 @@ class _Counting:
     def after(self, decoded: DataFrame) -> DataFrame:
         return decoded.observe(self._decoded, *self._of_decoded())
 
-    def result(self, frame: DataFrame, decoded: DataFrame) -> BatchCounts:
-        """The counts, once a sink has been written."""
-        # Spark leaves the source out altogether where it sees that a transform gives no row: count it then.
-        found = self._read.get or frame.agg(*self._of_source()).collect()[0].asDict()
-        bad = self._decoded.get or decoded.agg(*self._of_decoded()).collect()[0].asDict()
+    def result(self, frame: DataFrame, decoded: DataFrame, *, observed: bool) -> BatchCounts:
+        """The counts, once a sink has been written; `observed` says whether one that tells them was."""
+        found = _observed(self._read) if observed else None
+        found = found or frame.agg(*self._of_source()).collect()[0].asDict()
+        bad = _observed(self._decoded) if observed else None
+        bad = bad or decoded.agg(*self._of_decoded()).collect()[0].asDict()
         return BatchCounts(rows=int(found["rows"]), bad=int(bad["bad"]), gaps=int(found["gaps"]))
 
     def _of_source(self) -> list[Column]:
@@ -209,6 +288,10 @@ def _fail_on_bad() -> Column:
     )  # fmt: skip
     keep = F.col(REASON).isNull() | (F.col("_index") < 0)
     return F.when(keep, F.col(REASON)).otherwise(F.raise_error(sentence).cast("string"))
+
+
+def _spans(start: Mapping[int, int], end: Mapping[int, int]) -> str:
+    return ", ".join(f"{start.get(shard, 0)} to {end[shard] - 1} of shard {shard}" for shard in sorted(end))
 
 
 def _plain_offset(stored: Mapping[str, object]) -> Offset:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.blocking import loop_thread
+from penstock.buffer import last_version
+from penstock.buffer.sharded import shard_config, shard_of
+from penstock.objects import open_store
 from penstock.spark.pipeline.spec import (
     BufferSinkSpec,
     BufferSourceSpec,
@@ -11,10 +15,13 @@ from penstock.spark.pipeline.spec import (
     PipelineSpec,
     SinkSpec,
 )
+from penstock.spark.queues import count_shards
+from penstock.spark.sink_options import SinkOptions
 from penstock.spark.tables.spec import TableSpec
+from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
 
-__all__ = ["sink_format", "sink_options", "source_options", "table_of"]
+__all__ = ["last_version_of", "sink_format", "sink_options", "source_options", "table_of"]
 
 
 def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -57,6 +64,26 @@ def sink_options(sink: SinkSpec) -> dict[str, str]:
         "batch_bytes": str(parse_size(target.batch_size)),
         **_prefixed("store", target.store_options),
     }
+
+
+def last_version_of(sink: SinkSpec, app: str) -> int | None:
+    """The last micro-batch of `app` that the sink has. Raises as its table or queue does."""
+    spec = table_of(sink)
+    if spec is not None:
+        return open_table(spec).last_version(app)
+
+    async def look(options: SinkOptions) -> int | None:
+        store = open_store(options.store)
+        try:
+            shards = await count_shards(store, options.manifest_path, options.sharded)
+            config = options.producer
+            if shards is not None:
+                config = shard_config(config, shard_of(app.encode(), shards))
+            return await last_version(config, app, store=store)
+        finally:
+            await store.close()
+
+    return loop_thread().run(look(SinkOptions.parse(sink_options(sink))))
 
 
 def source_options(spec: PipelineSpec, columns: tuple[str, ...]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.config import Setting
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.spark.offsets import Offset, resolve
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
@@ -165,14 +166,30 @@ class Pipeline:
         finally:
             queue.close()
         origin = resolve(options.starting, bounds, "source.buffer.starting")
+        if not started and options.starting == "earliest":
+            self._refuse_repetition(ledger, origin)
         if not started:
             ledger.keep(_ORIGIN, {str(shard): place for shard, place in origin.items()})
         return origin
 
+    def _refuse_repetition(self, ledger: Ledger, origin: Offset) -> None:
+        """Raise `ConfigError` if an earlier query has delivered what is still in the queue."""
+        for app in ledger.apps():
+            ends = ledger.lines(app)[-1].end
+            if any(ends.get(shard, 0) > place for shard, place in origin.items()):
+                reached = (
+                    ends[0] if list(ends) == [0] else json.dumps({str(n): ends[n] for n in sorted(ends)})
+                )
+                raise ConfigError(
+                    f"the checkpoint {self.spec.checkpoint_path} is new, but an earlier one has delivered "
+                    f"everything below {reached} of this queue, some of which is still there. Bring that "
+                    f"checkpoint back, or set source.buffer.starting to {reached} to go on behind it; to "
+                    "deliver all of it again, into new tables, name another ledger (this one is "
+                    f"{ledger.url})"
+                )
+
 
 def _as_option(origin: Mapping[int, int]) -> str:
-    import json
-
     return json.dumps({str(shard): origin[shard] for shard in sorted(origin)})
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -251,6 +251,7 @@ class PipelineSpec:
         for name in self.sinks:
             if not _NAME.fullmatch(name) or name == DEAD_LETTERS:
                 raise ConfigError(f"sinks: {name!r} cannot be the name of a sink")
+        _refuse_same_place([*self.outputs.values(), *([self.dead_letter] if self.dead_letter else [])])
         letters = self.dead_letter
         if letters is not None:
             if self.on_error != "dead_letter" and self.on_gap != "record":
@@ -303,6 +304,25 @@ class PipelineSpec:
 
 
 DEAD_LETTERS: Final = "dead_letters"
+
+
+def _refuse_same_place(sinks: Sequence[SinkSpec]) -> None:
+    """Two sinks on one table are one micro-batch to it: the rows of the second would count as repeated."""
+    seen: set[tuple[str, ...]] = set()
+    for sink in sinks:
+        target = sink.target
+        if isinstance(target, IcebergSinkSpec):
+            place: tuple[str, ...] = ("iceberg", target.table, repr(sorted(target.catalog.items())))
+        elif isinstance(target, BufferSinkSpec):
+            place = ("buffer", os.path.normpath(target.store), target.manifest_path)
+        else:
+            place = ("table", os.path.normpath(target.path))
+        if place in seen:
+            raise ConfigError(
+                f"two outputs write to {sink.place}; give each a place of its own, or join them in one "
+                "transform with UNION ALL"
+            )
+        seen.add(place)
 
 
 def _beside(sink: SinkSpec) -> SinkSpec:

@@ -7,12 +7,18 @@ Why a micro-batch is in the table once, whoever commits it and however often:
 3. If somebody wrote an entry since step 1, the library reads it first. Another app's append is no obstacle;
    an entry with our app is, and the commit fails: we start again at step 1, and find the version there.
 4. If the answer is lost, step 1 tells whether the entry was written. One still on its way is case 3.
+
+In a folder of this machine a visible entry may still be lost in a power cut. It is synced before anybody is
+told of it, also when step 1 finds it: whoever wrote it may have died before.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -22,12 +28,14 @@ from pyspark.sql.types import StructType
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import (
     Conflict,
+    NotFound,
     OutcomeUnknown,
     PenstockError,
     PermissionDenied,
     Unavailable,
     Unsupported,
 )
+from penstock.fs import FileSystem, OsFileSystem, explain
 from penstock.objects.settings import StoreAddress
 from penstock.spark.tables.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
@@ -67,6 +75,8 @@ _KNOWN_FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
+_FILES: Final[FileSystem] = OsFileSystem()
+_LOG: Final = "_delta_log"
 _FAILURES: Final = (DeltaError, OSError)
 _RULES: Final = ("delta.generationExpression", "delta.identity", "delta.invariants")
 
@@ -98,7 +108,10 @@ class DeltaLog:
     def _create(self, rows: pa.Schema) -> DeltaTable:
         spec = self._spec
         check_partitioning(rows, spec.partition_by, spec.where)
+        folder = _local_folder(spec)
         try:
+            if folder is not None:
+                _FILES.make_dirs(os.path.join(folder, _LOG))
             DeltaTable.create(
                 spec.path,
                 Schema.from_arrow(rows),
@@ -108,9 +121,12 @@ class DeltaLog:
             )
         except _FAILURES as error:
             raise _failure(error, spec, "cannot be created") from None
+        except PenstockError as error:
+            raise type(error)(f"{spec.where} cannot be created: {error}") from None
         created = load_delta(spec)
         if created is None:
             raise Unavailable(f"{spec.where} was created and is not there; is somebody removing it?")
+        self._sync(0, own_files=True)
         _log.info("created %s", spec.where)
         return created
 
@@ -152,19 +168,25 @@ class DeltaLog:
         rows = sum(file.rows for file in files)
         return self.change(app, version, rows, lambda table, properties: _append(table, files, properties))
 
-    def change(self, app: str, version: int, rows: int, apply: Change) -> bool:
+    def change(self, app: str, version: int, rows: int, apply: Change, *, own_files: bool = True) -> bool:
         """`apply` under the transaction (app, version), as the steps above tell. Answers as `commit` does.
 
-        Nothing is applied when there are no rows.
+        Nothing is applied when there are no rows. Files that `apply` adds are durable already if they are
+        our own (`own_files`); otherwise they are synced here.
         """
         for _ in range(_ATTEMPTS):
             table = self._load()
             last = table.transaction_version(app)
             if last == version:
+                self._sync(None, app=app, own_files=own_files)
                 return False
             if last is not None and last > version:
                 raise version_behind(self._spec.where, app, version, last)
-            if not rows or self._apply(table, app, version, rows, apply):
+            seen = table.version()
+            if not rows:
+                return True
+            if self._apply(table, app, version, rows, apply):
+                self._sync(seen, own_files=own_files)
                 return True
         raise Conflict(
             f"{self._spec.where}: {_ATTEMPTS} commits lost against other writers; it will be tried again "
@@ -190,6 +212,23 @@ class DeltaLog:
                 f"({_text(error)}); starting the query again is safe and settles it"
             ) from None
         return True
+
+    def _sync(self, since: int | None, *, app: str = "", own_files: bool) -> None:
+        """Make the log durable from entry `since` on, or from the last one of `app`."""
+        folder = _local_folder(self._spec)
+        if folder is None:
+            return
+        try:
+            newest = _newest(folder)
+            first = _last_entry_of(app, folder, newest) if since is None else since
+            if not own_files:
+                _sync_added(folder, first, newest)
+            _sync_log(folder, first)
+        except PenstockError as error:
+            raise OutcomeUnknown(
+                f"{self._spec.where} was written but a power cut could still undo it ({error}); check the "
+                "device, then start the query again"
+            ) from None
 
     def rows_by_version(self, app: str) -> dict[int, int]:
         """See `Table.rows_by_version`. Goes back as far as the log's own retention (30 days unless set)."""
@@ -222,6 +261,92 @@ def load_delta(spec: TableSpec) -> DeltaTable | None:
         return None
     except _FAILURES as error:
         raise _failure(error, spec, "cannot be read") from None
+
+
+def _local_folder(spec: TableSpec) -> str | None:
+    """Where the table is on this machine, or None for a remote store, which keeps what it answered for."""
+    address = StoreAddress.parse(spec.path)
+    return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else None
+
+
+def _entry(folder: str, version: int) -> str:
+    return os.path.join(folder, _LOG, f"{version:020}.json")
+
+
+def _log_names(folder: str) -> list[tuple[int, str]]:
+    """The files of the log that belong to a version: its entry, and its checkpoint if it has one."""
+    try:
+        names = os.listdir(os.path.join(folder, _LOG))
+    except OSError as error:
+        raise explain(error, folder, "list the log of") from error
+    return [(int(name[:20]), name) for name in names if re.fullmatch(r"\d{20}\..+", name)]
+
+
+def _newest(folder: str) -> int:
+    return max((version for version, name in _log_names(folder) if name.endswith(".json")), default=-1)
+
+
+def _actions(folder: str, version: int) -> list[dict[str, dict[str, object]]]:
+    return [json.loads(line) for line in _FILES.read(_entry(folder, version)).splitlines() if line]
+
+
+def _last_entry_of(app: str, folder: str, newest: int) -> int:
+    """The last entry with a transaction of `app`, or the oldest there is."""
+    for version in range(newest, -1, -1):
+        try:
+            actions = _actions(folder, version)
+        except NotFound:
+            return version + 1
+        if any(action["txn"].get("appId") == app for action in actions if "txn" in action):
+            return version
+    return 0
+
+
+def _sync_added(folder: str, first: int, newest: int) -> None:
+    """The data files of these entries, and their names."""
+    added = {
+        os.path.join(folder, urllib.parse.unquote(str(action["add"]["path"])))
+        for version in range(first, newest + 1)
+        for action in _actions(folder, version)
+        if "add" in action
+    }
+    for path in sorted(added):
+        _sync_file(path)
+    # A folder of a partition may be new, and then its name in the folder above is too.
+    folders = {folder}
+    for path in added:
+        parent = os.path.dirname(path)
+        while parent.startswith(folder + os.sep):
+            folders.add(parent)
+            parent = os.path.dirname(parent)
+    for path in sorted(folders):
+        _FILES.sync_dir(path)
+
+
+def _sync_log(folder: str, first: int) -> None:
+    # Also the entry before ours: its writer may be one that does not sync.
+    for version, name in sorted(_log_names(folder)):
+        if version >= first:
+            _sync_file(os.path.join(folder, _LOG, name))
+    _sync_file(os.path.join(folder, _LOG, "_last_checkpoint"))
+    _FILES.sync_dir(os.path.join(folder, _LOG))
+    if first == 0:
+        _FILES.sync_dir(folder)
+        _FILES.sync_dir(os.path.dirname(folder))
+
+
+def _sync_file(path: str) -> None:
+    """Make durable what another wrote. One that was removed meanwhile needs it no more."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise explain(error, path, "make durable") from error
 
 
 def _storage(spec: TableSpec) -> dict[str, str] | None:

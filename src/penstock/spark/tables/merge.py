@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DataType, DecimalType, DoubleType, FloatType, LongType, StructType
 
 from penstock.errors import ConfigError, InvalidInput, Unsupported
 from penstock.spark.tables.delta import DeltaLog
+from penstock.spark.tables.errors import sum_too_large
 from penstock.spark.tables.schema import arrow_schema
 from penstock.spark.tables.spec import TableSpec
 
 __all__ = ["check_merge_columns", "merge_into"]
+
+_SUMMABLE: Final = (DecimalType, DoubleType, FloatType, LongType)
 
 
 def merge_into(
@@ -25,13 +32,13 @@ def merge_into(
     A row whose `keys` are equal to a row's in the table (null equals null) adds its `add` columns to it and
     replaces the others; any other row is inserted. Null in an `add` column adds nothing. The table is created
     if it is absent. Runs on the driver: for aggregates, not for records. Raises as `Table.prepare` and
-    `Table.commit`, `InvalidInput` when two of the rows have the same keys, and `Unsupported` for other
-    tables.
+    `Table.commit`, `InvalidInput` when two of the rows have the same keys, `SumTooLarge` when a total does
+    not fit its column (the table stays as it is), and `Unsupported` for other tables.
     """
     if spec.kind != "delta":
         raise Unsupported(f"{spec.where}: only Delta tables can be merged into; use kind delta")
-    check_merge_columns(rows.schema.names, keys, add)
     schema = from_arrow_schema(rows.schema)
+    check_merge_columns(rows.schema.names, keys, add, schema)
     log = DeltaLog(spec)
     log.prepare(schema)
     target = arrow_schema(schema)
@@ -47,21 +54,33 @@ def merge_into(
             commit_properties=properties,
         )
         updates = {
-            _quoted(name): _sum(name) if name in add else f"s.{_quoted(name)}"
+            _quoted(name): _sum(name, schema) if name in add else f"s.{_quoted(name)}"
             for name in target.names
             if name not in keys
         }
         if updates:
             merger = merger.when_matched_update(updates)
-        merger.when_not_matched_insert(
+        merger = merger.when_not_matched_insert(
             {_quoted(name): f"s.{_quoted(name)}" for name in target.names}
-        ).execute()
+        )
+        try:
+            merger.execute()
+        except (ValueError, DeltaError) as error:
+            # Found while the rows are computed, before anything is committed.
+            if _is_overflow(error):
+                raise sum_too_large(spec.where, add) from None
+            raise
 
-    return log.change(app, version, given.num_rows, merge)
+    return log.change(app, version, given.num_rows, merge, own_files=False)
 
 
-def check_merge_columns(names: Sequence[str], keys: Sequence[str], add: Sequence[str]) -> None:
-    """Raise `ConfigError` unless rows with these columns can be merged by `keys`."""
+def check_merge_columns(
+    names: Sequence[str], keys: Sequence[str], add: Sequence[str], schema: StructType | None = None
+) -> None:
+    """Raise `ConfigError` unless rows with these columns can be merged by `keys`.
+
+    With `schema`, also if an `add` column is of a type that sums do not fit.
+    """
     if not keys:
         raise ConfigError("merge: give at least one key column")
     for name in (*keys, *add):
@@ -72,6 +91,25 @@ def check_merge_columns(names: Sequence[str], keys: Sequence[str], add: Sequence
     both = set(keys) & set(add)
     if both:
         raise ConfigError(f"merge: {', '.join(sorted(both))} cannot be a key and be added up")
+    if schema is not None:
+        for name in add:
+            _check_summable(name, schema)
+
+
+def _check_summable(name: str, schema: StructType) -> None:
+    kind = schema[name].dataType
+    if not isinstance(kind, _SUMMABLE):
+        raise ConfigError(
+            f"merge: column {name!r} is {kind.simpleString()}, which has no room for sums; cast it in the "
+            f"query: CAST({name} AS BIGINT) AS {name}"
+        )
+
+
+def _is_overflow(error: Exception) -> bool:
+    if isinstance(error, CommitFailedError):
+        return False
+    told = re.search(r"overflow|out of range|too (large|small) to store", str(error), re.IGNORECASE)
+    return told is not None
 
 
 def _check_unique(rows: pa.Table, keys: Sequence[str]) -> None:
@@ -82,9 +120,23 @@ def _check_unique(rows: pa.Table, keys: Sequence[str]) -> None:
         )
 
 
-def _sum(name: str) -> str:
+def _sum(name: str, schema: StructType) -> str:
     old, new = f"t.{_quoted(name)}", f"s.{_quoted(name)}"
-    return f"CASE WHEN {new} IS NULL THEN {old} WHEN {old} IS NULL THEN {new} ELSE {old} + {new} END"
+    total, room = f"{old} + {new}", _room(schema[name].dataType)
+    if room is not None:
+        # Added up as they are, large numbers wrap around or outgrow their type silently; a cast fails.
+        wide, fitting = room
+        total = f"CAST(CAST({old} AS {wide}) + CAST({new} AS {wide}) AS {fitting})"
+    return f"CASE WHEN {new} IS NULL THEN {old} WHEN {old} IS NULL THEN {new} ELSE {total} END"
+
+
+def _room(kind: DataType) -> tuple[str, str] | None:
+    """A type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
+    if isinstance(kind, LongType):
+        return "DECIMAL(20, 0)", "BIGINT"
+    if isinstance(kind, DecimalType):
+        return f"DECIMAL({kind.precision + 1}, {kind.scale})", f"DECIMAL({kind.precision}, {kind.scale})"
+    return None
 
 
 def _quoted(name: str) -> str:

@@ -78,6 +78,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "raw with schema": ({"decode": {"schema": "a int"}}, "raw records have no schema"),
     "useless letters": ({"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}}, "nothing goes there"),
     "letters to a buffer": ({"dead_letter": {"buffer": {"store": "x"}}}, "plain delta, parquet or iceberg"),
+    "one place twice": ({"dead_letter": {"delta": {"path": "table/"}}}, "two outputs write to"),
     "merge without add": ({"sink": {"delta": {"merge": {"keys": ["a"], "add": []}}}}, "merge needs"),
     "key added up": (
         {"sink": {"delta": {"merge": {"keys": ["a"], "add": ["a"]}}}},

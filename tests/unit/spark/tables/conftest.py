@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def make_spec(kind: TableKind, root: Path, partition_by: tuple[str, ...] = ()) -
         "catalog.warehouse": f"file://{root}/warehouse",
     }
     return TableSpec(kind=kind, table="db.events", partition_by=partition_by, options=options)
+
+
+def recorded_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are made durable from now on, in order."""
+    synced: list[str] = []
+
+    def recording(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def record(descriptor: int) -> None:
+            sync(descriptor)
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+        return record
+
+    monkeypatch.setattr(os, "fsync", recording(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", recording(os.fdatasync))
+    return synced
 
 
 @pytest.fixture(params=["delta", "iceberg", "parquet"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
-from tests.unit.spark.tables.conftest import SCHEMA, Place
+from tests.unit.spark.tables.conftest import SCHEMA, Place, recorded_syncs
 
 from penstock.errors import OutcomeUnknown, Unavailable, Unsupported
 from penstock.spark.tables import TableSpec, open_table
@@ -115,3 +116,54 @@ def test_a_column_that_was_added_to_the_table_may_be_left_out(delta: Place, tmp_
     delta.open().commit("q", 0, delta.write([2]))
     assert delta.ids() == [1, 2]
     assert isinstance(open_table(delta.spec), DeltaLog)
+
+
+def log_of(place: Place, version: int) -> list[str]:
+    folder = f"{place.spec.path}/_delta_log"
+    return [f"{folder}/{version:020}.json", folder]
+
+
+def test_a_new_table_is_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = recorded_syncs(monkeypatch)
+    delta.open().prepare(SCHEMA)
+    path = delta.spec.path
+    assert synced[-4:] == [*log_of(delta, 0), path, os.path.dirname(path)]
+
+
+def test_a_commit_is_durable_before_it_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta.open().prepare(SCHEMA)
+    delta.open().commit("q", 0, delta.write([1]))
+    files, synced = delta.write([2]), recorded_syncs(monkeypatch)
+    assert delta.open().commit("q", 1, files)
+    # The entry before it too: its writer may be one that does not sync.
+    assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
+
+
+def test_a_commit_found_there_is_made_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta.open().prepare(SCHEMA)
+    files = delta.write([1])
+    delta.open().commit("q", 0, files)
+    delta.open().commit("other", 0, delta.write([2]))
+    synced = recorded_syncs(monkeypatch)
+    assert not delta.open().commit("q", 0, files)
+    assert synced == [log_of(delta, 1)[0], *log_of(delta, 2)]
+
+
+def test_a_commit_that_cannot_be_made_durable_is_not_told(
+    delta: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta.open().prepare(SCHEMA)
+    files = delta.write([1])
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OutcomeUnknown, match="power cut"):
+        delta.open().commit("q", 0, files)
+
+
+def test_a_folder_whose_maker_died_becomes_a_table(delta: Place) -> None:
+    os.makedirs(f"{delta.spec.path}/_delta_log")
+    delta.open().prepare(SCHEMA)
+    assert delta.ids() == []

@@ -7,10 +7,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.unit.spark.tables.conftest import Place
+from pyspark.sql.pandas.types import from_arrow_schema
+from tests.unit.spark.tables.conftest import Place, recorded_syncs
 
 from penstock.errors import ConfigError, InvalidInput, Unsupported
 from penstock.spark.tables import SchemaMismatch, TableSpec, VersionBehind
+from penstock.spark.tables.errors import SumTooLarge
 from penstock.spark.tables.merge import merge_into
 
 COLUMNS = ["Day", "k", "n", "amount", "last"]
@@ -78,9 +80,60 @@ def test_equal_keys_in_one_micro_batch_are_refused(delta: Place) -> None:
 
 def test_rows_that_do_not_fit_are_refused(delta: Place) -> None:
     merge(delta, rows((1, "a", 1, None, "x")), 0)
-    narrow = rows((1, "a", 1, None, "x")).set_column(2, "n", pa.array([1], pa.int32()))
-    with pytest.raises(SchemaMismatch, match="'n'"):
+    narrow = rows((1, "a", 1, None, "x")).set_column(4, "last", pa.array([1], pa.int32()))
+    with pytest.raises(SchemaMismatch, match="'last'"):
         merge(delta, narrow, 1)
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.string()], ids=str)
+def test_columns_without_room_for_sums_are_refused(delta: Place, kind: pa.DataType) -> None:
+    narrow = pa.table({"k": ["a"], "n": pa.array([1]).cast(kind)})
+    with pytest.raises(ConfigError, match=r"CAST\(n AS BIGINT\)"):
+        merge_into(delta.spec, narrow, keys=["k"], add=["n"], app="q", version=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "more"),
+    [
+        pytest.param(pa.int64(), 2**63 - 1, 1, id="bigint"),
+        pytest.param(pa.int64(), -(2**63), -1, id="bigint-below"),
+        pytest.param(pa.decimal128(5, 2), Decimal("999.99"), Decimal("1.00"), id="decimal"),
+        pytest.param(pa.decimal128(38, 0), Decimal(10**38 - 1), Decimal(1), id="widest-decimal"),
+        pytest.param(pa.decimal128(38, 0), Decimal(10**38 - 1), Decimal(10**38 - 1), id="far-too-wide"),
+    ],
+)
+def test_a_total_that_does_not_fit_leaves_the_table_as_it_is(
+    delta: Place, kind: pa.DataType, held: object, more: object
+) -> None:
+    def add(number: object, version: int) -> None:
+        given = pa.table({"k": ["a", f"b{version}"], "n": pa.array([number, None], kind)})
+        merge_into(delta.spec, given, keys=["k"], add=["n"], app="q", version=version)
+
+    add(held, 0)
+    with pytest.raises(SumTooLarge, match="a total of n is too large"):
+        add(more, 1)
+    table = DeltaTable(delta.spec.path)
+    assert sorted(table.to_pyarrow_table()["k"].to_pylist()) == ["a", "b0"]
+    assert table.transaction_version("q") == 0
+
+
+def test_the_largest_total_fits(delta: Place) -> None:
+    for version, number in enumerate([2**63 - 2, 1]):
+        given = pa.table({"k": ["a"], "n": pa.array([number], pa.int64())})
+        merge_into(delta.spec, given, keys=["k"], add=["n"], app="q", version=version)
+    assert DeltaTable(delta.spec.path).to_pyarrow_table()["n"].to_pylist() == [2**63 - 1]
+
+
+def test_files_that_a_merge_wrote_are_durable(delta: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = rows((1, "a", 1, None, "x"))
+    delta.open().prepare(from_arrow_schema(table.schema))
+    synced = recorded_syncs(monkeypatch)
+    for _ in range(2):
+        synced.clear()
+        merge(delta, table, 0)
+        [file] = DeltaTable(delta.spec.path).file_uris()
+        entry = f"{delta.spec.path}/_delta_log/{1:020}.json"
+        assert synced.index(file) < synced.index(delta.spec.path) < synced.index(entry)
 
 
 @pytest.mark.parametrize(

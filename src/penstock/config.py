@@ -88,12 +88,21 @@ def load_mapping(path: str | Path) -> dict[str, Setting]:
     try:
         loaded = _strict_loader()(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        # Not its whole text: that quotes the line, which may hold a secret.
+        raise ConfigError(f"{path}: not valid YAML: {_yaml_problem(error)}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, found {_kind(loaded)}")
     return _text_keys(loaded, str(path))
+
+
+def _yaml_problem(error: Exception) -> str:
+    problem = getattr(error, "problem", None) or getattr(error, "context", None)
+    mark = getattr(error, "problem_mark", None)
+    if problem is None:
+        return "it cannot be parsed" if mark is not None else str(error).partition("\n")[0]
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark is not None else str(problem)
 
 
 def merge(*layers: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -265,3 +265,4 @@ def test_garbage_collected_between_micro_batches_is_never_missed(works: Works) -
         return length
 
     assert asyncio.run(left()) <= 3  # only the last micro-batch is still in the queue
+    assert len(list((works.root / "store" / "ingest").glob("*.batch"))) < 12  # the collector was at work

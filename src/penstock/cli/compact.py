@@ -49,7 +49,7 @@ def compact(
     min_files: int,
     as_json: bool,
 ) -> int:
-    """Rewrite the small files in the tables of PIPELINE.yaml as larger ones, with the same rows.
+    """Rewrite the small files of PIPELINE.yaml's Delta and Iceberg tables as larger ones, with the same rows.
 
     The pipeline may run meanwhile. Readers see the table before or after, never between.
     """

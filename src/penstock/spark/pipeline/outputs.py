@@ -8,6 +8,8 @@ from penstock.blocking import loop_thread
 from penstock.buffer import last_version
 from penstock.buffer.sharded import shard_config, shard_of
 from penstock.objects import open_store
+from penstock.spark.options import BufferOptions
+from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.spec import (
     BufferSinkSpec,
     BufferSourceSpec,
@@ -21,7 +23,7 @@ from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
 
-__all__ = ["last_version_of", "sink_format", "sink_options", "source_options", "table_of"]
+__all__ = ["check_options", "last_version_of", "sink_format", "sink_options", "source_options", "table_of"]
 
 
 def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +66,16 @@ def sink_options(sink: SinkSpec) -> dict[str, str]:
         "batch_bytes": str(parse_size(target.batch_size)),
         **_prefixed("store", target.store_options),
     }
+
+
+def check_options(spec: PipelineSpec) -> None:
+    """Raise `ConfigError` for values that only the source, a sink or the ledger can judge. Asks nobody."""
+    BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
+    for sink in (*spec.outputs.values(), *([spec.letters] if spec.letters is not None else [])):
+        options = sink_options(sink)
+        if sink.kind == "buffer":
+            SinkOptions.parse(options)
+    _ = spec.ledger_config
 
 
 def last_version_of(sink: SinkSpec, app: str) -> int | None:

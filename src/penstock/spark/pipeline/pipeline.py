@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.config import Setting
-from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.errors import ConfigError, PenstockError
 from penstock.spark.offsets import Offset, resolve
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
@@ -372,7 +372,7 @@ class RunningPipeline:
             if self._watch is None:
                 self._watch = QueueWatch.open(self.pipeline.source_options())
             return self._watch.look(delivered or self._origin), None
-        except (PenstockError, Unavailable) as error:
+        except PenstockError as error:
             return None, str(error)
 
 

@@ -25,6 +25,7 @@ from typing import Final, Literal
 from penstock.config import Setting, build, load_mapping
 from penstock.errors import ConfigError
 from penstock.objects import StoreConfig
+from penstock.objects.settings import StoreAddress
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = [
@@ -238,7 +239,7 @@ class PipelineSpec:
     """A store for the books; without it a folder beside the checkpoint."""
     ledger_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The settings of that store's backend."""
-    spark: Mapping[str, str] = field(default_factory=dict)
+    spark: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Settings of the Spark session."""
 
     def __post_init__(self) -> None:
@@ -251,7 +252,6 @@ class PipelineSpec:
         for name in self.sinks:
             if not _NAME.fullmatch(name) or name == DEAD_LETTERS:
                 raise ConfigError(f"sinks: {name!r} cannot be the name of a sink")
-        _refuse_same_place([*self.outputs.values(), *([self.dead_letter] if self.dead_letter else [])])
         letters = self.dead_letter
         if letters is not None:
             if self.on_error != "dead_letter" and self.on_gap != "record":
@@ -262,6 +262,8 @@ class PipelineSpec:
             raise ConfigError(
                 "dead_letter: required when the first sink is a buffer; give a table for bad records"
             )
+        written = [*self.outputs.values(), *([self.letters] if self.letters is not None else [])]
+        _refuse_same_place(self.source.buffer, written)
 
     @property
     def keeps_letters(self) -> bool:
@@ -306,23 +308,33 @@ class PipelineSpec:
 DEAD_LETTERS: Final = "dead_letters"
 
 
-def _refuse_same_place(sinks: Sequence[SinkSpec]) -> None:
+def _refuse_same_place(source: BufferSourceSpec, sinks: Sequence[SinkSpec]) -> None:
     """Two sinks on one table are one micro-batch to it: the rows of the second would count as repeated."""
+    read_from = ("buffer", _address(source.store), source.manifest_path)
     seen: set[tuple[str, ...]] = set()
     for sink in sinks:
         target = sink.target
         if isinstance(target, IcebergSinkSpec):
-            place: tuple[str, ...] = ("iceberg", target.table, repr(sorted(target.catalog.items())))
+            catalog = target.catalog.get("uri") or target.catalog.get("name", "")
+            place: tuple[str, ...] = ("iceberg", target.table, catalog)
         elif isinstance(target, BufferSinkSpec):
-            place = ("buffer", os.path.normpath(target.store), target.manifest_path)
+            place = ("buffer", _address(target.store), target.manifest_path)
         else:
-            place = ("table", os.path.normpath(target.path))
+            place = ("table", _address(target.path))
+        if place == read_from:
+            raise ConfigError(f"a sink writes to the queue that is read, {sink.place}: it would never end")
         if place in seen:
             raise ConfigError(
                 f"two outputs write to {sink.place}; give each a place of its own, or join them in one "
                 "transform with UNION ALL"
             )
         seen.add(place)
+
+
+def _address(place: str) -> str:
+    """A place in one spelling."""
+    address = StoreAddress.parse(place)
+    return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else address.url
 
 
 def _beside(sink: SinkSpec) -> SinkSpec:
@@ -356,7 +368,7 @@ def read_spec(
     """The pipeline in a mapping; relative paths are relative to `base` (else the working directory)."""
     expanded = _expand(mapping, where, environ)
     assert isinstance(expanded, dict)
-    spec = build(PipelineSpec, _as_text(expanded), where=where)
+    spec = build(PipelineSpec, _as_text(expanded, where), where=where)
     return _anchored(spec, base or Path.cwd())
 
 
@@ -381,14 +393,14 @@ def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
 _TEXT_MAPPINGS: Final = ("catalog", "ledger_options", "options", "spark", "store_options")
 
 
-def _as_text(mapping: dict[str, Setting]) -> dict[str, Setting]:
-    """Settings that are passed on as text may be written as numbers and flags."""
+def _as_text(mapping: dict[str, Setting], where: str) -> dict[str, Setting]:
+    """Settings that are passed on as text may be written as numbers and flags. They are never shown."""
     result: dict[str, Setting] = {}
     for key, value in mapping.items():
-        if key in _TEXT_MAPPINGS and isinstance(value, Mapping):
-            result[key] = {str(name): _plain(item) for name, item in value.items()}
+        if key in _TEXT_MAPPINGS:
+            result[key] = _text_mapping(value, f"{where}: {key}")
         elif isinstance(value, dict):
-            result[key] = _as_text(value)
+            result[key] = _as_text(value, f"{where}: {key}")
         elif key == "starting" and isinstance(value, int):
             result[key] = str(value)
         else:
@@ -396,10 +408,19 @@ def _as_text(mapping: dict[str, Setting]) -> dict[str, Setting]:
     return result
 
 
-def _plain(value: Setting) -> Setting:
+def _text_mapping(value: Setting, where: str) -> dict[str, Setting]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping of settings")
+    for name, item in value.items():
+        if item is None or isinstance(item, Mapping | list):
+            raise ConfigError(f"{where}.{name}: expected text (put it in quotes)")
+    return {str(name): _plain(item) for name, item in value.items()}
+
+
+def _plain(value: Setting) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
+    return str(value)
 
 
 def _anchored(spec: PipelineSpec, base: Path) -> PipelineSpec:

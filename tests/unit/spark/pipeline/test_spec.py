@@ -79,6 +79,15 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "useless letters": ({"on_error": "skip", "dead_letter": {"delta": {"path": "x"}}}, "nothing goes there"),
     "letters to a buffer": ({"dead_letter": {"buffer": {"store": "x"}}}, "plain delta, parquet or iceberg"),
     "one place twice": ({"dead_letter": {"delta": {"path": "table/"}}}, "two outputs write to"),
+    "its own queue": (
+        {"sinks": {"q": {"buffer": {"store": "queue"}}}, "sink": None, "on_error": "skip"},
+        "the queue that is read",
+    ),
+    "the place of the letters": (
+        {"sinks": {"a": {"delta": {"path": "x"}}, "b": {"delta": {"path": "x_dead_letters"}}}, "sink": None},
+        "two outputs write to",
+    ),
+    "another spelling": ({"dead_letter": {"delta": {"path": "./table"}}}, "two outputs write to"),
     "merge without add": ({"sink": {"delta": {"merge": {"keys": ["a"], "add": []}}}}, "merge needs"),
     "key added up": (
         {"sink": {"delta": {"merge": {"keys": ["a"], "add": ["a"]}}}},

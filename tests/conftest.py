@@ -23,6 +23,8 @@ settings.register_profile("explore", settings.get_profile("ci"), derandomize=Fal
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 TESTS = Path(__file__).parent
+SPARK_TIMEOUT_S = 300
+"""A session starts within the first test that needs it, and a busy machine is slow to do so."""
 TIERS = frozenset({"unit", "conformance", "properties", "crash", "process", "simulation", "mutants", "spark"})
 
 
@@ -33,3 +35,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = item.path.relative_to(TESTS).parts[0]
         if tier in TIERS:
             item.add_marker(tier)
+        if tier == "spark" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))

@@ -24,7 +24,7 @@ def running() -> list[str]:
     return lines
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_demo_balances_after_its_kills(tmp_path: Path) -> None:
     folder, store = tmp_path / "d", tmp_path / "s"
     size = ("--records", "4000", "--producers", "2", "--seconds", "6")

@@ -39,6 +39,7 @@ def test_every_python_example_is_marked_runnable(path: Path) -> None:
     assert {mark for mark, _ in examples(path)} == {"runnable"}
 
 
+@pytest.mark.timeout(250)  # some start Spark
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name)
 def test_the_examples_of_a_document_run(path: Path, tmp_path: Path) -> None:
     program = "\n\n".join(code for _, code in examples(path))
@@ -49,7 +50,7 @@ def test_the_examples_of_a_document_run(path: Path, tmp_path: Path) -> None:
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"{name(path)}\n{done.stdout}\n{done.stderr}"

@@ -71,7 +71,7 @@ def main() -> None:
         exec(source, scope)
         spark.udf.register(name, scope[name], "bigint")
     pipeline = Pipeline(read_spec(settings, base=Path(sys.argv[1]).parent))
-    assert pipeline.start(spark, once=True).wait(100)
+    assert pipeline.start(spark, once=True).wait(200)
     spark.stop()
 
 

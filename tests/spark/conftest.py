@@ -127,7 +127,7 @@ class Plant:
 
 def finish(query: StreamingQuery) -> StreamingQuery:
     try:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(200)
     finally:
         query.stop()
     return query

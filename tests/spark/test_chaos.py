@@ -31,7 +31,7 @@ DRIVER = Path(__file__).with_name("chaos_driver.py")
 SINKS = 5
 LAST_STEP = SINKS + 2  # the plan, every sink, the dead letters, the ledger
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Works:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=250,
             start_new_session=True,
         )
         if step is not None:
@@ -196,10 +196,10 @@ def test_a_micro_batch_that_ends_after_any_step_is_repeated_exactly(
         works.produce(1)
         left[0] = step
         with pytest.raises(Exception, match="Crash"):
-            works.start(spark).wait(60)
+            works.start(spark).wait(200)
     works.produce(1)
     left[0] = 0
-    assert works.start(spark).wait(60)
+    assert works.start(spark).wait(200)
     works.assert_exact()
 
 

@@ -42,7 +42,7 @@ def pipeline(plant: Plant, **more: Setting) -> Pipeline:
 
 def run(plant: Plant, **more: Setting) -> Pipeline:
     made = pipeline(plant, **more)
-    assert made.start(plant.spark, once=True).wait(60)
+    assert made.start(plant.spark, once=True).wait(200)
     return made
 
 

@@ -347,9 +347,9 @@ MUTANTS = (
     Mutant(
         name="what is read is not made durable",
         file="objects/directory.py",
-        old="            data = self._fs.read(path, start, length)\n"
+        old="            data = self._fs.read_into(path, start, length, _memory)\n"
         "        self._settle(os.path.dirname(path))\n",
-        new="            data = self._fs.read(path, start, length)\n",
+        new="            data = self._fs.read_into(path, start, length, _memory)\n",
         test=f"{LOCAL_CRASH}::test_what_was_read_once_is_there_after_a_power_cut",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pyspark
 from tests.servers import free_ports
 
 import penstock
+from penstock.buffer import Consumer, ConsumerConfig
 from penstock.spark.java import ensure_java
 
 START_DEADLINE_S = 90.0
@@ -137,3 +139,17 @@ def _wait_for(process: subprocess.Popen[bytes], log: Path, sentence: str, times:
         assert process.poll() is None, f"it ended at once:\n{log.read_text()[-3000:]}"
         assert time.monotonic() < deadline, f"{log} never says {sentence!r}:\n{log.read_text()[-3000:]}"
         time.sleep(0.05)
+
+
+def queued(store: Path) -> list[bytes]:
+    """Every record in the queue at `store`."""
+
+    async def work() -> list[bytes]:
+        consumer = await Consumer.open(ConsumerConfig(store=str(store)))
+        found: list[bytes] = []
+        while (batch := await consumer.next_batch()) is not None:
+            found += [bytes(record) for record in batch.entries]
+        await consumer.close()
+        return found
+
+    return asyncio.run(work())

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from table_stream import stream_into_table
 
 from penstock.spark import build_session
 from penstock.spark.failures import explain
@@ -47,19 +48,6 @@ def read(spark: SparkSession, root: Path) -> object:
     return frame.count()
 
 
-def stream(spark: SparkSession, root: Path) -> object:
-    query = (
-        spark.readStream.format("penstock-buffer")
-        .options(store=str(root / "store"), mode="read", columns="sequence,index,value")
-        .load()
-        .writeStream.format("penstock-delta")
-        .option("checkpointLocation", str(root / "stream-checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(root / "streamed"))
-    )
-    return query.awaitTermination(300)
-
-
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
     root = Path(settings["root"])
@@ -69,7 +57,7 @@ def main() -> None:
         if "read" in settings["work"]:
             found["read"] = read(spark, root)
         if "stream" in settings["work"]:
-            found["stream"] = stream(spark, root)
+            found["stream"] = stream_into_table(spark, root)
         if "pipeline" in settings["work"]:
             register_race(spark, str(root))
             pipeline = Pipeline(read_spec(settings["pipeline"], base=root))

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from table_stream import stream_into_table
 
 from penstock.config import Setting
 from penstock.spark import build_session
@@ -37,19 +38,6 @@ PIPELINE: dict[str, Setting] = {
 }
 
 
-def stream_into_table(spark: SparkSession, root: Path) -> None:
-    query = (
-        spark.readStream.format("penstock-buffer")
-        .options(store=str(root / "store"), mode="read", columns="sequence,index,value")
-        .load()
-        .writeStream.format("penstock-delta")
-        .option("checkpointLocation", str(root / "stream-checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(root / "streamed"))
-    )
-    assert query.awaitTermination(300)
-
-
 def run_pipeline(spark: SparkSession, pipeline: Pipeline) -> dict[str, object]:
     lines: list[BatchLine] = []
     run = pipeline.start(spark, once=True, on_line=lines.append)
@@ -68,7 +56,7 @@ def main() -> None:
     spark = build_session("connect", remote=sys.argv[1])
     seen: dict[str, object] = {"class": type(spark).__module__}
     seen["counted"] = spark.read.format("penstock-buffer").option("store", str(root / "store")).load().count()
-    stream_into_table(spark, root)
+    assert stream_into_table(spark, root)
     pipeline = Pipeline(read_spec(PIPELINE, base=root))
     seen["first"] = run_pipeline(spark, pipeline)
     for commit in Path(pipeline.spec.checkpoint_path, "commits").glob("*1*"):

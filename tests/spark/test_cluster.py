@@ -15,10 +15,10 @@ from typing import cast
 import pyarrow.dataset
 import pytest
 from deltalake import DeltaTable
-from tests.spark.cluster import Cluster, standalone_cluster
+from tests.spark.cluster import Cluster, queued, standalone_cluster
 
 import penstock
-from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+from penstock.buffer import Producer, ProducerConfig
 from penstock.config import Setting
 
 DRIVER = Path(__file__).with_name("cluster_driver.py")
@@ -44,18 +44,6 @@ def produce(store: Path) -> Counter[int]:
 
     asyncio.run(work())
     return Counter(range(BATCHES * EACH))
-
-
-def queued(store: Path) -> list[bytes]:
-    async def work() -> list[bytes]:
-        consumer = await Consumer.open(ConsumerConfig(store=str(store)))
-        found: list[bytes] = []
-        while (batch := await consumer.next_batch()) is not None:
-            found += [bytes(record) for record in batch.entries]
-        await consumer.close()
-        return found
-
-    return asyncio.run(work())
 
 
 def drive(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 from deltalake import DeltaTable
-from tests.spark.cluster import connect_server
+from tests.spark.cluster import connect_server, queued
 
 import penstock
-from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+from penstock.buffer import Producer, ProducerConfig
 
 DRIVER = Path(__file__).with_name("connect_driver.py")
 BATCHES, EACH = 3, 20
@@ -31,18 +31,6 @@ def produce(store: Path) -> None:
                 await producer.flush()
 
     asyncio.run(work())
-
-
-def queued(store: Path) -> list[bytes]:
-    async def work() -> list[bytes]:
-        consumer = await Consumer.open(ConsumerConfig(store=str(store)))
-        found: list[bytes] = []
-        while (batch := await consumer.next_batch()) is not None:
-            found += [bytes(record) for record in batch.entries]
-        await consumer.close()
-        return found
-
-    return asyncio.run(work())
 
 
 @pytest.mark.timeout(600)

@@ -17,6 +17,7 @@ from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, Corrupt, PenstockError, PermissionDenied, Unavailable
 from penstock.objects import StoreConfig, check_conditional_writes, open_store
 from penstock.objects.settings import StoreAddress
+from penstock.spark.columns import spark_schema
 from penstock.spark.java import find_java
 from penstock.spark.offsets import Bounds
 from penstock.spark.options import BufferOptions
@@ -36,14 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "check_pipeline"]
 
-_COLUMN_TYPES: Final = {
-    "shard": "int",
-    "sequence": "bigint",
-    "index": "int",
-    "ingestion_time": "timestamp",
-    "metadata": "binary",
-    "value": "binary",
-}
 _GENERAL: Final = "follow the message, then check again"
 
 
@@ -195,7 +188,7 @@ def _transformed(
     """The rows of a sink, of no records: Spark resolves every column all the same."""
     from pyspark.sql import functions as F
 
-    ddl = ", ".join(f"`{column}` {_COLUMN_TYPES[column]}" for column in SOURCE_COLUMNS)
+    ddl = spark_schema(SOURCE_COLUMNS)
     empty = session.createDataFrame([], ddl)
     good = decode(empty, spec.decode, schema).filter(F.col(REASON).isNull())
     rows = apply_transform(good, spec, sink)

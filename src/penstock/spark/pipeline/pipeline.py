@@ -246,6 +246,7 @@ class RunningPipeline:
         self._delivered: Offset | None = None
         self._stopping = threading.Event()
         self._watch: QueueWatch | None = None
+        self._watching = threading.Lock()
         self._last_error: str | None = None
         self._ledger = pipeline.ledger
         self._known = known
@@ -340,6 +341,7 @@ class RunningPipeline:
             else:
                 time.sleep(_POLL_S)
         self.follow(now=True)
+        self._release()
         error = self.query.exception()
         if error is None or (self._stopping.is_set() and _Stopped.__name__ in str(error)):
             return True
@@ -369,11 +371,21 @@ class RunningPipeline:
 
     def _backlog(self, delivered: Offset | None) -> tuple[Backlog | None, str | None]:
         try:
-            if self._watch is None:
-                self._watch = QueueWatch.open(self.pipeline.source_options())
-            return self._watch.look(delivered or self._origin), None
+            with self._watching:
+                if self._watch is None:
+                    self._watch = QueueWatch.open(self.pipeline.source_options())
+                return self._watch.look(delivered or self._origin), None
         except PenstockError as error:
             return None, str(error)
+
+    def _release(self) -> None:
+        """Close what was opened to watch the query; a later look opens it again."""
+        with self._following:
+            self._ledger.close()
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
 
 
 class _Stopped(Exception):

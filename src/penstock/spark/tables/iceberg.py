@@ -344,7 +344,7 @@ def _told(what: str) -> Iterator[None]:
         yield
     except PermissionError:
         raise PermissionDenied(f"{what}: permission denied; check the warehouse's folder") from None
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  catalogs raise whatever their clients do
         raise Unavailable(
             f"{what} ({type(error).__name__}); check the catalog.* options (type, uri, warehouse, ...) and "
             "that the catalog and its warehouse can be reached"

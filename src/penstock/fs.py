@@ -3,7 +3,8 @@
 What is durable when:
 
 - a file's bytes, once `datasync` on its handle has returned;
-- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned.
+- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned;
+- the bytes of one `write_durably_at`, once it has returned: those bytes alone, not what was written before.
 
 A failed `datasync` or `sync_dir` is never repeated on the same handle: the kernel reports a lost page once
 and then forgets it, so a second call would succeed over missing bytes. The caller gets the error and has to
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat as stat_bits
 import threading
@@ -28,6 +30,7 @@ from typing import Protocol, TypeAlias
 
 from penstock.errors import (
     Conflict,
+    Corrupt,
     InvalidInput,
     NotFound,
     OutcomeUnknown,
@@ -43,6 +46,7 @@ __all__ = [
     "FileStat",
     "FileSystem",
     "LockHeld",
+    "LogFile",
     "OsFileSystem",
     "WritableFile",
     "explain",
@@ -54,6 +58,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _IOV_MAX = 1024
 _WRITE_BYTES = 256 * 1024
+_ZEROS = bytes(1024 * 1024)
+# One call that writes and syncs saves a system call and, beside a busy thread, a wait for the interpreter.
+_DSYNC: int = getattr(os, "RWF_DSYNC", 0)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
@@ -88,11 +95,72 @@ class WritableFile(Protocol):
         ...
 
 
+class LogFile(Protocol):
+    """A file of fixed size, written in place by one owner. Buffers are bytes or views of bytes."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes; a write never reaches past them."""
+        ...
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write every byte of `buffers`, in order, from `offset` on.
+
+        After a failure that range is undefined.
+        """
+        ...
+
+    def write_durably_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """As `write_at`, and return when these bytes are durable; earlier writes may still not be.
+
+        After a failure that range is undefined, and what it holds may become durable or not.
+        """
+        ...
+
+    def datasync(self) -> None:
+        """Return when every byte written so far is durable. After a failure never call it again."""
+        ...
+
+    def close(self) -> None:
+        """Release the handle; says nothing about durability. May be called twice."""
+        ...
+
+
 class FileSystem(Protocol):
     """Paths are absolute strings. Every method raises the errors of `explain`."""
 
     def create(self, path: str) -> WritableFile:
         """A new empty file. Raises `Conflict` if the name is taken."""
+        ...
+
+    def allocate(self, path: str, size: int) -> None:
+        """A new file of `size` zero bytes which are written out and durable, so that writing them again in
+        place neither needs room nor changes the file's metadata. Raises `Conflict` if the name is taken;
+        after any other failure there is no such file.
+        """
+        ...
+
+    def open_log(self, path: str) -> LogFile:
+        """An existing file, to be written in place within its size."""
+        ...
+
+    def open_append(self, path: str, size: int) -> WritableFile:
+        """Continue an existing file at `size`; whatever is beyond is cut off first.
+
+        Raises `Corrupt` if the file is shorter. The cut is durable after the handle's next `datasync`.
+        """
+        ...
+
+    def map(self, path: str) -> memoryview:
+        """A read-only view of the whole file as large as it is now, which outlives the name.
+
+        Later writes through a `LogFile` are seen in it. It may hold a descriptor, so keep few of them. To
+        look at what was cut off meanwhile, or cannot be read from the device, ends the process.
+        """
+        ...
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut the file to `size` bytes; durable on return."""
         ...
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
@@ -125,8 +193,16 @@ class FileSystem(Protocol):
         """Make sure the directory exists; the ones made here are durable on return."""
         ...
 
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory; durable after `sync_dir` of the one that holds it."""
+        ...
+
     def sync_dir(self, path: str) -> None:
         """Return when every name in the directory is durable."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """How much room this user still has on the device that holds `path`."""
         ...
 
     def list_files(self, path: str) -> list[tuple[str, FileStat]]:
@@ -302,12 +378,105 @@ class _OsFile:
         return self._fd
 
 
+class _OsLogFile:
+    """A file written in place. The calls are kept short: each one is on the way of an acknowledgement."""
+
+    __slots__ = ("_fd", "_path", "size")
+
+    def __init__(self, fd: int, path: str, size: int) -> None:
+        self._fd: int | None = fd
+        self._path = path
+        self.size = size
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        try:
+            _write_all_at(self._descriptor(), offset, buffers, self.size, 0)
+        except OSError as error:
+            raise explain(error, self._path, "write") from error
+
+    def write_durably_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        try:
+            fd = self._descriptor()
+            if _DSYNC:
+                try:
+                    _write_all_at(fd, offset, buffers, self.size, _DSYNC)
+                    return
+                except OSError as error:
+                    if error.errno != errno.EOPNOTSUPP:
+                        raise
+            _write_all_at(fd, offset, buffers, self.size, 0)
+            os.fdatasync(fd)
+        except OSError as error:
+            raise explain(error, self._path, "write durably") from error
+
+    def datasync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor())
+        except OSError as error:
+            raise explain(error, self._path, "make durable") from error
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with _explained(self._path, "close"):
+                os.close(fd)
+
+    def _descriptor(self) -> int:
+        if self._fd is None:
+            raise InvalidInput(f"{self._path} is closed; open it again")
+        return self._fd
+
+
 class OsFileSystem:
     """The machine's own file system."""
 
     def create(self, path: str) -> WritableFile:
         with _explained(path, "create"):
             return _OsFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path)
+
+    def allocate(self, path: str, size: int) -> None:
+        with _explained(path, "allocate"):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                _fill_with_zeros(fd, size)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+
+    def open_log(self, path: str) -> LogFile:
+        with _explained(path, "open"):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            return _OsLogFile(fd, path, os.fstat(fd).st_size)
+
+    def open_append(self, path: str, size: int) -> WritableFile:
+        with _explained(path, "open"):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _cut_to(fd, path, size)
+            except BaseException:
+                os.close(fd)
+                raise
+            return _OsFile(fd, path)
+
+    def map(self, path: str) -> memoryview:
+        with _explained(path, "map"):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)) if _size(fd) else memoryview(b"")
+            finally:
+                os.close(fd)
+
+    def truncate(self, path: str, size: int) -> None:
+        with _explained(path, "truncate"):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.ftruncate(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
         with _explained(path, "read"):
@@ -345,9 +514,18 @@ class OsFileSystem:
         with _explained(path, "create the directory"):
             _make_dirs(path)
 
+    def remove_dir(self, path: str) -> None:
+        with _explained(path, "remove the directory"):
+            os.rmdir(path)
+
     def sync_dir(self, path: str) -> None:
         with _explained(path, "make durable the directory"):
             _sync_dir(path)
+
+    def free_bytes(self, path: str) -> int:
+        with _explained(path, "look at"):
+            info = os.statvfs(path)
+            return info.f_bavail * info.f_frsize
 
     def list_files(self, path: str) -> list[tuple[str, FileStat]]:
         with _explained(path, "list"):
@@ -400,12 +578,48 @@ def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
             views[first] = views[first][written:]
 
 
-def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
-    """Where a read begins and how many bytes there are for it now."""
+def _write_all_at(fd: int, offset: int, buffers: Sequence[Buffer], size: int, flags: int) -> None:
+    """One system call where it can be: what is too many for it is joined, what falls short is continued."""
+    if len(buffers) > _IOV_MAX:
+        buffers = [b"".join(buffers)]
+    wanted = sum(map(len, buffers))
+    if offset + wanted > size:
+        raise InvalidInput(f"{wanted} bytes at {offset} reach past the end of a file of {size}")
+    written = os.pwritev(fd, buffers, offset, flags)
+    if written != wanted:
+        rest = memoryview(b"".join(buffers))
+        while written < len(rest):
+            written += os.pwritev(fd, [rest[written:]], offset + written, flags)
+
+
+def _fill_with_zeros(fd: int, size: int) -> None:
+    for start in range(0, size, len(_ZEROS)):
+        _write_all(fd, [_ZEROS[: size - start]])
+        # Piece by piece, so that somebody else's sync on the same device does not wait for all of it.
+        os.fdatasync(fd)
+
+
+def _cut_to(fd: int, path: str, size: int) -> None:
+    there = _size(fd)
+    if there < size:
+        raise Corrupt(
+            f"{path} has {there} bytes where at least {size} were written; keep it and restore a copy"
+        )
+    if there > size:
+        os.ftruncate(fd, size)
+    os.lseek(fd, size, os.SEEK_SET)
+
+
+def _size(fd: int) -> int:
     info = os.fstat(fd)
     if stat_bits.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    size = info.st_size
+    return info.st_size
+
+
+def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
+    """Where a read begins and how many bytes there are for it now."""
+    size = _size(fd)
     if start is None:
         start = max(0, size - (size if length is None else length))
     return start, max(0, size - start) if length is None else max(0, min(length, size - start))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound
 from penstock.files import DirectoryLock, FileSystem, LockHeld, OsFileSystem, write_durably
 from penstock.testing.disk import FakeDisk
 
@@ -77,6 +77,13 @@ def test_what_is_missing_is_not_found(fs: FileSystem, root: str) -> None:
         lambda: fs.rename(missing, f"{root}/x"),
         lambda: fs.sync_dir(missing),
         lambda: fs.create(f"{missing}/f"),
+        lambda: fs.allocate(f"{missing}/f", 10),
+        lambda: fs.open_log(missing),
+        lambda: fs.open_append(missing, 0),
+        lambda: fs.map(missing),
+        lambda: fs.truncate(missing, 0),
+        lambda: fs.remove_dir(missing),
+        lambda: fs.free_bytes(missing),
     ):
         with pytest.raises(NotFound, match="missing"):
             call()
@@ -94,6 +101,12 @@ def test_files_and_directories_are_not_mixed_up(fs: FileSystem, root: str) -> No
         lambda: fs.make_dirs(f"{root}/file/below"),
         lambda: fs.rename(f"{root}/file", f"{root}/dir"),
         lambda: fs.unlink(f"{root}/dir"),
+        lambda: fs.map(f"{root}/dir"),
+        lambda: fs.open_log(f"{root}/dir"),
+        lambda: fs.open_append(f"{root}/dir", 0),
+        lambda: fs.truncate(f"{root}/dir", 0),
+        lambda: fs.remove_dir(f"{root}/file"),
+        lambda: fs.remove_dir(f"{root}/dir"),
     ):
         with pytest.raises(InvalidInput):
             call()
@@ -159,3 +172,133 @@ def test_a_replacement_that_fails_leaves_nothing_behind(fs: FileSystem, root: st
     with pytest.raises(InvalidInput):
         write_durably(fs, f"{root}/taken", [b"x"], staging=f"{root}/staging")
     assert fs.list_files(f"{root}/staging") == []
+
+
+def test_the_lock_file_can_have_another_name_and_note(fs: FileSystem, root: str) -> None:
+    first, second = (DirectoryLock(fs, f"{root}/data", name=".topics.lock", note="pid=") for _ in range(2))
+    with first:
+        assert fs.read(f"{root}/data/.topics.lock") == f"pid={os.getpid()}\n".encode()
+        with pytest.raises(LockHeld, match=f"process {os.getpid()};"), second:
+            pass
+    with DirectoryLock(fs, f"{root}/data"), second:
+        pass
+
+
+def test_an_allocated_file_is_zeros_of_that_size_and_does_not_replace(fs: FileSystem, root: str) -> None:
+    fs.allocate(f"{root}/log", 3_000_000)
+    assert fs.stat(f"{root}/log").size == 3_000_000
+    assert fs.read(f"{root}/log") == bytes(3_000_000)
+    with pytest.raises(Conflict):
+        fs.allocate(f"{root}/log", 10)
+    assert fs.stat(f"{root}/log").size == 3_000_000
+    fs.allocate(f"{root}/empty", 0)
+    assert bytes(fs.map(f"{root}/empty")) == b""
+
+
+def test_a_log_file_is_written_in_place(fs: FileSystem, root: str) -> None:
+    fs.allocate(f"{root}/log", 100)
+    log = fs.open_log(f"{root}/log")
+    assert log.size == 100
+    log.write_at(10, [b"abc", bytearray(b"def"), memoryview(b"ghi"), b""])
+    log.datasync()
+    log.write_durably_at(13, [b"DEF"])
+    log.write_durably_at(97, [b"end"])
+    log.write_at(50, [])
+    log.close()
+    log.close()
+    expected = bytes(10) + b"abcDEFghi" + bytes(78) + b"end"
+    assert fs.read(f"{root}/log") == expected
+    other = fs.open_log(f"{root}/log")
+    other.write_durably_at(0, [b"0"])
+    other.close()
+    assert fs.read(f"{root}/log") == b"0" + expected[1:]
+
+
+def test_a_log_file_takes_more_buffers_than_one_system_call(fs: FileSystem, root: str) -> None:
+    parts = [bytes([n % 251]) * (n % 7) for n in range(5000)]
+    size = sum(map(len, parts))
+    fs.allocate(f"{root}/log", size)
+    log = fs.open_log(f"{root}/log")
+    log.write_durably_at(0, parts)
+    assert fs.read(f"{root}/log") == b"".join(parts)
+    log.write_at(0, parts[::-1])
+    assert fs.read(f"{root}/log") == b"".join(parts[::-1])
+    log.close()
+
+
+def test_a_log_file_never_grows(fs: FileSystem, root: str) -> None:
+    fs.allocate(f"{root}/log", 10)
+    log = fs.open_log(f"{root}/log")
+    for write in (log.write_at, log.write_durably_at):
+        with pytest.raises(InvalidInput, match="past the end"):
+            write(8, [b"123"])
+    log.close()
+    assert fs.read(f"{root}/log") == bytes(10)
+
+
+def test_a_map_sees_later_writes_and_outlives_the_name(fs: FileSystem, root: str) -> None:
+    fs.allocate(f"{root}/log", 10)
+    view = fs.map(f"{root}/log")
+    log = fs.open_log(f"{root}/log")
+    log.write_at(2, [b"later"])
+    assert bytes(view) == bytes(2) + b"later" + bytes(3)
+    assert view.readonly
+    fs.unlink(f"{root}/log")
+    log.write_durably_at(0, [b"12"])
+    assert bytes(view) == b"12later" + bytes(3)
+    log.close()
+
+
+def test_a_map_of_a_file_that_is_appended_to_keeps_its_size(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123456789")
+    view = fs.map(f"{root}/f")
+    file = fs.open_append(f"{root}/f", 10)
+    file.write([b"more"])
+    file.close()
+    assert bytes(view) == b"0123456789"
+    assert bytes(fs.map(f"{root}/f")) == b"0123456789more"
+
+
+def test_a_file_is_continued_where_it_counts(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123456789")
+    file = fs.open_append(f"{root}/f", 10)
+    file.write([b"abc"])
+    file.datasync()
+    file.close()
+    assert fs.read(f"{root}/f") == b"0123456789abc"
+    file = fs.open_append(f"{root}/f", 4)
+    assert fs.read(f"{root}/f") == b"0123", "the rest is cut off before anything is written"
+    file.write([b"x", b"y"])
+    file.datasync()
+    file.close()
+    assert fs.read(f"{root}/f") == b"0123xy"
+
+
+def test_a_file_that_lost_its_end_is_not_continued(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123")
+    with pytest.raises(Corrupt, match="has 4 bytes where at least 5"):
+        fs.open_append(f"{root}/f", 5)
+    assert fs.read(f"{root}/f") == b"0123"
+
+
+def test_a_file_is_cut(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123456789")
+    fs.truncate(f"{root}/f", 3)
+    assert fs.read(f"{root}/f") == b"012"
+    fs.allocate(f"{root}/log", 100)
+    fs.truncate(f"{root}/log", 30)
+    log = fs.open_log(f"{root}/log")
+    assert log.size == 30
+    log.close()
+
+
+def test_an_empty_directory_is_removed(fs: FileSystem, root: str) -> None:
+    fs.make_dirs(f"{root}/dir")
+    fs.remove_dir(f"{root}/dir")
+    fs.sync_dir(root)
+    with pytest.raises(NotFound):
+        fs.stat(f"{root}/dir")
+
+
+def test_there_is_room(fs: FileSystem, root: str) -> None:
+    assert fs.free_bytes(root) > 0

@@ -1,18 +1,42 @@
-"""Durable files: the file-system seam, whole files put in place in one step, and the data-directory lock."""
+"""Durable files: the file-system seam, whole files put in place in one step, the data-directory lock, and the
+log: frames appended to preallocated files, committed by groups, and read back after a crash.
+"""
 
 from __future__ import annotations
 
+from penstock.files.append_log import AppendLog
 from penstock.files.atomic import write_durably
 from penstock.files.dirlock import DirectoryLock
-from penstock.fs import Buffer, FileStat, FileSystem, LockHeld, OsFileSystem, WritableFile
+from penstock.files.group_commit import CommitStats, Entry, GroupCommitter, QueueFull, commit_entries
+from penstock.files.log_file import LogPosition
+from penstock.files.log_format import FrameEnds, LogFormat, chase
+from penstock.files.log_scan import FrameRun, LogDamage, LogScan, ScannedFile, repair_tail, scan
+from penstock.fs import Buffer, FileStat, FileSystem, LockHeld, LogFile, OsFileSystem, WritableFile
 
 __all__ = [
+    "AppendLog",
     "Buffer",
+    "CommitStats",
     "DirectoryLock",
+    "Entry",
     "FileStat",
     "FileSystem",
+    "FrameEnds",
+    "FrameRun",
+    "GroupCommitter",
     "LockHeld",
+    "LogDamage",
+    "LogFile",
+    "LogFormat",
+    "LogPosition",
+    "LogScan",
     "OsFileSystem",
+    "QueueFull",
+    "ScannedFile",
     "WritableFile",
+    "chase",
+    "commit_entries",
+    "repair_tail",
+    "scan",
     "write_durably",
 ]

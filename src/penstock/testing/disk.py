@@ -3,7 +3,8 @@
 `FakeDisk` is a `FileSystem` that keeps what is visible apart from what is durable. Bytes become durable by
 `datasync`, names by `sync_dir`. `crash` returns the disk as it may be found after a power cut: what was
 durable, and of the rest nothing, everything, or whatever the given random generator picks, with torn file
-tails. A fault plan makes one numbered call fail, fall short, or be the last before the power goes.
+tails and, where a file was written in place, torn sectors. A fault plan makes one numbered call fail, fall
+short, or be the last before the power goes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import enum
 import errno
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.fs import Buffer, FileStat, LockHeld, WritableFile, explain
+from penstock.errors import Corrupt, InvalidInput
+from penstock.fs import Buffer, FileStat, LockHeld, LogFile, WritableFile, explain
 
 __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
 
@@ -56,9 +59,52 @@ class PlannedFault:
 
 @dataclass(slots=True, eq=False)
 class _File:
+    """What is seen, what a power cut leaves, and the writes in place that lie between the two.
+
+    A file that is appended to has no such writes: `kept` is how much of what is seen is durable as it is.
+    """
+
     visible: bytearray = field(default_factory=bytearray)
-    durable_bytes: int = 0
+    durable: bytearray = field(default_factory=bytearray)
+    kept: int = 0
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    lost: list[tuple[int, bytes]] = field(default_factory=list)
     modified_ms: int = 0
+
+    def cut(self, size: int) -> None:
+        # A new array: the old one may be mapped, and then it cannot change its size.
+        self.visible = self.visible[:size]
+        self.kept = min(self.kept, size)
+        self.pending = _without(self.pending, size, sys.maxsize)
+        self.lost = _without(self.lost, size, sys.maxsize)
+
+    def grow(self, data: bytes) -> None:
+        try:
+            self.visible += data
+        except BufferError:
+            self.visible = self.visible + data
+
+    def sync(self) -> None:
+        if len(self.durable) != len(self.visible) or self.kept != len(self.visible):
+            self.durable[self.kept :] = self.visible[self.kept :]
+            self.kept = len(self.visible)
+        for start, data in self.pending:
+            self.durable[start : start + len(data)] = data
+        self.pending.clear()
+
+    def overwrite(self, offset: int, data: bytes, *, durably: bool = False) -> None:
+        self.visible[offset : offset + len(data)] = data
+        if durably:
+            self.pending = _without(self.pending, offset, offset + len(data))
+            self.lost = _without(self.lost, offset, offset + len(data))
+            self.durable[offset : offset + len(data)] = data
+        else:
+            self.pending.append((offset, data))
+
+    def forget(self) -> None:
+        """A failed sync: the kernel takes the pages for clean now, so no later sync writes them out."""
+        self.lost += self.pending
+        self.pending.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +114,17 @@ class _Dir:
 
 
 _Node: TypeAlias = _File | _Dir
-_GROWING = frozenset({"create", "write", "mkdir", "rename", "datasync", "sync_dir"})
+_GROWING = frozenset(
+    {"create", "allocate", "write", "write_at", "write_durably_at", "mkdir", "rename", "datasync", "sync_dir"}
+)
+_SECTOR = 512
 
 
 class FakeDisk:
     """A `FileSystem` with a power switch. For one thread: a lock that would have to wait is an error.
 
-    `calls` lists every call so far by name, so that a sweep knows how many there are to fail.
+    `calls` lists every call so far by name, so that a sweep knows how many there are to fail. `free` is what
+    `free_bytes` answers.
     """
 
     def __init__(self, *, plan: PlannedFault | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -84,6 +134,7 @@ class FakeDisk:
         self._off = False
         self._locked: dict[str, int] = {}
         self.calls: list[str] = []
+        self.free = 1 << 40
 
     def crash(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> FakeDisk:
         """The disk as found after a power cut now; this one does not work any more."""
@@ -100,6 +151,39 @@ class FakeDisk:
             file = _File(modified_ms=self._clock.now_ms())
             parent.visible[name] = file
         return _FakeFile(self, path, file)
+
+    def allocate(self, path: str, size: int) -> None:
+        with self._call("allocate", path):
+            parent, name = self._parent(path)
+            if name in parent.visible:
+                raise OSError(errno.EEXIST, path)
+            file = _File(visible=bytearray(size), modified_ms=self._clock.now_ms())
+            file.sync()
+            parent.visible[name] = file
+
+    def open_log(self, path: str) -> LogFile:
+        with self._call("open_log", path):
+            file = self._file(path)
+        return _FakeLogFile(self, path, file)
+
+    def open_append(self, path: str, size: int) -> WritableFile:
+        with self._call("open_append", path):
+            file = self._file(path)
+            if len(file.visible) < size:
+                raise Corrupt(f"{path} has {len(file.visible)} bytes where at least {size} were written")
+            file.cut(size)
+        return _FakeFile(self, path, file)
+
+    def map(self, path: str) -> memoryview:
+        """The bytes themselves. While a view lives only writes in place can change the file."""
+        with self._call("map", path):
+            return memoryview(self._file(path).visible).toreadonly()
+
+    def truncate(self, path: str, size: int) -> None:
+        with self._call("truncate", path):
+            file = self._file(path)
+            file.cut(size)
+            file.sync()
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
         with self._call("read", path):
@@ -149,10 +233,22 @@ class FakeDisk:
                     self._dir(parent).visible[parts[depth - 1]] = _Dir()
                 self.sync_dir(parent)
 
+    def remove_dir(self, path: str) -> None:
+        with self._call("remove_dir", path):
+            parent, name = self._parent(path)
+            if self._dir(path).visible:
+                raise OSError(errno.ENOTEMPTY, path)
+            del parent.visible[name]
+
     def sync_dir(self, path: str) -> None:
         with self._call("sync_dir", path):
             directory = self._dir(path)
             directory.durable = dict(directory.visible)
+
+    def free_bytes(self, path: str) -> int:
+        with self._call("free_bytes", path):
+            self._node(path)
+            return self.free
 
     def list_files(self, path: str) -> list[tuple[str, FileStat]]:
         with self._call("list", path):
@@ -217,10 +313,31 @@ class FakeDisk:
         plan, number = self.plan, len(self.calls)
         short = plan is not None and plan.kind is DiskFault.SHORT_WRITE and plan.call == number
         with self._call("write", path):
-            file.visible += data[: len(data) // 2] if short else data
+            file.grow(data[: len(data) // 2] if short else data)
             file.modified_ms = self._clock.now_ms()
             if short:
                 raise OSError(errno.EIO, path)
+
+    def _write_at(self, name: str, path: str, file: _File, offset: int, data: bytes) -> None:
+        """A write in place. One that fails, or that the power cuts off, may have reached the file."""
+        if offset + len(data) > len(file.visible):
+            raise InvalidInput(f"{len(data)} bytes at {offset} reach past the end of {path}")
+        plan, number = self.plan, len(self.calls)
+        fault = plan.kind if plan is not None and number == plan.call and not self._off else None
+        if fault is DiskFault.SHORT_WRITE:
+            file.overwrite(offset, data[: len(data) // 2])
+        elif fault in (DiskFault.CRASH_BEFORE, DiskFault.FAIL_ONCE, DiskFault.FAIL_ALWAYS):
+            file.overwrite(offset, data)
+        try:
+            with self._call(name, path):
+                if fault is DiskFault.SHORT_WRITE:
+                    raise OSError(errno.EIO, path)
+                file.overwrite(offset, data, durably=name == "write_durably_at")
+                file.modified_ms = self._clock.now_ms()
+        except Exception:
+            if name == "write_durably_at":
+                file.forget()
+            raise
 
     def _parent(self, path: str) -> tuple[_Dir, str]:
         return self._dir(os.path.dirname(path)), os.path.basename(path)
@@ -275,13 +392,49 @@ class _FakeFile:
         try:
             with self._disk._call("datasync", self._path):
                 if not self._poisoned:
-                    self._file.durable_bytes = len(self._file.visible)
+                    self._file.sync()
         except Exception:
             self._poisoned = True
             raise
 
     def close(self) -> None:
         """Nothing becomes durable by closing."""
+
+
+class _FakeLogFile:
+    """A handle for writing in place. What a failed datasync did not write out, no later one does."""
+
+    def __init__(self, disk: FakeDisk, path: str, file: _File) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self.size = len(file.visible)
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        self._disk._write_at("write_at", self._path, self._file, offset, b"".join(buffers))
+
+    def write_durably_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        self._disk._write_at("write_durably_at", self._path, self._file, offset, b"".join(buffers))
+
+    def datasync(self) -> None:
+        try:
+            with self._disk._call("datasync", self._path):
+                self._file.sync()
+        except Exception:
+            self._file.forget()
+            raise
+
+    def close(self) -> None:
+        """Nothing becomes durable by closing."""
+
+
+def _without(writes: list[tuple[int, bytes]], start: int, end: int) -> list[tuple[int, bytes]]:
+    """The parts of the writes that lie outside of a range."""
+    parts: list[tuple[int, bytes]] = []
+    for offset, data in writes:
+        parts.append((offset, data[: max(0, start - offset)]))
+        parts.append((max(offset, end), data[max(0, end - offset) :]))
+    return [(offset, data) for offset, data in parts if data]
 
 
 def _files_below(directory: _Dir, prefix: str) -> Iterator[tuple[str, FileStat]]:
@@ -314,14 +467,36 @@ def _node_after(node: _Node, survival: Survival, rng: random.Random, done: dict[
 
 
 def _file_after(before: _File, survival: Survival, rng: random.Random) -> _File:
-    data = bytes(before.visible)
     if survival is Survival.NOTHING:
-        data = data[: before.durable_bytes]
-    elif survival is Survival.RANDOM and len(data) > before.durable_bytes:
-        cut = rng.randint(before.durable_bytes, len(data))
-        # A torn tail: the length made it, some of the bytes did not.
-        data = data[:cut] + bytes(rng.choice((0, len(data) - cut)))
-    return _File(visible=bytearray(data), durable_bytes=len(data), modified_ms=before.modified_ms)
+        data = before.durable[:]
+    elif survival is Survival.EVERYTHING:
+        data = before.visible[:]
+    elif len(before.durable) != len(before.visible) or before.kept != len(before.visible):
+        data = _torn_tail(before, rng)
+    else:
+        data = _torn_sectors(before, rng)
+    return _File(visible=data, durable=data[:], kept=len(data), modified_ms=before.modified_ms)
+
+
+def _torn_tail(before: _File, rng: random.Random) -> bytearray:
+    """Appended to, perhaps after a cut: the cut made it or not, the length made it, some bytes did not."""
+    if before.kept < len(before.durable) and not _survives(Survival.RANDOM, rng):
+        return before.durable[:]
+    size = len(before.visible)
+    cut = rng.randint(before.kept, size)
+    return before.visible[:cut] + bytes(rng.choice((0, size - cut)))
+
+
+def _torn_sectors(before: _File, rng: random.Random) -> bytearray:
+    """Written in place: each write whole, not at all, or some of its sectors."""
+    data = before.durable[:]
+    for offset, new in (*before.lost, *before.pending):
+        share = rng.choice((0.0, 0.5, 1.0))
+        for start in range(offset - offset % _SECTOR, offset + len(new), _SECTOR):
+            low, high = max(start, offset), min(start + _SECTOR, offset + len(new))
+            if rng.random() < share:
+                data[low:high] = new[low - offset : high - offset]
+    return data
 
 
 def _survives(survival: Survival, rng: random.Random) -> bool:

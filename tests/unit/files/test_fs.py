@@ -22,7 +22,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.fs import OsFileSystem, explain, publish, stage
+from penstock.fs import LogFile, OsFileSystem, explain, publish, stage
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,75 @@ def test_the_read_of_a_replaced_file_is_of_one_state(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fstat", replaced_meanwhile)
     assert OsFileSystem().read(str(path)) == b"old" * 10
+
+
+def log_file(tmp_path: Path, size: int = 100) -> LogFile:
+    OsFileSystem().allocate(str(tmp_path / "log"), size)
+    return OsFileSystem().open_log(str(tmp_path / "log"))
+
+
+def test_short_writes_in_place_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwritev
+
+    def stingy(fd: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+        return real(fd, [b"".join(buffers)[:3]], offset, flags)
+
+    log = log_file(tmp_path)
+    monkeypatch.setattr(os, "pwritev", stingy)
+    log.write_at(10, [b"0", b"1234567", bytearray(b"89"), memoryview(b"abc"), b""])
+    log.write_durably_at(50, [b"0123456789"])
+    log.close()
+    data = (tmp_path / "log").read_bytes()
+    assert data[10:23] == b"0123456789abc"
+    assert data[50:60] == b"0123456789"
+
+
+def test_where_writes_cannot_sync_themselves_a_sync_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced = os.pwritev, []
+
+    def old_kernel(fd: int, buffers: Sequence[bytes], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "x")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", old_kernel)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    log = log_file(tmp_path)
+    synced.clear()
+    log.write_durably_at(0, [b"abc"])
+    log.close()
+    assert len(synced) == 1
+    assert (tmp_path / "log").read_bytes()[:4] == b"abc\0"
+
+
+def test_a_failed_write_in_place_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "x")
+
+    log = log_file(tmp_path)
+    monkeypatch.setattr(os, "pwritev", broken)
+    monkeypatch.setattr(os, "fdatasync", broken)
+    for call in (
+        lambda: log.write_at(0, [b"x"]),
+        lambda: log.write_durably_at(0, [b"x"]),
+        log.datasync,
+    ):
+        with pytest.raises(Unavailable, match="check the device"):
+            call()
+    log.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        log.write_at(0, [b"x"])
+
+
+def test_a_file_that_cannot_be_allocated_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "x")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(StorageFull):
+        OsFileSystem().allocate(str(tmp_path / "log"), 100)
+    assert list(tmp_path.iterdir()) == []

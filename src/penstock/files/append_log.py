@@ -1,0 +1,392 @@
+"""An ordered stream of frames in preallocated files, which never believes a failed write.
+
+Every frame that `append` returned for is found by `scan` after a crash of the process; every frame that was
+synced is found after a power cut. What was not delivered never comes back once something later was.
+
+A write or a sync that fails breaks the active file: it takes nothing more, because nobody knows what the
+kernel kept of it. The next append starts a new file. Its header says that the broken file counts up to where
+it was durable, and it begins with a copy of the frames that were delivered but not yet durable there. Only
+when that file, its name and `CURRENT` are durable does anything go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+
+from penstock.errors import Conflict, NotFound, PenstockError
+from penstock.files.atomic import write_durably
+from penstock.files.log_file import CURRENT, LogHeader, LogPosition, file_name
+from penstock.files.log_format import LogFormat
+from penstock.files.log_scan import LogScan, repair_tail, scan
+from penstock.fs import Buffer, FileSystem, LogFile
+
+__all__ = ["AppendLog"]
+
+_FILE_BYTES = 64 * 1024**2
+# A log is open within milliseconds because its first file is small; the next one is made at once.
+_FIRST_FILE_BYTES = 4 * 1024**2
+_PREPARED = "next-"
+_DAMAGED = "damaged-"
+_ERASED_BYTES = 64
+
+
+class AppendLog:
+    """The log of one directory, open for appending.
+
+    One thread appends, syncs, marks and rotates, and asks for ends. `view`, `files`, `drop_before` and
+    `prepare_next` may be called from others.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        fmt: LogFormat,
+        *,
+        file_bytes: int,
+        next_frame: int,
+        salt: Callable[[], int],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._fmt = fmt
+        self._file_bytes = file_bytes
+        self._new_file_bytes = min(file_bytes, _FIRST_FILE_BYTES)
+        self._next_frame = next_frame
+        self._salt_of = salt
+        self._mark_bytes = len(fmt.mark(0))
+        self._mutex = threading.Condition()
+        self._views: dict[int, memoryview] = {}
+        self._keep: set[int] = set()
+        self._strays: list[int] = []
+        self._prepared: str | None = None
+        self._preparing = False
+        self._file: LogFile | None = None
+        self._broken = False
+        self._number = self._end = self._durable = self._vouched = self._salt = 0
+        self.rotations = 0
+        self.syncs = 0
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: str,
+        fmt: LogFormat,
+        *,
+        found: LogScan | None = None,
+        file_bytes: int = _FILE_BYTES,
+        next_frame: int = 1,
+        salt: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> AppendLog:
+        """Continue the log behind what a scan `found` (made here if not given), always in a new file.
+
+        Cuts a torn tail, and removes what unfinished work left behind. Damage that the scan reported stays
+        where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
+        for the number of the new file.
+        """
+        fs.make_dirs(directory)
+        if found is None:
+            found = scan(fs, directory, fmt)
+        repair_tail(fs, found)
+        first = max(next_frame, found.next_frame)
+        log = cls(fs, directory, fmt, file_bytes=file_bytes, next_frame=first, salt=salt)
+        log._clear_leftovers()
+        log._views = {file.number: file.view for file in found.files}
+        log._keep = {damage.file for damage in found.damage}
+        log._strays = list(found.strays)
+        log._number, log._end, log._durable = *found.end, found.end.offset
+        log._start_file(b"", 0)
+        return log
+
+    @property
+    def end(self) -> LogPosition:
+        """Where the next frame goes, unless it starts a new file."""
+        return LogPosition(self._number, self._end)
+
+    @property
+    def durable_end(self) -> LogPosition:
+        """Everything before it survives a power cut."""
+        return LogPosition(self._number, self._durable)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything that was appended survives a power cut."""
+        return self._durable == self._end
+
+    @property
+    def room(self) -> int:
+        """How many bytes one append may have without starting a new file."""
+        if self._file is None or self._broken:
+            return -1
+        return self._file.size - self._end - self._mark_bytes
+
+    @property
+    def wants_next(self) -> bool:
+        """Whether it is time to call `prepare_next`."""
+        if self._file is None or self._prepared is not None or self._preparing:
+            return False
+        return self._end * 2 > self._file.size or self._file.size < self._file_bytes
+
+    def reserve(self, byte_count: int) -> None:
+        """Make sure that one append of so many bytes needs no new file; start one if it would.
+
+        Raises what starting a file raises; nothing that was delivered is touched then.
+        """
+        if self._broken:
+            self._replace_broken(byte_count)
+        elif byte_count > self.room:
+            self._rotate(byte_count)
+
+    def append(
+        self, buffers: Sequence[Buffer], byte_count: int, frame_count: int, *, sync: bool
+    ) -> LogPosition:
+        """Write whole frames and return where they begin; with `sync` they are durable then.
+
+        After an error they are not delivered, may come back after a crash that follows at once, and never do
+        after something else was appended. Raises `StorageFull` or another error of the file system.
+        """
+        if byte_count > self.room:
+            self.reserve(byte_count)
+        marked = self._durable > self._vouched
+        if marked:
+            buffers = [self._fmt.mark(self._durable ^ self._salt), *buffers]
+        start = self._end + (self._mark_bytes if marked else 0)
+        end = start + byte_count
+        self._write(buffers, sync=sync)
+        if marked:
+            self._vouched = self._durable
+        self._next_frame += frame_count + marked
+        self._end = end
+        if sync:
+            self._durable = end
+            self.syncs += 1
+        return LogPosition(self._number, start)
+
+    def sync(self) -> None:
+        """Return when everything appended so far is durable. A failure breaks the file, not what it holds."""
+        if self._durable == self._end:
+            return
+        if self._broken:
+            self._replace_broken(0)
+            return
+        try:
+            self._active().datasync()
+        except BaseException:
+            self._break()
+            raise
+        self._durable = self._end
+        self.syncs += 1
+
+    @property
+    def wants_mark(self) -> bool:
+        """Whether `mark` would do something."""
+        return self._durable > self._vouched and self._durable == self._end and self.room >= 0
+
+    def mark(self) -> None:
+        """Vouch for everything that is durable, durably, so that damage to it can be told from a torn write.
+
+        Every sync is vouched for by the append that follows it; this is for a log that has nothing to append.
+        """
+        if self.wants_mark:
+            self.append([], 0, 0, sync=True)
+            self._vouched = self._durable
+
+    def rotate(self) -> None:
+        """Start a new file; the old one is durable then."""
+        if self._broken:
+            self._replace_broken(0)
+        else:
+            self._rotate(0)
+
+    def prepare_next(self) -> None:
+        """Allocate the next file ahead of its use. May take as long as writing a whole file."""
+        with self._mutex:
+            if self._prepared is not None or self._preparing:
+                return
+            self._preparing = True
+        path: str | None = None
+        try:
+            path = self._allocate(self._file_bytes)
+        finally:
+            with self._mutex:
+                self._prepared = path
+                self._preparing = False
+                self._mutex.notify_all()
+
+    def view(self, file: int) -> memoryview:
+        """The bytes of a file that is still here. Raises `KeyError` for one that was dropped.
+
+        Ask again rather than keep it: after a failed sync the file's bytes are kept in memory instead.
+        """
+        return self._views[file]
+
+    def files(self) -> list[int]:
+        """The numbers of the files that are here, in order; the last one is active."""
+        with self._mutex:
+            return sorted(self._views)
+
+    def drop_before(self, file: int) -> None:
+        """Remove the files before this one, oldest first, durably. The active file always stays.
+
+        A file that the scan found damaged is renamed, not removed: it is evidence.
+        """
+        for number in self.files():
+            if number >= min(file, self._number):
+                break
+            self._remove(number)
+            with self._mutex:
+                del self._views[number]
+
+    def close(self) -> None:
+        """Release the active file. Syncs nothing; `sync` and `mark` come before."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, buffers: Sequence[Buffer], *, sync: bool) -> None:
+        file = self._active()
+        try:
+            if sync and self._durable == self._end:
+                file.write_durably_at(self._end, buffers)
+                return
+            file.write_at(self._end, buffers)
+            if sync:
+                file.datasync()
+        except BaseException:
+            self._break()
+            raise
+
+    def _break(self) -> None:
+        """Nothing more goes into the active file; what was delivered from it stays readable, from memory.
+
+        The start of what failed is erased if that is possible, so that it does not come back even if nothing
+        is ever appended again. That it cannot come back otherwise does not depend on this.
+        """
+        self._broken = True
+        self._views[self._number] = memoryview(bytes(self._views[self._number][: self._end]))
+        with contextlib.suppress(PenstockError):
+            file = self._fs.open_log(self._path(file_name(self._number)))
+            try:
+                room = min(_ERASED_BYTES, file.size - self._end)
+                file.write_durably_at(self._end, [bytes(room)])
+            finally:
+                file.close()
+
+    def _replace_broken(self, byte_count: int) -> None:
+        self._start_file(bytes(self._views[self._number][self._durable : self._end]), byte_count)
+
+    def _rotate(self, byte_count: int) -> None:
+        self.sync()
+        self._start_file(b"", byte_count)
+
+    def _start_file(self, carried: bytes, byte_count: int) -> None:
+        """A new active file that begins with `carried` and has room for `byte_count` more.
+
+        Until the new name may be visible, a failure leaves everything as it was. From then on the new file
+        says where the old one ends, so the old one takes nothing more, even if the new one is not used.
+        """
+        header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
+        head = header.encode(self._fmt) + carried
+        staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count)
+        number = self._next_frame
+        self._next_frame = number + 3
+        path = self._path(file_name(number))
+        self._broken = True
+        try:
+            self._fs.rename(staged, path)
+            self._fs.sync_dir(self._directory)
+            view = self._fs.map(path)
+            name = f"{file_name(number)}\n".encode()
+            write_durably(self._fs, self._path(CURRENT), [name], staging=self._directory)
+        except PenstockError:
+            self._strays.append(number)
+            self._discard(staged)
+            file.close()
+            raise
+        self._activate(number, file, view, header.salt, len(head))
+
+    def _activate(self, number: int, file: LogFile, view: memoryview, salt: int, end: int) -> None:
+        old, self._file = self._file, file
+        with self._mutex:
+            self._views[number] = view
+            self._number = number
+        self._new_file_bytes = self._file_bytes
+        self._salt = salt
+        self._end = self._durable = end
+        self._vouched = end
+        self._broken = False
+        self.rotations += old is not None
+        if old is not None:
+            with contextlib.suppress(PenstockError):
+                old.close()
+        self._clear_strays()
+
+    def _staged(self, buffers: Sequence[Buffer], byte_count: int) -> tuple[str, LogFile]:
+        """A file with these first bytes, durable, under a name that recovery ignores."""
+        path = self._take_prepared() if byte_count <= self._file_bytes else None
+        if path is None:
+            path = self._allocate(max(byte_count, self._new_file_bytes))
+        file: LogFile | None = None
+        try:
+            file = self._fs.open_log(path)
+            file.write_durably_at(0, buffers)
+        except PenstockError:
+            if file is not None:
+                file.close()
+            self._discard(path)
+            raise
+        return path, file
+
+    def _take_prepared(self) -> str | None:
+        """The file that was made ahead, also when it is just being made; None if there is none."""
+        with self._mutex:
+            self._mutex.wait_for(lambda: not self._preparing)
+            path, self._prepared = self._prepared, None
+            return path
+
+    def _allocate(self, size: int) -> str:
+        path = self._path(f"{_PREPARED}{uuid.uuid4().hex}.tmp")
+        self._fs.allocate(path, size)
+        return path
+
+    def _discard(self, path: str) -> None:
+        with contextlib.suppress(PenstockError):
+            self._fs.unlink(path)
+
+    def _remove(self, number: int) -> None:
+        path = self._path(file_name(number))
+        with contextlib.suppress(NotFound):
+            if number in self._keep:
+                self._fs.rename(path, self._path(_DAMAGED + file_name(number)))
+            else:
+                self._fs.unlink(path)
+        # One at a time: a power cut must not leave an older file behind a gap.
+        self._fs.sync_dir(self._directory)
+
+    def _clear_strays(self) -> None:
+        """Files that were started and not used, or are not needed any more. What fails is tried again with
+        the next file.
+        """
+        with contextlib.suppress(PenstockError):
+            while self._strays:
+                self._remove(self._strays[0])
+                del self._strays[0]
+
+    def _clear_leftovers(self) -> None:
+        for name, _ in self._fs.list_files(self._directory):
+            unfinished = name.startswith((_PREPARED, f"{CURRENT}."))
+            if unfinished and "/" not in name:
+                self._fs.unlink(self._path(name))
+
+    def _active(self) -> LogFile:
+        if self._file is None:
+            raise Conflict(f"the log in {self._directory} is not open")
+        return self._file
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)

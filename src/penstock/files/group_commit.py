@@ -1,0 +1,361 @@
+"""Many writers, one sync: a thread that commits whatever waits for it, in order.
+
+A lone entry is written and synced at once. While a sync runs, others queue up, and all of them share the next
+one; only where syncs are slow does it pay to wait for more on purpose.
+
+When a commit fails, every entry that is not yet committed fails, also those submitted later, until `resume`
+is called: who submitted them built on the ones that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.files.append_log import AppendLog
+from penstock.files.log_file import LogPosition
+from penstock.fs import Buffer
+
+__all__ = ["CommitStats", "Entry", "GroupCommitter", "QueueFull", "commit_entries"]
+
+_LOGGER = logging.getLogger(__name__)
+_BATCH_BYTES_MAX = 16 * 1024**2
+_SLICE_S = 0.0005
+
+
+class QueueFull(Unavailable):
+    """More entries wait for their commit than may; nothing was queued. Retry later."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Frames that are committed together or not at all, and what became of them.
+
+    `context` is the submitter's own. After delivery either `position` or `error` is set. `append_s` is how
+    long the write took, `sync_s` how long until it was durable; where one call does both it counts as sync.
+    """
+
+    buffers: Sequence[Buffer]
+    byte_count: int
+    frame_count: int
+    sync: bool
+    context: object = None
+    generation: int = 0
+    position: LogPosition | None = None
+    error: PenstockError | None = None
+    append_s: float = 0.0
+    sync_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStats:
+    """Totals of one committer since it started, and its queue now."""
+
+    entries: int
+    frames: int
+    batches: int
+    bytes: int
+    syncs: int
+    rotations: int
+    failures: int
+    submit_full: int
+    queue_depth: int
+    queue_peak: int
+
+
+def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | None:
+    """Write the entries with as few writes and syncs as the log's files allow; each learns what became of it.
+
+    Stops at the first failure: that entry and all after it get the error, which is returned too.
+    """
+    first = 0
+    while first < len(entries):
+        start_s = time.perf_counter()
+        try:
+            log.reserve(entries[first].byte_count)
+            last, byte_count = _fitting(entries, first, log.room)
+            _append(log, entries[first:last], byte_count, start_s)
+        except PenstockError as error:
+            for entry in entries[first:]:
+                entry.error = error
+            return error
+        first = last
+    return None
+
+
+def _fitting(entries: Sequence[Entry], first: int, room: int) -> tuple[int, int]:
+    """The end of the entries from `first` on that fit together, at least one, and their bytes."""
+    byte_count = entries[first].byte_count
+    last = first + 1
+    while last < len(entries) and byte_count + entries[last].byte_count <= room:
+        byte_count += entries[last].byte_count
+        last += 1
+    return last, byte_count
+
+
+def _append(log: AppendLog, entries: Sequence[Entry], byte_count: int, start_s: float) -> None:
+    buffers: Sequence[Buffer] = entries[0].buffers
+    frame_count = entries[0].frame_count
+    sync = entries[0].sync
+    if len(entries) > 1:
+        buffers = [buffer for entry in entries for buffer in entry.buffers]
+        frame_count = sum([entry.frame_count for entry in entries])
+        sync = any(entry.sync for entry in entries)
+    write_s = time.perf_counter()
+    file, offset = log.append(buffers, byte_count, frame_count, sync=sync)
+    end_s = time.perf_counter()
+    append_s, sync_s = (write_s - start_s, end_s - write_s) if sync else (end_s - start_s, 0.0)
+    for entry in entries:
+        entry.position = LogPosition(file, offset)
+        entry.append_s = append_s
+        entry.sync_s = sync_s
+        offset += entry.byte_count
+
+
+class GroupCommitter:
+    """Commits the entries of one log on a thread of its own.
+
+    `deliver` is called on that thread, once per entry and in the order of submission, with the entries of one
+    commit together; it must not raise. `submit` and `resume` belong to one thread, such as an event loop's.
+    What needs no sync is delivered after the write and synced within `sync_interval_s`. `on_sync` is told how
+    long each sync took.
+    """
+
+    def __init__(
+        self,
+        log: AppendLog,
+        deliver: Callable[[list[Entry]], None],
+        *,
+        queue_max: int = 4096,
+        sync_interval_s: float = 0.1,
+        window_max_s: float = 0.01,
+        mark_after_s: float = 0.05,
+        on_sync: Callable[[float], None] | None = None,
+        name: str = "commit",
+    ) -> None:
+        self._log = log
+        self._deliver = deliver
+        self._queue_max = queue_max
+        self._sync_interval_s = sync_interval_s
+        self._window_max_s = window_max_s
+        self._mark_after_s = mark_after_s
+        self._on_sync = on_sync
+        self._queue: SimpleQueue[Entry | None] = SimpleQueue()
+        self._generation = 0
+        self._failed = -1
+        self._failure: PenstockError | None = None
+        self._closed = False
+        self._last_size = 0
+        self._usual_sync_s = 0.0
+        self._sync_due_s = float("inf")
+        self._prepared_in = 0
+        self._entries = self._frames = self._batches = self._bytes = 0
+        self._failures = self._submit_full = self._queue_peak = 0
+        self._preparer: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start committing."""
+        self._thread.start()
+
+    @property
+    def generation(self) -> int:
+        """Counts the calls of `resume`; entries carry it."""
+        return self._generation
+
+    def submit(self, entry: Entry) -> None:
+        """Queue an entry; `deliver` tells what became of it.
+
+        Raises `QueueFull`, or `Unavailable` once closed; then it is not queued.
+        """
+        depth = self._queue.qsize()
+        if depth >= self._queue_max:
+            self._submit_full += 1
+            raise QueueFull(f"{depth} writes wait for the disk; retry in a moment")
+        if self._closed:
+            raise Unavailable("the log is closed; nothing more is written")
+        if depth >= self._queue_peak:
+            self._queue_peak = depth + 1
+        entry.generation = self._generation
+        self._queue.put(entry)
+
+    def resume(self) -> int:
+        """Go on after a failure, once everything that built on it is undone; returns the new generation."""
+        self._generation += 1
+        return self._generation
+
+    def stats(self) -> CommitStats:
+        return CommitStats(
+            entries=self._entries,
+            frames=self._frames,
+            batches=self._batches,
+            bytes=self._bytes,
+            syncs=self._log.syncs,
+            rotations=self._log.rotations,
+            failures=self._failures,
+            submit_full=self._submit_full,
+            queue_depth=self._queue.qsize(),
+            queue_peak=self._queue_peak,
+        )
+
+    def close(self) -> None:
+        """Commit everything that was submitted, sync it, and end the thread. The log stays open.
+
+        Raises what the last sync raised. May be called twice.
+        """
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            if self._thread.ident is None:
+                self._run()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._preparer is not None and self._preparer.ident is not None:
+            self._preparer.join()
+        self._log.sync()
+        with contextlib.suppress(PenstockError):
+            self._log.mark()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            try:
+                first = self._queue.get(timeout=self._patience_s())
+            except Empty:
+                self._tend()
+                continue
+            if first is None:
+                return
+            batch, closing = self._collect(first)
+            self._commit(batch)
+            if time.monotonic() >= self._sync_due_s:
+                self._tend()
+
+    def _collect(self, first: Entry) -> tuple[list[Entry], bool]:
+        """Everything that waits. Where a sync takes longer than to wait for more, and fewer wait than last
+        time, the rest of them is probably on its way: then a little later.
+        """
+        batch = [first]
+        closing = self._drain(batch)
+        expects_more = self._usual_sync_s > 2 * _SLICE_S and len(batch) * 2 < self._last_size
+        if expects_more and not closing:
+            closing = self._linger(batch)
+        self._last_size = len(batch)
+        return batch, closing
+
+    def _linger(self, batch: list[Entry]) -> bool:
+        """Wait in slices for as long as each one brings more."""
+        give_up_s = time.monotonic() + self._window_max_s
+        closing = False
+        while not closing and time.monotonic() < give_up_s:
+            before = len(batch)
+            time.sleep(_SLICE_S)
+            closing = self._drain(batch)
+            if len(batch) == before:
+                break
+        return closing
+
+    def _drain(self, batch: list[Entry]) -> bool:
+        """Take what is queued, up to a bound in bytes; True when the end of the queue was found."""
+        byte_count = 0
+        take = self._queue.get_nowait
+        for _ in range(self._queue.qsize()):
+            entry = take()
+            if entry is None:
+                return True
+            batch.append(entry)
+            byte_count += entry.byte_count
+            if byte_count > _BATCH_BYTES_MAX:
+                break
+        return False
+
+    def _commit(self, batch: list[Entry]) -> None:
+        going = batch
+        if batch[0].generation <= self._failed:
+            going = [entry for entry in batch if entry.generation > self._failed]
+            for entry in batch[: len(batch) - len(going)]:
+                entry.error = self._failure
+        if going:
+            self._write(going)
+        try:
+            self._deliver(batch)
+        except Exception:
+            _LOGGER.exception("a commit could not be delivered")
+        # Whoever waits has heard by now; the rest can take its time.
+        if going:
+            self._account(going)
+            self._plan()
+
+    def _write(self, entries: list[Entry]) -> None:
+        try:
+            failure = commit_entries(self._log, entries)
+        except Exception as error:
+            # Our own defect. Those who wait are told, rather than left waiting for a thread that is gone.
+            _LOGGER.exception("a commit broke")
+            failure = Unavailable(f"the commit broke: {error!r}")
+            for entry in entries:
+                entry.error = None if entry.position else failure
+        if failure is not None:
+            self._failures += 1
+            self._failed = entries[-1].generation
+            self._failure = failure
+
+    def _plan(self) -> None:
+        """When the next sync is due, and whether the next file should be made ready."""
+        if self._log.is_durable:
+            self._sync_due_s = float("inf")
+        elif self._sync_due_s == float("inf"):
+            self._sync_due_s = time.monotonic() + self._sync_interval_s
+        if self._log.wants_next and self._prepared_in != self._log.end.file:
+            self._prepared_in = self._log.end.file
+            name = f"{self._thread.name}-next"
+            self._preparer = threading.Thread(target=self._prepare, name=name, daemon=True)
+            # At the end of the process there are no new threads; then the rotation makes its file itself.
+            with contextlib.suppress(RuntimeError):
+                self._preparer.start()
+
+    def _account(self, entries: list[Entry]) -> None:
+        done = [entry for entry in entries if entry.error is None]
+        self._batches += 1
+        self._entries += len(done)
+        self._frames += sum([entry.frame_count for entry in done])
+        self._bytes += sum([entry.byte_count for entry in done])
+        if done and done[-1].sync_s:
+            self._note_sync(done[-1].sync_s)
+
+    def _note_sync(self, seconds: float) -> None:
+        # Down at once and up slowly: a sync that only waited for the processor does not make the disk slow.
+        slower = seconds - self._usual_sync_s
+        self._usual_sync_s += slower / 64 if slower > 0 else slower
+        if self._on_sync is not None:
+            self._on_sync(seconds)
+
+    def _prepare(self) -> None:
+        # Without room for a file ahead the rotation itself will say so, when it comes.
+        with contextlib.suppress(PenstockError):
+            self._log.prepare_next()
+
+    def _patience_s(self) -> float | None:
+        if self._sync_due_s != float("inf"):
+            return max(0.0, self._sync_due_s - time.monotonic())
+        return self._mark_after_s if self._log.wants_mark else None
+
+    def _tend(self) -> None:
+        """What is due when nobody waits: to sync what was only written, then to vouch for it."""
+        try:
+            if self._log.is_durable:
+                self._log.mark()
+            else:
+                start_s = time.perf_counter()
+                self._log.sync()
+                self._note_sync(time.perf_counter() - start_s)
+            self._sync_due_s = float("inf")
+        except PenstockError:
+            self._failures += 1
+            self._sync_due_s = time.monotonic() + self._sync_interval_s

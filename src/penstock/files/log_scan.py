@@ -1,0 +1,257 @@
+"""Reading a log back after whatever happened: every frame that counts, and what is wrong with the rest.
+
+The last file may end in a torn tail: bytes that were being written when the process or the machine stopped.
+Nobody was told that they are durable, so they are cut off. A bad frame that a later mark or the next file
+vouches for is damage. It is reported with its range, and reading goes on at the next mark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.errors import NotFound
+from penstock.files.log_file import (
+    CURRENT,
+    LogHeader,
+    LogPosition,
+    file_name,
+    file_number,
+    find_marks,
+    header_bytes,
+)
+from penstock.files.log_format import FrameEnds, LogFormat
+from penstock.fs import FileSystem
+
+__all__ = ["FrameRun", "LogDamage", "LogScan", "ScannedFile", "repair_tail", "scan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRun:
+    """Valid frames that follow each other: the first starts at `start`, each next one where one ends."""
+
+    start: int
+    ends: FrameEnds
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Start and end of each frame."""
+        start = self.start
+        for end in self.ends.tolist():
+            yield start, end
+            start = end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDamage:
+    """A range of a file that was written and cannot be read. `end` is None when the whole file is missing."""
+
+    file: int
+    start: int
+    end: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        where = "" if self.end is None else f", bytes {self.start} to {self.end}"
+        return f"{file_name(self.file)}{where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedFile:
+    """One file of the chain. `end` is where it stops to count; `torn` tells that other bytes follow there.
+
+    `view` holds what counts, `size` is how large the file is.
+    """
+
+    number: int
+    view: memoryview
+    runs: list[FrameRun]
+    end: int
+    size: int
+    torn: bool
+
+    @property
+    def frame_count(self) -> int:
+        return sum(len(run.ends) for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogScan:
+    """What a directory holds. Frames include the log's own marks; headers are left out.
+
+    `strays` are files that an attempt to start a file left behind and that never held anything of their own.
+    `next_frame` is above the number of every file that is here or known to be missing.
+    """
+
+    directory: str
+    files: list[ScannedFile]
+    damage: list[LogDamage] = field(default_factory=list)
+    strays: list[int] = field(default_factory=list)
+    next_frame: int = 1
+
+    @property
+    def end(self) -> LogPosition:
+        """Where the log stops to count; (0, 0) of a log without files."""
+        return LogPosition(self.files[-1].number, self.files[-1].end) if self.files else LogPosition(0, 0)
+
+    @property
+    def torn(self) -> bool:
+        """Whether a write was cut off at the end."""
+        return bool(self.files) and self.files[-1].torn
+
+    def frames(self) -> Iterator[tuple[ScannedFile, int, int]]:
+        """Every frame in order: its file, start and end."""
+        for file in self.files:
+            for run in file.runs:
+                for start, end in run:
+                    yield file, start, end
+
+
+def scan(fs: FileSystem, directory: str, fmt: LogFormat, *, start: LogPosition | None = None) -> LogScan:
+    """Read every file of the log; changes nothing.
+
+    `start` is where the reader's own records take over, such as the position of a snapshot: files before it
+    are left out, as strays, and one that is missing from there on is damage.
+    """
+    return _Scanner(fs, directory, fmt, start).scan()
+
+
+def repair_tail(fs: FileSystem, found: LogScan) -> None:
+    """Cut the last file to what counts, durably. Done again, it changes nothing."""
+    if found.files:
+        last = found.files[-1]
+        if last.size > last.end:
+            fs.truncate(os.path.join(found.directory, file_name(last.number)), last.end)
+
+
+class _Scanner:
+    """The state of one scan."""
+
+    def __init__(self, fs: FileSystem, directory: str, fmt: LogFormat, start: LogPosition | None) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._fmt = fmt
+        self._start = start or LogPosition(0, 0)
+        self._header_bytes = header_bytes(fmt)
+        self._damage: list[LogDamage] = []
+        self._views: dict[int, memoryview] = {}
+        self._headers: dict[int, LogHeader | None] = {}
+
+    def scan(self) -> LogScan:
+        names = [name for name, _ in self._fs.list_files(self._directory)]
+        numbers = [number for number in map(file_number, names) if number is not None]
+        for number in numbers:
+            view = self._fs.map(os.path.join(self._directory, file_name(number)))
+            self._views[number] = view
+            self._headers[number] = LogHeader.decode(self._fmt, view)
+        chain = self._chain(numbers)
+        followers = [*chain[1:], None][: len(chain)]
+        files = [self._file(number, after) for number, after in zip(chain, followers, strict=True)]
+        self._check_current(numbers, files)
+        return LogScan(
+            directory=self._directory,
+            files=files,
+            damage=sorted(self._damage, key=lambda damage: (damage.file, damage.start)),
+            strays=[number for number in numbers if number not in chain],
+            next_frame=self._next_frame(numbers, files),
+        )
+
+    def _next_frame(self, numbers: list[int], files: list[ScannedFile]) -> int:
+        """Above every file that is here, and every one that is known to be missing."""
+        last = max([0, *numbers, *(damage.file for damage in self._damage)])
+        count = files[-1].frame_count if files and files[-1].number == last else 0
+        return last + 3 + count if last else 1
+
+    def _chain(self, numbers: list[int]) -> list[int]:
+        """From the newest file back along the headers; a file that nobody points to is a stray."""
+        chain: list[int] = []
+        number = numbers[-1] if numbers else 0
+        while number:
+            chain.append(number)
+            number = self._before(number, numbers) if number > self._start.file else 0
+        if self._start.file > (chain[0] if chain else 0):
+            self._report(self._start.file, 0, None, "the file is missing")
+        return chain[::-1]
+
+    def _before(self, number: int, numbers: list[int]) -> int:
+        """The file that this one follows, 0 if it is gone because its records were kept elsewhere."""
+        header = self._headers[number]
+        before = [other for other in numbers if other < number]
+        if header is None:
+            return before[-1] if before else 0
+        wanted = header.previous.file
+        if not wanted or wanted in before:
+            return wanted
+        older = [other for other in before if other < wanted]
+        if older or wanted >= self._start.file > 0:
+            self._report(wanted, 0, None, "the file is missing")
+        return older[-1] if older else 0
+
+    def _file(self, number: int, follower: int | None) -> ScannedFile:
+        view, header = self._views[number], self._headers[number]
+        if header is None:
+            self._report(number, 0, min(len(view), self._header_bytes), "the header is damaged")
+        limit = self._counted(number, follower)
+        bound = len(view) if limit is None else min(limit, len(view))
+        runs: list[FrameRun] = []
+        start = min(self._first_offset(number), bound)
+        while True:
+            ends, stop = self._fmt.frame_ends(view, start, bound)
+            if len(ends):
+                runs.append(FrameRun(start=start, ends=ends))
+            resume = self._resume(number, stop, bound, vouched=limit is not None)
+            if resume is None:
+                break
+            start = resume
+        if limit is not None and len(view) < limit:
+            self._report(number, max(stop, len(view)), limit, "the file is too short")
+        torn = limit is None and not _is_zero(view[stop:])
+        end = stop if limit is None else limit
+        return ScannedFile(number=number, view=view[:end], runs=runs, end=end, size=len(view), torn=torn)
+
+    def _first_offset(self, number: int) -> int:
+        begins_here = number == self._start.file
+        return max(self._header_bytes, self._start.offset) if begins_here else self._header_bytes
+
+    def _counted(self, number: int, follower: int | None) -> int | None:
+        """Up to where the next file says that this one counts; None if there is nobody to say so."""
+        header = None if follower is None else self._headers[follower]
+        return header.previous.offset if header and header.previous.file == number else None
+
+    def _resume(self, number: int, stop: int, bound: int, *, vouched: bool) -> int | None:
+        """Where to read on after a frame that is not one, if it was vouched for. Reports the damage."""
+        if stop >= bound:
+            return None
+        header = self._headers[number]
+        marks = list(find_marks(self._fmt, self._views[number], stop, bound, header.salt)) if header else []
+        if not vouched and not any(position > stop for _, position in marks):
+            return None
+        resume = marks[0][0] if marks else None
+        self._report(
+            number, stop, bound if resume is None else resume, "frames that were durable are damaged"
+        )
+        return resume
+
+    def _check_current(self, numbers: list[int], files: list[ScannedFile]) -> None:
+        path = os.path.join(self._directory, CURRENT)
+        try:
+            text = self._fs.read(path).decode("ascii", "replace").strip()
+        except NotFound:
+            # The first file is there before the name is written, and holds nothing until it is.
+            if any(file.runs for file in files):
+                self._report(numbers[-1], 0, 0, "CURRENT is missing")
+            return
+        active = file_number(text)
+        if active is None:
+            self._report(numbers[-1] if numbers else 0, 0, 0, f"CURRENT names no log file: {text[:40]!r}")
+        elif active not in numbers:
+            self._report(active, 0, None, "CURRENT names this file, but it is missing")
+
+    def _report(self, file: int, start: int, end: int | None, reason: str) -> None:
+        self._damage.append(LogDamage(file=file, start=start, end=end, reason=reason))
+
+
+def _is_zero(view: memoryview) -> bool:
+    return not np.frombuffer(view, dtype=np.uint8).any()

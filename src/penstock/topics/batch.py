@@ -1,0 +1,225 @@
+"""The records of one write, checked against every limit and measured, before they have a place in a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+import msgspec
+import numpy as np
+
+from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
+from penstock.topics.limits import (
+    BATCH_RECORDS_MAX,
+    META_BYTES_MAX,
+    META_KEYS_MAX,
+    NODE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    TAG_BYTES_MAX,
+)
+from penstock.topics.model import NewRecord
+from penstock.topics.payload import Text, checked, compact, compact_all, escape_savings, saved_by_record
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+
+__all__ = ["ESCAPED", "DressedRecords", "PreparedBatch", "prepare"]
+
+ESCAPED: Final = 32
+"""The payload has escapes that are accounted shorter than they are stored."""
+
+_FEW: Final = 24
+"""Up to this many records a plain loop is faster than arrays."""
+_OPEN: Final = b'{"d":'
+_CLOSE: Final = b"}"
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(slots=True)
+class DressedRecords:
+    """What stands around `data`, for batches whose records differ in it."""
+
+    leads: list[bytes] = field(default_factory=list)
+    """Node, tag and the opening of the payload."""
+    trails: list[bytes] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    node_bytes: list[int] = field(default_factory=list)
+    tag_bytes: list[int] = field(default_factory=list)
+
+
+class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that break no limit. `accounted` has what each counts for caps and pages."""
+
+    count: int
+    data: Sequence[Text]
+    accounted: list[int]
+    accounted_bytes: int
+    node: bytes | None
+    """The origin of the whole batch."""
+    dressed: DressedRecords | None
+    """None when no record has a tag, meta, an origin of its own, or escapes."""
+    tags: list[tuple[int, bytes]]
+    """Which record of the batch has which tag."""
+
+    @property
+    def lead(self) -> bytes:
+        """What stands before `data` when nothing is dressed."""
+        return _OPEN if self.node is None else self.node + _OPEN
+
+
+def prepare(records: Sequence[NewRecord], node: str | None = None, *, parsed: bool = False) -> PreparedBatch:
+    """Checks a write and makes its texts compact; nothing of it is stored yet.
+
+    `parsed` says that all `data` and `meta` come out of a JSON decoder, from a body that is valid UTF-8; they
+    are not checked again. Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    """
+    count = len(records)
+    if not count:
+        raise InvalidRequest("records is empty; a write has at least one record")
+    if count > BATCH_RECORDS_MAX:
+        raise BatchTooLarge(
+            f"{count} records in one write; at most {BATCH_RECORDS_MAX} are allowed",
+            {"records": count, "max": BATCH_RECORDS_MAX},
+        )
+    batch_node = None if node is None else _name(node, "node", NODE_BYTES_MAX)
+    if count == 1 and parsed and (lone := _lone(records[0], batch_node)) is not None:
+        return lone
+    data, lengths, saved = _texts([record.data for record in records], parsed)
+    accounted = lengths if saved is None else [a - b for a, b in zip(lengths, saved, strict=True)]
+    dressed: DressedRecords | None = None
+    tags: list[tuple[int, bytes]] = []
+    if saved is not None or _is_dressed(records):
+        dressed, accounted, tags = _dress(records, batch_node, accounted, saved, parsed)
+    if max(accounted) > RECORD_BYTES_MAX:
+        _refuse_large(accounted)
+    return PreparedBatch(
+        count=count,
+        data=data,
+        accounted=accounted,
+        accounted_bytes=sum(accounted),
+        node=batch_node,
+        dressed=dressed,
+        tags=tags,
+    )
+
+
+def _lone(record: NewRecord, node: bytes | None) -> PreparedBatch | None:
+    """A write of one record that has nothing but data, by the shortest way; None if it is not such a one."""
+    if record.tag is not None or record.node is not None or _has_meta(record.meta):
+        return None
+    data = compact(record.data)
+    size = len(data)
+    if size > RECORD_BYTES_MAX or b"\\u" in data or b"\\/" in data:
+        return None
+    return PreparedBatch(
+        count=1, data=(data,), accounted=[size], accounted_bytes=size, node=node, dressed=None, tags=[]
+    )
+
+
+def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], list[int], list[int] | None]:
+    """The data of all records, compact; how long each is; what each saves by its escapes, if any does."""
+    if not parsed:
+        data = [checked(text, f"records[{place}].data") for place, text in enumerate(data)]
+    if len(data) <= _FEW:
+        plain = [compact(text) for text in data]
+        escaped = any(b"\\" in text for text in plain)
+        saved = [int(escape_savings(text)[1].sum()) for text in plain] if escaped else None
+        return plain, list(map(len, plain)), saved if saved and any(saved) else None
+    data, blob = compact_all(data)
+    lengths = list(map(len, data))
+    if b"\\" not in blob:
+        return data, lengths, None
+    savings = saved_by_record(blob, np.array(lengths))
+    return data, lengths, None if savings is None else savings.tolist()
+
+
+def _is_dressed(records: Sequence[NewRecord]) -> bool:
+    # An absent meta is one and the same object in every record.
+    absent = records[0].meta
+    if _has_meta(absent):
+        return True
+    odd = [
+        True
+        for record in records
+        if record.tag is not None or record.node is not None or record.meta is not absent
+    ]
+    return bool(odd)
+
+
+def _has_meta(meta: object) -> TypeGuard[msgspec.Raw]:
+    return isinstance(meta, msgspec.Raw) and len(meta) > 0
+
+
+def _dress(
+    records: Sequence[NewRecord],
+    batch_node: bytes | None,
+    accounted: list[int],
+    saved: list[int] | None,
+    parsed: bool,
+) -> tuple[DressedRecords, list[int], list[tuple[int, bytes]]]:
+    dressed = DressedRecords()
+    tags: list[tuple[int, bytes]] = []
+    sizes = list(accounted)
+    nodes: dict[str, bytes] = {}
+    for place, record in enumerate(records):
+        flags, node, tag, trail = 0, batch_node, b"", _CLOSE
+        if record.node is not None and (node := nodes.get(record.node)) is None:
+            node = nodes[record.node] = _name(record.node, f"records[{place}].node", NODE_BYTES_MAX)
+        if record.tag is not None:
+            tag = _name(record.tag, f"records[{place}].tag", TAG_BYTES_MAX)
+            tags.append((place, tag))
+            flags = HAS_TAG
+        meta_saved = 0
+        if _has_meta(record.meta) and (meta := _meta(record.meta, place, parsed)) != b"null":
+            meta_saved = _saved(meta)
+            sizes[place] += len(meta) - meta_saved
+            trail = b',"m":%b}' % meta
+            flags |= HAS_META
+        if meta_saved or (saved is not None and saved[place]):
+            flags |= ESCAPED
+        dressed.flags.append(flags if node is None else flags | HAS_NODE)
+        node = node or b""
+        dressed.leads.append(node + tag + _OPEN)
+        dressed.trails.append(trail)
+        dressed.node_bytes.append(len(node))
+        dressed.tag_bytes.append(len(tag))
+    return dressed, sizes, tags
+
+
+def _name(text: str, what: str, bytes_max: int) -> bytes:
+    try:
+        name = text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{what} holds half of a surrogate pair; send text that has a UTF-8 form"
+        ) from None
+    if len(name) > bytes_max:
+        raise InvalidRequest(f"{what} has {len(name)} bytes; at most {bytes_max} are allowed")
+    return name
+
+
+def _meta(raw: msgspec.Raw, place: int, parsed: bool) -> bytes:
+    meta = compact(raw) if parsed else checked(raw, f"records[{place}].meta")
+    if len(meta) > META_BYTES_MAX and (size := len(meta) - _saved(meta)) > META_BYTES_MAX:
+        raise InvalidRequest(
+            f"records[{place}].meta has {size} bytes of JSON; at most {META_BYTES_MAX} are allowed"
+        )
+    # Every member has a colon, so most meta needs no parsing to be known to have few.
+    if meta.startswith(b"{") and meta.count(b":") > META_KEYS_MAX:
+        keys = len(_KEYS.decode(meta))
+        if keys > META_KEYS_MAX:
+            raise InvalidRequest(
+                f"records[{place}].meta has {keys} keys; at most {META_KEYS_MAX} are allowed"
+            )
+    return meta
+
+
+def _saved(text: bytes) -> int:
+    return int(escape_savings(text)[1].sum()) if b"\\" in text else 0
+
+
+def _refuse_large(accounted: list[int]) -> None:
+    place = next(place for place, size in enumerate(accounted) if size > RECORD_BYTES_MAX)
+    raise RecordTooLarge(
+        f"records[{place}] has {accounted[place]} bytes of JSON in data and meta; "
+        f"at most {RECORD_BYTES_MAX} are allowed"
+    )

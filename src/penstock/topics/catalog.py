@@ -1,0 +1,238 @@
+"""Which topics there are: by name, in order, coming and going.
+
+A topic is entered when its creation is committed and leaves when its deletion is. Between the submission and
+the commit everybody who asks for the name waits: nobody writes to a topic that is on its way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.topics.config import EngineConfig, TopicConfig
+from penstock.topics.control import TopicChange
+from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, TopicNotFound
+from penstock.topics.frame import FrameType, encode_control
+from penstock.topics.journal import Journal, Shard
+from penstock.topics.limits import PAGE_SIZE_DEFAULT
+from penstock.topics.model import PutResult, RemoveResult, TopicState
+from penstock.topics.names import check_topic_name
+from penstock.topics.submission import Change
+from penstock.topics.topic import Topic
+
+__all__ = ["Catalog"]
+
+T = TypeVar("T")
+
+_CONFIG = msgspec.json.Encoder()
+
+
+class Catalog:
+    """All topics of an engine, and what they hold together. Belongs to the event loop's thread."""
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._topics: dict[str, Topic] = {}
+        self._names: list[str] = []
+        self._creating: dict[str, asyncio.Future[None]] = {}
+        self._journal: Journal | None = None
+        self._on_removed: Callable[[Topic], None] = lambda _: None
+        self.next_topic_id = 1
+        self.total_bytes = 0
+        """Accounted bytes of all live records, and of those on their way."""
+
+    def open(self, journal: Journal, topics: Iterable[Topic], next_topic_id: int) -> None:
+        """Begin with what a start found."""
+        self._journal = journal
+        self.next_topic_id = next_topic_id
+        for topic in topics:
+            topic.attach(journal.shard_of(topic.id))
+            self._enter(topic)
+
+    def on_removed(self, tell: Callable[[Topic], None]) -> None:
+        """Whom to tell of a topic that is durably gone."""
+        self._on_removed = tell
+
+    def all(self) -> list[Topic]:
+        return list(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._topics
+
+    def find(self, name: str) -> Topic | None:
+        """The topic, unless it is not there or on its way out."""
+        topic = self._topics.get(name)
+        return None if topic is None or topic.leaving is not None else topic
+
+    def get(self, name: str) -> Topic:
+        """The topic, for readers. Raises `TopicNotFound`."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise TopicNotFound(name)
+        return topic
+
+    async def settled(self, name: str) -> Topic | None:
+        """The topic or None, once no deletion or creation of it is under way."""
+        while True:
+            topic = self._topics.get(name)
+            under_way = self._creating.get(name) if topic is None else topic.leaving
+            if under_way is None:
+                return topic
+            await asyncio.wait([under_way])
+
+    def take_back(self, shard: Shard) -> None:
+        """A commit failed: no write that was under way on this shard will be published."""
+        for topic in self._topics.values():
+            if topic.shard is shard:
+                topic.give_up_in_flight()
+                self.tally(topic)
+
+    # ---- coming and going ----------------------------------------------------------------------------
+
+    async def put(self, name: str, config: TopicConfig) -> PutResult:
+        """Create a topic or give an existing one this config; see `Engine.put_topic`."""
+        check_topic_name(name)
+        config = config.resolved(name)
+        topic = await self.settled(name)
+        if topic is None:
+            await self.create(name, config)
+            return PutResult(topic=name, created=True, config=config)
+        if topic.config.type != config.type:
+            raise IncompatibleTopic(
+                f'topic "{name}" is a {topic.config.type} and cannot become a {config.type}; delete it first',
+                {"topic": name, "existing_type": topic.config.type, "requested_type": config.type},
+            )
+        if topic.config != config:
+            await self._reconfigure(topic, config)
+        return PutResult(topic=name, created=False, config=config)
+
+    async def create(self, name: str, config: TopicConfig) -> Topic:
+        """A new topic; nobody else may be creating it. Raises `Throttled` when there are too many."""
+        cap = self._config.max_topics
+        if cap and len(self._topics) + len(self._creating) >= cap:
+            raise Throttled(
+                f"there are {len(self._topics)} topics; delete some or raise the limit",
+                {"limit": "max_topics", "max": cap},
+            )
+        assert self._journal is not None
+        topic_id, self.next_topic_id = self.next_topic_id, self.next_topic_id + 1
+        topic = Topic(name=name, id=topic_id, config=config, shard=self._journal.shard_of(topic_id))
+        created = self.change(
+            topic, FrameType.TOPIC_CREATE, _named(topic, config), lambda: self._enter(topic)
+        )
+        self._creating[name] = created
+        created.add_done_callback(lambda _: self._creating.pop(name))
+        # The creation goes on without its caller, and everybody else waits for it.
+        await asyncio.shield(created)
+        return topic
+
+    async def _reconfigure(self, topic: Topic, config: TopicConfig) -> None:
+        def apply() -> None:
+            topic.reconfigure(config, self._clock.now_ms())
+            self.tally(topic)
+
+        await self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
+
+    async def remove(self, name: str, *, if_empty: bool) -> RemoveResult:
+        """Delete a topic; see `Engine.remove_topic`."""
+        topic = await self.settled(name)
+        if topic is None:
+            return RemoveResult(topic=name, deleted=False)
+        self.retain(topic)
+        if if_empty and (topic.index.live or topic.in_flight):
+            raise TopicNotEmpty(
+                f'topic "{name}" has {topic.index.live} records; delete them first or leave out if_empty',
+                {"topic": name, "count": topic.index.live + topic.in_flight},
+            )
+        leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
+        topic.leaving = leaving
+        leaving.add_done_callback(lambda _: topic.stay())
+        # The deletion goes on without its caller, and everybody else waits for it.
+        await asyncio.shield(leaving)
+        return RemoveResult(topic=name, deleted=True)
+
+    def change(self, topic: Topic, kind: FrameType, body: bytes, apply: Callable[[], T]) -> asyncio.Future[T]:
+        """Make a change durable, then apply it; it is applied even if the caller has gone."""
+        topic.shard.check_room()
+        frames = [*topic.moved_floors(), encode_control(kind, topic.id, body, ts_ms=self._clock.now_ms())]
+        change = Change(apply)
+        topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change)
+        return change.outcome
+
+    def _enter(self, topic: Topic) -> None:
+        self._topics[topic.name] = topic
+        insort(self._names, topic.name)
+        self.tally(topic)
+
+    def _leave(self, topic: Topic) -> None:
+        del self._topics[topic.name]
+        del self._names[bisect_left(self._names, topic.name)]
+        self.total_bytes -= topic.tally_bytes
+        topic.gone = True
+        topic.waiters.wake()
+        self._on_removed(topic)
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    def page(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        limit: int = PAGE_SIZE_DEFAULT,
+        touch: bool = False,
+        allowed: Callable[[str], bool] | None = None,
+    ) -> tuple[list[TopicState], str | None]:
+        """Topics by name; see `Engine.topics`."""
+        found: list[TopicState] = []
+        now_ms = self._clock.now_ms()
+        start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
+        for place in range(start, len(self._names)):
+            name = self._names[place]
+            if not name.startswith(prefix):
+                break
+            if allowed is not None and not allowed(name):
+                continue
+            if len(found) == limit:
+                return found, found[-1].topic
+            topic = self._topics[name]
+            if touch:
+                topic.last_consumed_ms = now_ms
+            self.retain(topic)
+            found.append(topic.state(now_ms))
+        return found, None
+
+    def retain(self, topic: Topic) -> None:
+        """Let go of what is too old or too much, and keep the total."""
+        topic.retain(self._clock.now_ms())
+        self.tally(topic)
+
+    def tally(self, topic: Topic) -> None:
+        """Keep the total over all topics."""
+        now = topic.index.live_bytes + topic.in_flight_bytes
+        if now != topic.tally_bytes and not topic.gone:
+            self.total_bytes += now - topic.tally_bytes
+            topic.tally_bytes = now
+
+    def check_total(self, size: int) -> None:
+        """Raises `Throttled` when all topics together have no room for so many bytes more."""
+        cap = self._config.max_total_bytes
+        if cap and self.total_bytes + size > cap:
+            raise Throttled(
+                f"all topics together hold {self.total_bytes} bytes of at most {cap}; delete some records",
+                {"limit": "max_total_bytes", "max": cap},
+            )
+
+
+def _named(topic: Topic, config: TopicConfig | None) -> bytes:
+    encoded = b"" if config is None else _CONFIG.encode(config)
+    return TopicChange(name=topic.name, config=encoded).encode()

@@ -1,0 +1,303 @@
+"""From the log into segments, so that the log stays short and old records are as cheap to read as new ones.
+
+A checkpoint is one cut through all topics, taken in one step of the event loop: everything committed before
+it is in the captured state, everything after it is behind the log positions that are captured with it.
+
+1. `capture` copies what is in the log only, and the floors, deletions and segments of every topic.
+2. `store` writes segments, deletion files and cold copies, then a snapshot that names them. Until that is
+   durable nothing refers to them, so a crash anywhere leaves the state before.
+3. The engine puts the new segments into the index and lets go of log files and segments that nothing needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.files.log_file import LogPosition
+from penstock.fs import FileSystem
+from penstock.topics.columns import Columns
+from penstock.topics.config import EngineConfig
+from penstock.topics.errors import Damaged
+from penstock.topics.segment import SegmentEntry
+from penstock.topics.segment_build import build, rows_that_fit
+from penstock.topics.segment_deleted import DeletedRows
+from penstock.topics.segment_reader import Segment
+from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
+from penstock.topics.tier import Tiers, TopicTier, choose
+from penstock.topics.topic import Topic
+
+__all__ = ["Cut", "StoredCut", "TopicCut", "capture", "store"]
+
+_CONFIG = msgspec.json.Encoder()
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicCut:
+    """One topic at the moment of the cut, and what becomes of it."""
+
+    topic: Topic
+    entry: TopicEntry
+    rows: Columns | None
+    """Copies of the rows that are in the log only; None if there are none worth keeping."""
+    views: dict[int, memoryview]
+    deleted: dict[int, DeletedRows]
+    """By first sequence number: what the deletion files of its segments have to say, where it is new."""
+    dead: list[int]
+    """Segments without a live record."""
+    segments: list[SegmentEntry] = field(default_factory=list)
+    grown: list[Segment] = field(default_factory=list)
+    """Segments that are new or have more records than before, or whose records are now elsewhere."""
+    moved: list[SegmentEntry] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cut:
+    """All topics at one moment, and where in each log that moment was."""
+
+    topics: list[TopicCut]
+    wal: Mapping[str, LogPosition]
+    next_topic_id: int
+    now_ms: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredCut:
+    """A cut that is durable."""
+
+    cut: Cut
+    problems: list[str]
+
+
+def capture(topics: Iterable[Topic], wal: Mapping[str, LogPosition], next_topic_id: int, now_ms: int) -> Cut:
+    """Everything that a snapshot of this moment says. No step may come between this and the positions."""
+    return Cut(
+        topics=[_capture_topic(topic) for topic in topics],
+        wal=dict(wal),
+        next_topic_id=next_topic_id,
+        now_ms=now_ms,
+    )
+
+
+def _capture_topic(topic: Topic) -> TopicCut:
+    if topic.captured is not None:
+        # Nothing happened since the last cut. With many topics that is what is true of most.
+        return TopicCut(
+            topic=topic,
+            entry=topic.captured,
+            rows=None,
+            views={},
+            deleted={},
+            dead=[],
+            segments=list(topic.segments),
+        )
+    index, floors = topic.index, topic.floors
+    index.drop_dead_runs()
+    there = {run.first_seq for run in index.runs if run.segment}
+    dead = {segment.first_seq for segment in topic.segments if segment.first_seq not in there}
+    first, last = max(index.first_log_seq, index.earliest_seq), topic.kept_through
+    rows = index.copy(first, last) if first <= last and index.live else None
+    if rows is not None and not rows.live:
+        rows = None
+    cap_floor = floors.cap
+    if topic.is_ephemeral and index.head_seq > topic.kept_through and index.earliest_seq > topic.kept_through:
+        # What is only in memory is lost with the process. Readers shall be told, not find fewer records.
+        cap_floor = max(cap_floor, index.head_seq + 1) if index.live else cap_floor
+    entry = TopicEntry(
+        name=topic.name,
+        id=topic.id,
+        epoch=topic.epoch,
+        config=_CONFIG.encode(topic.config),
+        head_seq=index.head_seq,
+        cap_floor=cap_floor,
+        ttl_floor=floors.ttl,
+        trim_floor=floors.trim,
+        delete_below=topic.delete_below,
+        reserved_head=topic.reserved_seq,
+        last_write_ms=topic.last_write_ms,
+        checkpointed_seq=topic.kept_through,
+    )
+    topic.captured = entry
+    return TopicCut(
+        topic=topic,
+        entry=entry,
+        rows=rows,
+        views={} if rows is None else {file: topic.log_view(file) for file in set(rows.files())},
+        deleted=_new_deletions(topic, dead),
+        dead=sorted(dead),
+        segments=[segment for segment in topic.segments if segment.first_seq not in dead],
+    )
+
+
+def _new_deletions(topic: Topic, dead: set[int]) -> dict[int, DeletedRows]:
+    known = {segment.first_seq: segment.deleted for segment in topic.segments}
+    changed: dict[int, DeletedRows] = {}
+    for run in topic.index.runs:
+        if run.segment and run.changed and run.first_seq in known and run.first_seq not in dead:
+            rows = topic.deleted_rows(run)
+            if int(np.count_nonzero(rows)) > known[run.first_seq]:
+                changed[run.first_seq] = rows
+    return changed
+
+
+def store(
+    cut: Cut,
+    *,
+    fs: FileSystem,
+    meta_dir: str,
+    number: int,
+    previous: int,
+    tiers: Tiers,
+    config: EngineConfig,
+    has_cold: bool,
+) -> StoredCut:
+    """Write segments and a snapshot; durable on return. Blocks. After an error the state before holds.
+
+    Raises `OutcomeUnknown` when the snapshot may be in place: it has to go before anything is stored again.
+    """
+    problems: list[str] = []
+    for topic_cut in cut.topics:
+        tier = tiers.topic(topic_cut.entry.id)
+        if topic_cut.rows is not None:
+            _store_rows(topic_cut, tier, config, cut.now_ms)
+        _seal_by_age(topic_cut, tier, config, cut.now_ms)
+        _store_deletions(topic_cut, tier)
+        if has_cold:
+            problems += _move(topic_cut, tier, config)
+    snapshot = Snapshot(
+        next_topic_id=cut.next_topic_id,
+        created_ms=cut.now_ms,
+        wal={path: LogStart(position.file, position.offset) for path, position in cut.wal.items()},
+        topics=tuple(
+            msgspec.structs.replace(topic.entry, segments=tuple(topic.segments)) for topic in cut.topics
+        ),
+    )
+    for topic_cut in cut.topics:
+        _load_grown(topic_cut, tiers.topic(topic_cut.entry.id))
+    write_snapshot(fs, meta_dir, number, snapshot, previous=previous or None)
+    return StoredCut(cut=cut, problems=problems)
+
+
+def _store_rows(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
+    """Append the rows to the active segment, and start as many new ones as their limits ask for."""
+    rows = cut.rows
+    assert rows is not None
+    at, end = rows.first_seq, rows.end_seq
+    while at < end:
+        active = _active(cut.segments, at)
+        events_left = config.segment_max_events - (active.count if active else 0)
+        bytes_left = config.segment_max_bytes - (active.data_bytes if active else 0)
+        length = rows.length[at - rows.first_seq :]
+        fitting = rows_that_fit(length, events_left=events_left, bytes_left=bytes_left)
+        if not fitting and active is not None:
+            _replace(cut.segments, _sealed(tier, active))
+            continue
+        part = rows.part(at, at + max(fitting, 1) - 1)
+        at = part.end_seq
+        try:
+            _store_part(cut, tier, active, part, now_ms)
+        except Damaged:
+            if active is None:
+                raise
+            # The active segment is not what it was: leave it as it is, with what can be read of it.
+            _replace(cut.segments, msgspec.structs.replace(active, sealed=True))
+            at = part.first_seq
+    _seal_full(cut, tier, config)
+
+
+def _store_part(
+    cut: TopicCut, tier: TopicTier, active: SegmentEntry | None, part: Columns, now_ms: int
+) -> None:
+    frames: Callable[[int], memoryview] = cut.views.__getitem__
+    built = build(part, frames, data_offset=active.data_bytes if active else 0)
+    if active is None:
+        cut.segments.append(tier.start(built, now_ms))
+    else:
+        _replace(cut.segments, tier.append(active, built))
+
+
+def _active(segments: list[SegmentEntry], next_seq: int) -> SegmentEntry | None:
+    """The segment that takes the next record; one that ends elsewhere is as good as sealed."""
+    if segments and not segments[-1].sealed and segments[-1].end_seq == next_seq:
+        return segments[-1]
+    return None
+
+
+def _replace(segments: list[SegmentEntry], entry: SegmentEntry) -> None:
+    segments[-1] = entry
+
+
+def _seal_full(cut: TopicCut, tier: TopicTier, config: EngineConfig) -> None:
+    last = cut.segments[-1]
+    full = last.count >= config.segment_max_events or last.data_bytes >= config.segment_max_bytes
+    if full and not last.sealed:
+        _replace(cut.segments, _sealed(tier, last))
+
+
+def _seal_by_age(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
+    """Seal what is old, and whatever cannot grow any more because another segment follows."""
+    for place, entry in enumerate(cut.segments):
+        is_last = place == len(cut.segments) - 1
+        old = config.segment_max_age_ms and now_ms - entry.created_ms >= config.segment_max_age_ms
+        if not entry.sealed and (old or not is_last):
+            cut.segments[place] = _sealed(tier, entry)
+
+
+def _sealed(tier: TopicTier, entry: SegmentEntry) -> SegmentEntry:
+    try:
+        return tier.seal(entry)
+    except Damaged:
+        return msgspec.structs.replace(entry, sealed=True)  # it will not grow; readers are told what is wrong
+
+
+def _store_deletions(cut: TopicCut, tier: TopicTier) -> None:
+    for place, entry in enumerate(cut.segments):
+        rows = cut.deleted.get(entry.first_seq)
+        if rows is not None:
+            # The active segment may have grown since the cut: what it gained was live then.
+            padded = np.zeros(entry.count, np.bool_)
+            padded[: len(rows)] = rows
+            cut.segments[place] = tier.write_deleted(entry, padded)
+
+
+def _move(cut: TopicCut, tier: TopicTier, config: EngineConfig) -> list[str]:
+    """Copy old segments to the cold tier. One that cannot be copied stays where it is and is tried again."""
+    problems: list[str] = []
+    moving = choose(
+        cut.segments, retain_segments=config.hot_retain_segments, retain_bytes=config.hot_retain_bytes
+    )
+    by_seq = {entry.first_seq: place for place, entry in enumerate(cut.segments)}
+    for entry in moving:
+        try:
+            moved = tier.relocate(entry)
+        except Damaged as error:
+            problems.append(f'topic "{cut.entry.name}" stays hot: {error}')
+            continue
+        except PenstockError as error:
+            problems.append(f'topic "{cut.entry.name}" stays hot: {error}')
+            break
+        cut.segments[by_seq[entry.first_seq]] = moved
+        cut.moved.append(moved)
+    return problems
+
+
+def _load_grown(cut: TopicCut, tier: TopicTier) -> None:
+    """Open what changed, for the index."""
+    known = {entry.first_seq: entry for entry in cut.topic.segments}
+    for entry in cut.segments:
+        before = known.get(entry.first_seq)
+        if before is None or (before.count, before.cold, before.sealed) != (
+            entry.count,
+            entry.cold,
+            entry.sealed,
+        ):
+            try:
+                cut.grown.append(tier.load(entry))
+            except Damaged:
+                if before is None or before.count != entry.count:
+                    raise
+                # It was damaged before; its rows stay what they are.

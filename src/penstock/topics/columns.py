@@ -1,0 +1,297 @@
+"""Where the records of consecutive sequence numbers are: one fixed-size row each, never an object each.
+
+A row has the 20 bytes of a segment's index entry, so a run of rows is either a segment's index file as it
+is mapped, or a buffer of the same layout that grows as records are written. In the second case offsets point
+into log files (or chunks of memory), and `file_of` tells which one a row belongs to.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.fs import Buffer
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, HOLE, IDX_DTYPE, IDX_STRIDE, LOST, IndexRows
+
+__all__ = [
+    "DAMAGED",
+    "DEAD",
+    "DELETED",
+    "NO_FILE",
+    "NO_FRAME",
+    "ROW",
+    "Columns",
+    "Lengths",
+    "Places",
+    "pack_row",
+]
+
+DELETED: Final = 0x80
+"""Only in memory: the record was removed. A segment's index never has it; its `.del` sidecar does."""
+DAMAGED: Final = LOST
+"""The record was acknowledged and cannot be read. It counts as live until it is deleted or evicted."""
+DEAD: Final = DELETED | HOLE
+"""A row with one of these is no record."""
+NO_FRAME: Final = HOLE | DAMAGED
+"""A row with one of these has no bytes to read."""
+
+ROW = struct.Struct("<IIQI")
+"""offset, length, ts, flags | overhead << 8."""
+
+_KEPT: Final = HAS_TAG | HAS_NODE | HAS_META | HOLE | DAMAGED
+_FLAGS_AT: Final = 16
+NO_FILE: Final = -1
+"""The file of rows that have no bytes at all."""
+
+_ROWS_MIN: Final = 16
+_NO_ROWS: Final = bytes(IDX_STRIDE)
+
+Lengths: TypeAlias = npt.NDArray[np.uint32]
+Times: TypeAlias = npt.NDArray[np.uint64]
+Flags: TypeAlias = npt.NDArray[np.uint8]
+Places: TypeAlias = npt.NDArray[np.int64]
+"""Row numbers within one run."""
+
+
+def pack_row(offset: int, length: int, ts_ms: int, flags: int, overhead: int) -> bytes:
+    """One row. `overhead` is the length of the frame minus the bytes the record is accounted with."""
+    return ROW.pack(offset, length, ts_ms, flags | overhead << 8)
+
+
+class Columns:
+    """The rows of `first_seq` to `end_seq - 1`; `live` and `live_bytes` are kept by the index that owns them.
+
+    A run of a segment has `segment` true and all its rows in one file. `source` belongs to the owner.
+    """
+
+    __slots__ = (
+        "_flags",
+        "_rows",
+        "_spans",
+        "changed",
+        "count",
+        "first_seq",
+        "live",
+        "live_bytes",
+        "segment",
+        "source",
+    )
+
+    def __init__(self, first_seq: int, *, segment: bool = False, source: object = None) -> None:
+        self.first_seq = first_seq
+        self.count = 0
+        self.segment = segment
+        self.source = source
+        self.changed = False
+        """Whether a flag was set since the owner last cleared this."""
+        self.live = 0
+        self.live_bytes = 0
+        self._rows: Buffer = _NO_ROWS
+        self._flags: bytearray | None = None
+        self._spans: list[tuple[int, int]] = []
+
+    @classmethod
+    def of_segment(cls, first_seq: int, rows: Buffer | IndexRows, *, source: object = None) -> Columns:
+        """The run of a segment whose index entries are `rows`; they are not copied and never written to."""
+        run = cls(first_seq, segment=True, source=source)
+        plain = (
+            np.ascontiguousarray(rows).view("u1").data if isinstance(rows, np.ndarray) else memoryview(rows)
+        )
+        run.count = len(plain) // IDX_STRIDE
+        run._rows = plain.toreadonly() if run.count else _NO_ROWS
+        run._spans = [(0, 0)]
+        run.recount()
+        return run
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        kind = "segment" if self.segment else "log"
+        return f"<Columns {kind} {self.first_seq}..{self.end_seq - 1} live={self.live}>"
+
+    @property
+    def end_seq(self) -> int:
+        """The sequence number after the last row."""
+        return self.first_seq + self.count
+
+    @property
+    def offset(self) -> Lengths:
+        """Where each frame starts in its file."""
+        return np.ndarray(self.count, "<u4", self._rows, 0, IDX_STRIDE)
+
+    @property
+    def length(self) -> Lengths:
+        """How many bytes each frame has, its length field included."""
+        return np.ndarray(self.count, "<u4", self._rows, 4, IDX_STRIDE)
+
+    @property
+    def ts(self) -> Times:
+        return np.ndarray(self.count, "<u8", self._rows, 8, IDX_STRIDE)
+
+    @property
+    def flags(self) -> Flags:
+        """The flags as they are now; change them through `mark` only."""
+        if self._flags is not None:
+            return np.frombuffer(self._flags, "u1")
+        return np.ndarray(self.count, "u1", self._rows, _FLAGS_AT, IDX_STRIDE)
+
+    @property
+    def overhead(self) -> Lengths:
+        packed: Lengths = np.ndarray(self.count, "<u4", self._rows, _FLAGS_AT, IDX_STRIDE)
+        return packed >> np.uint32(8)
+
+    def accounted(self, start: int, stop: int) -> Lengths:
+        """The bytes that rows `start` to `stop - 1` are accounted with, dead rows included."""
+        if start >= stop:
+            return np.zeros(0, np.uint32)
+        at = start * IDX_STRIDE
+        length: Lengths = np.ndarray(stop - start, "<u4", self._rows, at + 4, IDX_STRIDE)
+        packed: Lengths = np.ndarray(stop - start, "<u4", self._rows, at + _FLAGS_AT, IDX_STRIDE)
+        return length - (packed >> np.uint32(8))
+
+    def is_live(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Which of the rows `start` to `stop - 1` are records that nobody removed."""
+        alive: npt.NDArray[np.bool_] = (self.flags[start:stop] & np.uint8(DEAD)) == 0
+        return alive
+
+    def row(self, place: int) -> tuple[int, int, int, int, int]:
+        """offset, length, ts, flags, overhead of one row."""
+        offset, length, ts, packed = ROW.unpack_from(self._rows, place * IDX_STRIDE)
+        return offset, length, ts, self.flag(place), packed >> 8
+
+    def flag(self, place: int) -> int:
+        """The flags of one row."""
+        if self._flags is not None:
+            return self._flags[place]
+        return self._rows[place * IDX_STRIDE + _FLAGS_AT]
+
+    def mark(self, places: Places | int, flag: int) -> None:
+        """Sets a flag on these rows. What a segment's index was mapped from stays as it is."""
+        self.changed = True
+        if isinstance(places, int):
+            if isinstance(self._rows, bytearray):
+                self._rows[place_of_flags(places)] |= flag
+            else:
+                self._own_flags()[places] |= flag
+        elif len(places):
+            if not isinstance(self._rows, bytearray):
+                self._own_flags()
+            self.flags[places] |= np.uint8(flag)
+
+    def _own_flags(self) -> bytearray:
+        if self._flags is None:
+            self._flags = bytearray(self.flags.tobytes())
+        return self._flags
+
+    def append_row(self, file: int, offset: int, length: int, ts_ms: int, flags: int, overhead: int) -> None:
+        """One more row at the end; only on a run that is no segment."""
+        rows = self._room(1)
+        self._enter(file)
+        ROW.pack_into(rows, self.count * IDX_STRIDE, offset, length, ts_ms, flags | overhead << 8)
+        self.count += 1
+
+    def append_rows(self, file: int, base: int, rows: Buffer) -> None:
+        """Rows whose offsets count from `base` of a file; only on a run that is no segment."""
+        added = len(rows) // IDX_STRIDE
+        target = self._room(added)
+        self._enter(file)
+        start = self.count * IDX_STRIDE
+        if added == 1:
+            offset, length, ts_ms, packed = ROW.unpack(rows)
+            ROW.pack_into(target, start, offset + base, length, ts_ms, packed)
+            self.count += 1
+            return
+        target[start : start + added * IDX_STRIDE] = rows
+        moved: Lengths = np.ndarray(added, "<u4", target, start, IDX_STRIDE)
+        moved += np.uint32(base)
+        self.count += added
+
+    def append_part(self, other: Columns, start: int, stop: int) -> None:
+        """Rows `start` to `stop - 1` of another run, with their flags and files."""
+        for at, file in list(other._spans_between(start, stop)):
+            end = min(other.file_of(at)[1], stop)
+            before = self.count
+            self.append_rows(file, 0, memoryview(other._rows)[at * IDX_STRIDE : end * IDX_STRIDE])
+            if other._flags is not None:
+                self.flags[before:] = other.flags[at:end]
+
+    def _room(self, added: int) -> bytearray:
+        assert not self.segment, "a segment's rows never change"
+        rows = self._rows
+        wanted = (self.count + added) * IDX_STRIDE
+        if isinstance(rows, bytearray) and len(rows) >= wanted:
+            return rows
+        # A new buffer instead of a resize: views of the old one may still be in use.
+        grown = bytearray(max(wanted, 2 * len(rows), _ROWS_MIN * IDX_STRIDE))
+        grown[: self.count * IDX_STRIDE] = memoryview(rows)[: self.count * IDX_STRIDE]
+        self._rows = grown
+        return grown
+
+    def _enter(self, file: int) -> None:
+        if not self._spans or self._spans[-1][1] != file:
+            self._spans.append((self.count, file))
+
+    def file_of(self, place: int) -> tuple[int, int]:
+        """The file of one row, and the first row after it that is in another file (or the end)."""
+        spans = self._spans
+        if place >= spans[-1][0]:
+            return spans[-1][1], self.count
+        at = bisect_right(spans, place, key=_start_of) - 1
+        return spans[at][1], spans[at + 1][0]
+
+    def files(self, from_place: int = 0) -> list[int]:
+        """The files that rows from `from_place` on point into, in order of the rows."""
+        return [file for _, file in self._spans_between(from_place, self.count)]
+
+    @property
+    def file(self) -> Places:
+        """The file of every row."""
+        starts = np.array([at for at, _ in self._spans], np.int64)
+        sizes = np.diff(starts, append=np.int64(self.count))
+        return np.repeat(np.array([file for _, file in self._spans], np.int64), sizes)
+
+    def part(self, first_seq: int, last_seq: int) -> Columns:
+        """A copy of the log rows of `first_seq` to `last_seq`, flags included."""
+        copied = Columns(first_seq, source=self.source)
+        copied.append_part(self, first_seq - self.first_seq, last_seq + 1 - self.first_seq)
+        copied.recount()
+        return copied
+
+    def _spans_between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        while start < stop:
+            file, after = self.file_of(start)
+            yield start, file
+            start = after
+
+    def index_rows(self) -> IndexRows:
+        """The rows as index entries without the flags that exist in memory only; a copy."""
+        rows = np.frombuffer(bytearray(memoryview(self._rows)[: self.count * IDX_STRIDE]), IDX_DTYPE)
+        rows["flags"] = self.flags & np.uint8(_KEPT)
+        return rows
+
+    def recount(self, below_seq: int = 0) -> None:
+        """Sets `live` and `live_bytes` from the rows; those below `below_seq` count as gone."""
+        start = min(max(below_seq - self.first_seq, 0), self.count)
+        alive = self.is_live(start, self.count)
+        self.live = int(np.count_nonzero(alive))
+        self.live_bytes = int(self.accounted(start, self.count)[alive].sum(dtype=np.uint64))
+
+    def deleted_seqs(self) -> npt.NDArray[np.uint64]:
+        """The sequence numbers of rows that hold a frame and were removed: what a `.del` sidecar keeps."""
+        removed = (self.flags & (DELETED | HOLE)) == DELETED
+        return np.flatnonzero(removed).astype("<u8") + np.uint64(self.first_seq)
+
+
+def place_of_flags(place: int) -> int:
+    """Where in a buffer of rows the flags of one row are."""
+    return place * IDX_STRIDE + _FLAGS_AT
+
+
+def _start_of(span: tuple[int, int]) -> int:
+    return span[0]

@@ -1,0 +1,122 @@
+"""How one topic keeps its records, and where an engine keeps its topics."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from penstock.topics.errors import InvalidRequest
+from penstock.topics.limits import SEQ_MAX
+from penstock.topics.names import is_topic_name
+
+__all__ = ["Durability", "EngineConfig", "TopicConfig"]
+
+_LEASE_MS: Final = (100, 86_400_000)
+_JITTER_MS_MAX: Final = 5000
+_U64_FIELDS: Final = (
+    "cap_bytes",
+    "cap_records",
+    "claim_jitter_ms",
+    "idempotency_window_ms",
+    "lease_ms",
+    "max_deliveries",
+    "ttl_ms",
+)
+
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+_I32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class Durability(StrEnum):
+    """What an acknowledgement means; the classes are ordered from weak to strong."""
+
+    EPHEMERAL = "ephemeral"
+    """In memory only: gone with the process."""
+    MEMORY = "memory"
+    """Written to the log, no promise."""
+    DISK = "disk"
+    """Written to the log; synced within a moment. Survives a killed process, not always a power cut."""
+    FSYNC = "fsync"
+    """Synced before the acknowledgement."""
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The config object of the contract. Build it, then use `resolved()`: that is what is stored and echoed.
+
+    `durability` is authoritative; without it `durable` chooses between `fsync` and `disk`.
+    """
+
+    type: Literal["log", "queue"] = "log"
+    ttl_ms: _U64 = 0
+    cap_records: _U64 = 0
+    cap_bytes: _U64 = 0
+    discard: Literal["old", "reject"] = "old"
+    durable: bool = False
+    durability: Durability | None = None
+    priority: _I32 | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: _U64 = 120_000
+    dedupe_node: bool = True
+    lease_ms: _U64 = 30_000
+    claim_jitter_ms: _U64 = 0
+    max_deliveries: _U64 = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+    def resolved(self, topic: str) -> TopicConfig:
+        """The same with every alias decided and every value in its range.
+
+        Raises `InvalidRequest` when the dead-letter topic cannot be one.
+        """
+        for field in _U64_FIELDS:
+            if getattr(self, field) > SEQ_MAX:
+                raise InvalidRequest(f"{field} must be below 2^64")
+        if self.dead_letter is not None:
+            self._check_dead_letter(topic, self.dead_letter)
+        durability = self.durability or (Durability.FSYNC if self.durable else Durability.DISK)
+        return msgspec.structs.replace(
+            self,
+            durability=durability,
+            durable=durability is Durability.FSYNC,
+            lease_ms=min(max(self.lease_ms, _LEASE_MS[0]), _LEASE_MS[1]),
+            claim_jitter_ms=min(self.claim_jitter_ms, _JITTER_MS_MAX),
+        )
+
+    def _check_dead_letter(self, topic: str, name: str) -> None:
+        if not is_topic_name(name):
+            raise InvalidRequest(f"dead_letter {name[:80]!r} is not a topic name")
+        if self.type == "queue" and name == topic:
+            raise InvalidRequest("a queue cannot be its own dead_letter topic; name another one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Where an engine keeps its topics and when it tidies up. The defaults are those of the contract."""
+
+    data_dir: str
+    cold_dir: str | None = None
+    """A directory or a store URL for old segments; None keeps everything in `data_dir`."""
+    wal_shards: int = min(os.cpu_count() or 1, 8)
+    wal_file_bytes: int = 64 * 1024**2
+    wal_queue_max: int = 4096
+    """Writes that may wait for one shard's commit; beyond that they are throttled."""
+    sync_interval_ms: int = 100
+    """How long the `disk` class may stay unsynced."""
+    segment_max_events: int = 10_000
+    segment_max_bytes: int = 64 * 1024**2
+    segment_max_age_ms: int = 3_600_000
+    """0 never seals by age."""
+    hot_retain_segments: int = 4
+    hot_retain_bytes: int = 0
+    """0 sets no bound by size."""
+    checkpoint_bytes: int = 64 * 1024**2
+    """Log bytes after which records move from the log into segments."""
+    checkpoint_interval_ms: int = 60_000
+    max_topics: int = 100_000
+    max_total_bytes: int = 0
+    """Accounted bytes over all topics; 0 sets no bound."""

@@ -1,0 +1,142 @@
+"""How a data directory is laid out, for those who read it beside its server or without one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final, cast
+
+from penstock.errors import NotFound, PenstockError
+from penstock.files import FileSystem, LockHeld
+from penstock.files.log_file import LogPosition, file_number
+from penstock.files.log_scan import LogDamage, LogScan, scan
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.segment import Part, SegmentEntry, segment_name
+from penstock.topics.segment_root import topic_folder
+from penstock.topics.snapshot import Snapshot, TopicEntry, snapshot_name
+
+__all__ = [
+    "LOCK_FILE",
+    "META",
+    "TOPICS",
+    "WAL",
+    "LogGroup",
+    "is_in_use",
+    "log_groups",
+    "removed_topics",
+    "scan_log",
+    "segment_path",
+    "snapshot_numbers",
+    "snapshot_path",
+]
+
+LOCK_FILE: Final = ".topics.lock"
+META: Final = "meta"
+TOPICS: Final = "topics"
+WAL: Final = "wal"
+
+_LOOKS: Final = 10
+_PREFIX, _SUFFIX = "snapshot-", ".bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGroup:
+    """One log of the directory, by its relative path; `start` is from where on a snapshot needs it."""
+
+    path: str
+    start: LogPosition
+
+
+def is_in_use(fs: FileSystem, directory: str) -> bool:
+    """Whether a server runs on this data directory now. Leaves no trace."""
+    path = os.path.join(directory, LOCK_FILE)
+    try:
+        fs.stat(path)
+        with fs.lock(path, shared=True, wait=False):
+            return False
+    except LockHeld:
+        return True
+    except PenstockError:
+        return False
+
+
+def snapshot_numbers(fs: FileSystem, directory: str) -> list[int]:
+    """The snapshots that are there, oldest first."""
+    names = [name for name, _ in fs.list_files(os.path.join(directory, META))]
+    digits = (name[len(_PREFIX) : -len(_SUFFIX)] for name in names)
+    numbers = (int(text) for text in digits if text.isascii() and text.isdigit())
+    return sorted(number for number in numbers if snapshot_name(number) in names)
+
+
+def snapshot_path(number: int) -> str:
+    return os.path.join(META, snapshot_name(number))
+
+
+def segment_path(topic: TopicEntry, entry: SegmentEntry, part: Part) -> str:
+    """Where a file of a segment is, or would be if it were not in the cold tier."""
+    return os.path.join(TOPICS, topic_folder(topic.id), f"{segment_name(entry.first_seq)}.{part.value}")
+
+
+def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> list[LogGroup]:
+    """Every log on disk, and those that a snapshot needs although they are not there."""
+    folders = {
+        os.path.join(WAL, os.path.dirname(path)).rstrip("/")
+        for path, _ in fs.list_files(os.path.join(directory, WAL))
+        if file_number(os.path.basename(path)) is not None
+    }
+    starts: dict[str, LogPosition] = {}
+    for name, start in (snapshot.wal if snapshot is not None else {}).items():
+        folder = WAL if name in ("", WAL) else os.path.join(WAL, name.removeprefix(f"{WAL}/"))
+        starts[folder] = LogPosition(start.file, start.offset)
+    none = LogPosition(0, 0)
+    return [LogGroup(path=path, start=starts.get(path, none)) for path in sorted(folders | set(starts))]
+
+
+def scan_log(fs: FileSystem, directory: str, group: LogGroup, *, needed_only: bool = False) -> LogScan:
+    """Every frame of a log, or those from its start on.
+
+    A log that is being written while it is read may look damaged: its end was read before, and what vouches
+    for it after it was written. So it is read again; damage stays.
+    """
+    copies = cast("FileSystem", _Copies(fs))
+    folder = os.path.join(directory, group.path)
+    start = group.start if needed_only and group.start.file else None
+    for _ in range(_LOOKS):
+        try:
+            found = scan(copies, folder, WalFormat(), start=start)
+        except NotFound:  # a file was dropped between listing and reading it
+            continue
+        if not found.damage:
+            return _with_start(found, group.start)
+    return _with_start(scan(copies, folder, WalFormat(), start=start), group.start)
+
+
+def _with_start(found: LogScan, start: LogPosition) -> LogScan:
+    """A scan that also misses the file in which the log has to begin."""
+    if start.file and all(file.number != start.file for file in found.files) and not found.damage:
+        found.damage.append(LogDamage(file=start.file, start=0, end=None, reason="the file is missing"))
+    return found
+
+
+def removed_topics(found: LogScan) -> set[int]:
+    """Ids of topics that the log says are deleted: their segments go before the next snapshot is written."""
+    ids: set[int] = set()
+    for file in found.files:
+        for run in file.runs:
+            heads = read_frames(file.view, run.start, run.ends).heads
+            ids.update(heads["topic_id"][heads["type"] == FrameType.TOPIC_DELETE].tolist())
+    return ids
+
+
+class _Copies:
+    """A file system whose views are copies: a server that cuts a file short cannot take them away."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._fs, name)
+
+    def map(self, path: str) -> memoryview:
+        return memoryview(self._fs.read(path))

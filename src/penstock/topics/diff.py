@@ -1,0 +1,334 @@
+"""What a reader gets: the walk from its cursor to the head, page by page.
+
+A page is made in steps, because some bytes may have to be fetched: each step takes the next rows of one run.
+If their bytes are at hand they are rendered at once; if not, the step says which range of which run it needs,
+and goes on when it was supplied. Nothing about the index is remembered between steps but the cursor and the
+rows asked for, so records that were deleted or evicted meanwhile are not in the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.topics.columns import DAMAGED, DEAD, NO_FILE, Columns, Places
+from penstock.topics.floors import Floors, tombstone_for
+from penstock.topics.frame import HEADER_BYTES
+from penstock.topics.index import TopicIndex
+from penstock.topics.limits import (
+    BATCH_BYTES_DEFAULT,
+    BATCH_BYTES_MAX,
+    DIFF_LIMIT_DEFAULT,
+    DIFF_LIMIT_MAX,
+)
+from penstock.topics.model import Page
+from penstock.topics.rendering import (
+    Frames,
+    Style,
+    Unreadable,
+    foreign,
+    node_of,
+    render,
+    render_one,
+    unreadable,
+)
+from penstock.topics.segment import HAS_NODE
+
+__all__ = ["ByteRange", "DiffRequest", "Views", "Walk", "collect"]
+
+ROWS_PER_STEP: Final = 4096
+_NOTHING: Final = memoryview(b"")
+_FEW: Final = 8
+"""Up to this many rows a plain loop is faster than arrays."""
+RANGE_BYTES_MAX: Final = 4 * 1024**2
+"""How much is fetched at once for one step, unless a single record is larger."""
+
+Views: TypeAlias = Callable[[Columns, int], memoryview | None]
+"""The bytes of a file that a run points into, by the number of the file; None when they must be fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffRequest:
+    """What a reader asks for, within the limits of the contract."""
+
+    from_seq: int = 0
+    limit: int = DIFF_LIMIT_DEFAULT
+    max_batch_bytes: int = BATCH_BYTES_DEFAULT
+    nodes: frozenset[bytes] = frozenset()
+    """Records of these origins are skipped; empty when the topic does not filter."""
+    include_tags: bool = False
+    include_meta: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        from_seq: int = 0,
+        *,
+        limit: int = 0,
+        max_batch_bytes: int = 0,
+        nodes: Iterable[str] = (),
+        include_tags: bool = False,
+        include_meta: bool = True,
+        dedupe_node: bool = True,
+    ) -> DiffRequest:
+        """The request with defaults for zeros, and values above the limits lowered to them."""
+        return cls(
+            from_seq=from_seq,
+            limit=min(limit or DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX),
+            max_batch_bytes=min(max_batch_bytes or BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX),
+            nodes=frozenset(node.encode("utf-8", "surrogatepass") for node in nodes)
+            if dedupe_node
+            else frozenset(),
+            include_tags=include_tags,
+            include_meta=include_meta,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ByteRange:
+    """Bytes `start` to `stop - 1` of a file that a run points into."""
+
+    run: Columns
+    file: int
+    start: int
+    stop: int
+    places: Places
+    """The rows whose frames are in the range."""
+    next_seq: int
+    """Where the walk goes on after these rows."""
+
+
+class Walk:
+    """One page in the making. `step` until `done`, then `page`.
+
+    A step that returns a range needs it: fetch it and hand it to `supply` before the next step.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_fragments",
+        "_index",
+        "_needed",
+        "_oldest_ms",
+        "_request",
+        "_scanned",
+        "_style",
+        "cold_reads",
+        "done",
+        "next_seq",
+        "tombstone",
+    )
+
+    def __init__(
+        self, index: TopicIndex, floors: Floors, request: DiffRequest, *, now_ms: int, ttl_ms: int
+    ) -> None:
+        self._index = index
+        self._request = request
+        self._style = Style(include_tags=request.include_tags, include_meta=request.include_meta)
+        self._oldest_ms = max(now_ms - ttl_ms, 0) if ttl_ms else 0
+        self._budget = request.max_batch_bytes
+        self._fragments: list[bytes] = []
+        self._scanned = 0
+        self._needed: ByteRange | None = None
+        self.cold_reads = 0
+        self.done = False
+        self.tombstone = tombstone_for(floors, request.from_seq, index.earliest_seq, index.head_seq)
+        behind = request.from_seq if request.from_seq <= index.head_seq else 0
+        self.next_seq = max(behind + 1, index.earliest_seq)
+        """The first sequence number that was not examined yet."""
+
+    def step(self, views: Views) -> ByteRange | None:
+        """Examines the next rows. Raises `Damaged` when the first record of the page cannot be read."""
+        assert self._needed is None, "the range that was asked for has not been supplied"
+        self.next_seq = max(self.next_seq, self._index.earliest_seq)
+        found = self._index.run_from(self.next_seq)
+        if found is None:
+            self._finish(self._index.head_seq + 1)
+            return None
+        run, start = found
+        file, stop = run.file_of(start)
+        view = _NOTHING if file == NO_FILE else views(run, file)
+        if view is not None and not run.segment and self._is_short(run, start, stop):
+            self._take_few(run, start, min(stop, start + _FEW), view)
+            return None
+        stop = min(stop, start + self._window())
+        places = start + np.flatnonzero(self._wanted(run, start, stop))
+        wanted = ByteRange(run=run, file=file, start=0, stop=0, places=places, next_seq=run.first_seq + stop)
+        if not len(places):
+            self._examined(wanted.next_seq)
+            return None
+        if view is None:
+            return self._fetched_first(wanted)
+        self._take(wanted, Frames(run, view, 0))
+        return None
+
+    def supply(self, data: memoryview) -> None:
+        """The bytes that the last step asked for."""
+        needed, self._needed = self._needed, None
+        assert needed is not None, "nothing was asked for"
+        self.cold_reads += 1
+        seqs = needed.places.astype(np.uint64) + np.uint64(needed.run.first_seq)
+        still = needed.places[self._index.are_live(seqs)]
+        self._take(replace(needed, places=still), Frames(needed.run, data, needed.start))
+
+    def page(self, topic: str) -> Page:
+        """The finished page."""
+        assert self.done
+        return Page(
+            topic=topic,
+            fragments=self._fragments,
+            next_from_seq=self.next_seq - 1,
+            head_seq=self._index.head_seq,
+            earliest_seq=self._index.earliest_seq,
+            tombstone=self.tombstone,
+            records_scanned=self._scanned,
+            cold_segments_read=self.cold_reads,
+        )
+
+    def _take_few(self, run: Columns, start: int, stop: int, view: memoryview) -> None:
+        """As `_take`, without arrays: what a reader at the head gets after every write."""
+        for place in range(start, stop):
+            offset, length, ts, flags, overhead = run.row(place)
+            seq = run.first_seq + place
+            if flags & DEAD or ts < self._oldest_ms:
+                continue
+            if flags & DAMAGED or length < HEADER_BYTES or offset + length > len(view):
+                self._stop_at(unreadable(seq))
+                return
+            frame = view[offset : offset + length].tobytes()
+            if flags & HAS_NODE and self._request.nodes and node_of(frame) in self._request.nodes:
+                continue
+            if self._fragments and length - overhead > self._budget:
+                self._finish(seq)
+                return
+            self._budget -= length - overhead
+            self._fragments.append(render_one(frame, seq, ts, flags, self._style))
+            if len(self._fragments) == self._request.limit:
+                self._finish(seq + 1)
+                return
+        self._examined(run.first_seq + stop)
+
+    def _is_short(self, run: Columns, start: int, stop: int) -> bool:
+        """Whether a few rows are all there is, or all that is wanted of a part that is not dead."""
+        if stop - start <= _FEW:
+            return True
+        return self._request.limit - len(self._fragments) <= _FEW and not run.flag(start) & DEAD
+
+    def _stop_at(self, bad: Unreadable) -> None:
+        if not self._fragments:
+            raise bad.error
+        self._finish(bad.seq)
+
+    def _window(self) -> int:
+        """How many rows to look at: about as many as fit, unless many of them may be the reader's own."""
+        return ROWS_PER_STEP if self._request.nodes else self._request.limit - len(self._fragments) + 16
+
+    def _wanted(self, run: Columns, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        alive = run.is_live(start, stop)
+        if self._oldest_ms:
+            alive &= run.ts[start:stop] >= np.uint64(self._oldest_ms)
+        return alive
+
+    def _fetched_first(self, wanted: ByteRange) -> ByteRange | None:
+        """What to fetch for these rows; nothing if the first of them has no bytes though it should."""
+        lost = (wanted.run.flags[wanted.places] & np.uint8(DAMAGED)) != 0
+        readable = int(lost.argmax()) if lost.any() else len(lost)
+        if not readable:
+            self._stop_at(unreadable(wanted.run.first_seq + int(wanted.places[0])))
+            return None
+        if readable < len(lost):
+            next_seq = wanted.run.first_seq + int(wanted.places[readable])
+            wanted = replace(wanted, places=wanted.places[:readable], next_seq=next_seq)
+        self._needed = self._bounded(wanted)
+        return self._needed
+
+    def _bounded(self, wanted: ByteRange) -> ByteRange:
+        """Not more rows than the page can take, and not more bytes than may be fetched at once."""
+        run, places = wanted.run, wanted.places
+        if not self._request.nodes:
+            sizes = np.cumsum(run.accounted(0, run.count)[places], dtype=np.int64)
+            fitting = int(np.searchsorted(sizes, self._budget, side="right"))
+            places = places[: min(self._request.limit - len(self._fragments), max(fitting, 1))]
+        starts = run.offset[places].astype(np.int64)
+        ends = starts + run.length[places]
+        near = int(np.searchsorted(ends, int(starts[0]) + RANGE_BYTES_MAX, side="right"))
+        places = places[: max(near, 1)]
+        cut = len(places) < len(wanted.places)
+        return replace(
+            wanted,
+            start=int(starts[0]),
+            stop=int(ends[len(places) - 1]),
+            places=places,
+            next_seq=run.first_seq + int(places[-1]) + 1 if cut else wanted.next_seq,
+        )
+
+    def _take(self, wanted: ByteRange, frames: Frames) -> None:
+        run, places = wanted.run, wanted.places
+        next_seq = wanted.next_seq
+        if self._request.nodes:
+            places = self._not_own(run, places, frames)
+        room = self._request.limit - len(self._fragments)
+        sizes = np.cumsum(frames.accounted(places), dtype=np.int64)
+        fitting = int(np.searchsorted(sizes, self._budget, side="right"))
+        if not self._fragments:
+            fitting = max(fitting, 1)
+        full = False
+        if min(fitting, room) < len(places):
+            full = True
+            # Stopping for the limit ends at the last record delivered; stopping for the bytes examines
+            # everything up to the record that would be too much.
+            last = int(places[fitting]) - 1 if fitting < room else int(places[room - 1])
+            next_seq = run.first_seq + last + 1
+            places = places[: min(fitting, room)]
+        if len(places):
+            bad = render(frames, places, self._style, self._fragments)
+            self._budget -= int(sizes[len(places) - 1])
+            if bad is not None:
+                self._stop_at(bad)
+                return
+        full = full or len(self._fragments) >= self._request.limit
+        if len(self._fragments) >= self._request.limit and len(places):
+            next_seq = run.first_seq + int(places[-1]) + 1
+        self._examined(next_seq)
+        if full:
+            self.done = True
+
+    def _not_own(self, run: Columns, places: Places, frames: Frames) -> Places:
+        has_node = (run.flags[places] & np.uint8(HAS_NODE)) != 0
+        if not has_node.any():
+            return places
+        keep = np.ones(len(places), np.bool_)
+        keep[has_node] = foreign(frames, places[has_node], self._request.nodes)
+        return places[keep]
+
+    def _examined(self, next_seq: int) -> None:
+        self._scanned += max(next_seq - self.next_seq, 0)
+        self.next_seq = max(self.next_seq, next_seq)
+        if self.next_seq > self._index.head_seq:
+            self.done = True
+
+    def _finish(self, next_seq: int) -> None:
+        self._examined(next_seq)
+        self.done = True
+
+
+def collect(
+    topic: str,
+    index: TopicIndex,
+    floors: Floors,
+    views: Views,
+    request: DiffRequest,
+    *,
+    now_ms: int,
+    ttl_ms: int,
+) -> Page:
+    """A whole page from runs whose bytes are all at hand."""
+    walk = Walk(index, floors, request, now_ms=now_ms, ttl_ms=ttl_ms)
+    while not walk.done:
+        needed = walk.step(views)
+        assert needed is None, "these bytes must be fetched: use a walk"
+    return walk.page(topic)

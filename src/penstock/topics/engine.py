@@ -1,0 +1,391 @@
+"""The event log: named topics with dense sequences, a durability each, and no silent loss.
+
+    async with await Engine.open(EngineConfig(data_dir="/var/lib/topics")) as engine:
+        await engine.put_topic("clicks", TopicConfig(durable=True))
+        written = await engine.write("clicks", [NewRecord(msgspec.Raw(b'{"user":1}'))])
+        page = await engine.diff("clicks", from_seq=0, wait_ms=1000)
+
+One event loop owns an engine. What a call changes is durable, as far as the topic's class promises, before
+the call returns, and visible to nobody before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.files import AppendLog, DirectoryLock, OsFileSystem
+from penstock.fs import FileSystem
+from penstock.topics.catalog import Catalog
+from penstock.topics.config import EngineConfig, TopicConfig
+from penstock.topics.control import Deletion
+from penstock.topics.data_directory import LOCK_FILE
+from penstock.topics.diff import DiffRequest
+from penstock.topics.errors import (
+    InvalidRequest,
+    NotReady,
+    ShuttingDown,
+    TopicNotFound,
+)
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import WalFormat
+from penstock.topics.journal import (
+    Journal,
+    MakeCommitter,
+    Shard,
+    group_committer,
+    shard_folders,
+)
+from penstock.topics.limits import PAGE_SIZE_DEFAULT
+from penstock.topics.model import (
+    DeleteResult,
+    NewRecord,
+    Page,
+    Predicate,
+    PutResult,
+    RemoveResult,
+    TopicState,
+    WriteResult,
+)
+from penstock.topics.reading import Reader
+from penstock.topics.recovery import Recovered, recover
+from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store
+from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
+from penstock.topics.tier import Tiers
+from penstock.topics.upkeep import Upkeep
+from penstock.topics.workers import ThreadWorkers, Workers
+from penstock.topics.writing import Writer
+
+__all__ = ["Engine"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Engine:
+    """All topics of one data directory, which nobody else may have open.
+
+    `start` recovers; until then every call raises `NotReady`. `open` does both.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        workers: Workers | None = None,
+        committers: MakeCommitter | None = None,
+    ) -> None:
+        self.config = config
+        self.replay_progress = 0.0
+        self.problems: list[str] = []
+        """What the last start found to be damaged, a sentence each."""
+        self._fs = OsFileSystem() if fs is None else fs
+        self._clock = clock
+        self._workers = ThreadWorkers() if workers is None else workers
+        self._sync_times = SyncTimes()
+        self._committers = committers or group_committer(
+            sync_interval_s=config.sync_interval_ms / 1000,
+            on_sync=self._sync_times.observe,
+        )
+        self._data_dir = os.path.abspath(config.data_dir)
+        self._lock = DirectoryLock(self._fs, self._data_dir, name=LOCK_FILE, note="pid=")
+        self._catalog = Catalog(config, clock)
+        self._writer = Writer(self._catalog, clock, self._check_ready)
+        self._reader = Reader(self._catalog, clock, self._workers, self._check_ready)
+        self._journal: Journal | None = None
+        self._upkeep: Upkeep | None = None
+        self._state = "new"
+
+    @classmethod
+    async def open(
+        cls,
+        config: EngineConfig,
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        workers: Workers | None = None,
+        committers: MakeCommitter | None = None,
+    ) -> Engine:
+        """An engine that is ready. Raises `LockHeld`, `Damaged`, or what the file system raises."""
+        engine = cls(config, fs=fs, clock=clock, workers=workers, committers=committers)
+        await engine.start()
+        return engine
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self._state == "ready"
+
+    async def start(self) -> None:
+        """Recover what is on disk and get ready. Damage that leaves the rest usable is in `problems`."""
+        assert self._state == "new", "an engine starts once"
+        self._state = "starting"
+        self._lock.__enter__()
+        try:
+            cold = None if self.config.cold_dir is None else open_cold_store(self.config.cold_dir, self._fs)
+            tiers = Tiers(LocalSegmentRoot(self._fs, self._data_dir), cold)
+            folders = shard_folders("wal", self.config.wal_shards)
+            found = await self._workers.tidy(lambda: self._recover(tiers, folders))
+            logs = await self._workers.tidy(lambda: [self._open_log(found, folder) for folder in folders])
+            self._journal = Journal([self._shard(log, number) for number, log in enumerate(logs)])
+            self._catalog.open(self._journal, found.topics, found.next_topic_id)
+            self.problems = found.problems
+            for problem in found.problems:
+                _LOGGER.error("%s", problem)
+            self._upkeep = Upkeep(
+                fs=self._fs,
+                data_dir=self._data_dir,
+                config=self.config,
+                clock=self._clock,
+                workers=self._workers,
+                tiers=tiers,
+                journal=self._journal,
+                folders=folders,
+                found=found,
+                catalog=self._catalog,
+            )
+            self._catalog.on_removed(self._upkeep.remove_files)
+            await self._upkeep.start()
+        except BaseException:
+            self._state = "closed"
+            self._abandon()
+            raise
+        self._state = "ready"
+
+    def _abandon(self) -> None:
+        """Let go of everything after a start that failed."""
+        try:
+            if self._journal is not None:
+                with contextlib.suppress(PenstockError):
+                    self._journal.close()
+        finally:
+            self._workers.close()
+            self._lock.__exit__(None, None, None)
+
+    def _recover(self, tiers: Tiers, folders: Sequence[str]) -> Recovered:
+        def progress(done: float) -> None:
+            self.replay_progress = done
+
+        return recover(
+            self._fs,
+            self._data_dir,
+            tiers,
+            folders=folders,
+            now_ms=self._clock.now_ms(),
+            on_progress=progress,
+        )
+
+    def _open_log(self, found: Recovered, folder: str) -> AppendLog:
+        return AppendLog.open(
+            self._fs,
+            os.path.join(self._data_dir, folder),
+            WalFormat(),
+            found=next((log.found for log in found.logs if log.path == folder), None),
+            file_bytes=self.config.wal_file_bytes,
+        )
+
+    def _shard(self, log: AppendLog, number: int) -> Shard:
+        shard = Shard(log, number, self._committers, self.config.wal_queue_max)
+        shard.on_failure = self._catalog.take_back
+        return shard
+
+    async def close(self) -> None:
+        """Commit what was accepted, write a last snapshot, let go of the directory. May be called twice."""
+        if self._state != "ready":
+            return
+        self._state = "closed"
+        assert self._journal is not None
+        assert self._upkeep is not None
+        for topic in self._catalog.all():
+            topic.waiters.wake()
+        try:
+            await self._upkeep.close()
+        finally:
+            try:
+                await self._workers.tidy(self._journal.close)
+            finally:
+                self._workers.close()
+                self._lock.__exit__(None, None, None)
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- topics --------------------------------------------------------------------------------------
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics there are."""
+        return len(self._catalog)
+
+    def exists(self, name: str) -> bool:
+        """Whether a topic of this name is there now."""
+        self._check_ready()
+        return name in self._catalog
+
+    async def put_topic(self, name: str, config: TopicConfig) -> PutResult:
+        """Create a topic, or give an existing one this whole config.
+
+        Raises `InvalidRequest`, `IncompatibleTopic` for another type, `Throttled` when there are too many.
+        """
+        self._check_ready()
+        return await self._catalog.put(name, config)
+
+    async def remove_topic(self, name: str, *, if_empty: bool = False) -> RemoveResult:
+        """Delete a topic with everything in it; a topic that is not there counts as deleted.
+
+        Raises `TopicNotEmpty` when it was to be empty and is not.
+        """
+        self._check_ready()
+        return await self._catalog.remove(name, if_empty=if_empty)
+
+    def state(self, name: str, *, touch: bool = True) -> TopicState:
+        """One topic now. With `touch` the look counts as a read. Raises `TopicNotFound`."""
+        self._check_ready()
+        topic = self._catalog.get(name)
+        now_ms = self._clock.now_ms()
+        if touch:
+            topic.touch(now_ms)
+        self._catalog.retain(topic)
+        return topic.state(now_ms)
+
+    def topics(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        limit: int = PAGE_SIZE_DEFAULT,
+        touch: bool = False,
+        allowed: Callable[[str], bool] | None = None,
+    ) -> tuple[list[TopicState], str | None]:
+        """Topics by name, at most `limit`, and the `after` of the next page, None at the end."""
+        self._check_ready()
+        return self._catalog.page(prefix=prefix, after=after, limit=limit, touch=touch, allowed=allowed)
+
+    # ---- records -------------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        name: str,
+        records: Sequence[NewRecord],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        parsed: bool = False,
+    ) -> WriteResult:
+        """Append records, all or none, and return where they are once the topic's class allows it.
+
+        `create` says whether a missing topic may be made, with `config`; left out, `config.auto_create` does.
+        `parsed` promises that all JSON came out of a decoder. Raises the errors of `penstock.topics.errors`;
+        after `CommitFailed` nothing was published.
+        """
+        self._check_ready()
+        return await self._writer.write(
+            name,
+            records,
+            node=node,
+            key=idempotency_key,
+            create=create,
+            config=config,
+            parsed=parsed,
+        )
+
+    async def diff(
+        self,
+        name: str,
+        from_seq: int = 0,
+        *,
+        limit: int = 0,
+        node: Sequence[str] = (),
+        include_tags: bool = False,
+        include_meta: bool = True,
+        wait_ms: int = 0,
+        max_batch_bytes: int = 0,
+    ) -> Page:
+        """The records after `from_seq`, and a tombstone if some of them are gone without having been deleted.
+
+        With `wait_ms` and nothing new, returns as soon as there is, or when the time is over. Raises
+        `TopicNotFound`, and `Damaged` when the next record cannot be read.
+        """
+        self._check_ready()
+        topic = self._catalog.get(name)
+        request = DiffRequest.of(
+            from_seq,
+            limit=limit,
+            max_batch_bytes=max_batch_bytes,
+            nodes=node,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            dedupe_node=topic.config.dedupe_node,
+        )
+        return await self._reader.read(topic, request, wait_ms=wait_ms)
+
+    async def delete(
+        self, name: str, *, before_seq: int | None = None, match: Predicate | None = None
+    ) -> DeleteResult:
+        """Remove records for good: all below `before_seq`, those whose tag matches, or those that are both.
+
+        Records written after the call are not meant. Raises `InvalidRequest` without a selector, and
+        `TopicNotFound`.
+        """
+        self._check_ready()
+        if before_seq is None and match is None:
+            raise InvalidRequest("say what to delete: before_seq, match, or both")
+        topic = await self._catalog.settled(name)
+        if topic is None:
+            raise TopicNotFound(name)
+        self._catalog.retain(topic)
+        deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.index.head_seq + 1)
+        tables = {}
+        if match is not None:
+            segments = [segment for segment in topic.open_segments() if segment.entry.sealed]
+            tables = await self._workers.fetch(
+                lambda: {segment.first_seq: segment.tags() for segment in segments}
+            )
+            if self._catalog.find(name) is not topic:
+                raise TopicNotFound(name)
+
+        def apply() -> DeleteResult:
+            result = topic.delete(deletion, tables)
+            self._catalog.tally(topic)
+            return result
+
+        if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
+            return apply()
+        return await self._catalog.change(topic, FrameType.DELETE, deletion.encode(), apply)
+
+    # ---- the rest ------------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> None:
+        """Move what is in the log into segments now, instead of when it is due."""
+        self._check_ready()
+        assert self._upkeep is not None
+        await self._upkeep.checkpoint()
+
+    def stats(self) -> EngineStats:
+        """Numbers for metrics."""
+        shards = () if self._journal is None else self._journal.shards
+        return collect_stats(self._catalog.all(), shards, self._sync_times, ready=self.ready)
+
+    def _check_ready(self) -> None:
+        if self._state == "ready":
+            return
+        if self._state == "closed":
+            raise ShuttingDown("the event log is closing; retry when it is back")
+        raise NotReady(
+            "the log is being replayed; retry in a moment",
+            {"replay_progress": round(self.replay_progress, 4)},
+        )

@@ -1,0 +1,76 @@
+"""What a topic lost without anybody having deleted it, and how a reader is told.
+
+Two watermarks answer every reader. `earliest_seq` is the first live record; deletion moves it too. The floor
+is the first sequence number that was not lost to a cap, to age or to a trimmed source; deletion never moves
+it. A reader behind the floor gets a tombstone; one behind `earliest_seq` only skips a deleted gap in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.topics.index import Removed
+from penstock.topics.model import Tombstone, TombstoneReason
+
+__all__ = ["Floors", "tombstone_for"]
+
+
+@dataclass(slots=True)
+class Floors:
+    """Per cause, the first sequence number that was not lost to it. They only rise."""
+
+    cap: int = 1
+    ttl: int = 1
+    trim: int = 1
+
+    @property
+    def floor(self) -> int:
+        """The first sequence number that was not lost to anything; never above `earliest_seq`."""
+        return max(self.cap, self.ttl, self.trim)
+
+    def raise_cap(self, removed: Removed) -> bool:
+        """Takes note of what a cap evicted; whether that moved anything."""
+        return self.merge(cap=removed.end_seq)
+
+    def raise_ttl(self, removed: Removed) -> bool:
+        """Takes note of what expired; whether that moved anything."""
+        return self.merge(ttl=removed.end_seq)
+
+    def merge(self, *, cap: int = 0, ttl: int = 0, trim: int = 0) -> bool:
+        """Raises each floor to at least this; whether one moved."""
+        before = (self.cap, self.ttl, self.trim)
+        self.cap, self.ttl, self.trim = max(self.cap, cap), max(self.ttl, ttl), max(self.trim, trim)
+        return before != (self.cap, self.ttl, self.trim)
+
+    def reason(self, gap_from: int) -> TombstoneReason:
+        """Why the records from `gap_from` on are missing."""
+        cap, ttl = self.cap > gap_from, self.ttl > gap_from
+        if cap and ttl:
+            return "mixed"
+        if cap:
+            return "cap"
+        return "ttl" if ttl else "source_trim"
+
+
+def tombstone_for(floors: Floors, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:
+    """What a reader that has seen everything up to `from_seq` must be told before it reads on."""
+    if from_seq > head_seq:
+        return Tombstone(
+            gap_from=1,
+            gap_to=head_seq,
+            reason="recreated",
+            missed_estimate=max(head_seq, 1),
+            earliest_seq=earliest_seq,
+            head_seq=head_seq,
+        )
+    floor = floors.floor
+    if from_seq + 1 >= floor:
+        return None
+    return Tombstone(
+        gap_from=from_seq + 1,
+        gap_to=floor - 1,
+        reason=floors.reason(from_seq + 1),
+        missed_estimate=floor - from_seq - 1,
+        earliest_seq=floor,
+        head_seq=head_seq,
+    )

@@ -1,0 +1,246 @@
+"""The frames of the topics log: one per record of a write, one per change of a topic.
+
+    frame_len u32 | type u8 | flags u8 | topic_id u64 | seq u64 | ts u64 | node_len u16 | tag_len u16
+    | data_len u32 | node | tag | data | xxh3 u64 over everything between frame_len and itself
+
+Little-endian; `frame_len` counts the bytes after itself. `docs/formats/topics-wal.md` has the tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from penstock.fs import Buffer
+from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
+from penstock.topics.checksums import checksums
+from penstock.topics.columns import ROW
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE
+
+__all__ = [
+    "DURABLE",
+    "ESCAPED",
+    "FRAME_BYTES_MIN",
+    "HEADER_BYTES",
+    "MORE",
+    "ROW_FLAGS",
+    "EncodedBatch",
+    "FrameType",
+    "encode",
+    "encode_control",
+]
+
+DURABLE: Final = 4
+"""The write was acknowledged only after a sync."""
+MORE: Final = 16
+"""Further records of the same write follow: without them this one must not become visible."""
+ROW_FLAGS: Final = HAS_TAG | HAS_NODE | HAS_META
+"""Those flags of a frame that its row in the index has too."""
+
+HEADER = struct.Struct("<IBBQQQHHI")
+HEADER_BYTES: Final = HEADER.size
+CHECKSUM = struct.Struct("<Q")
+FRAME_BYTES_MIN: Final = HEADER_BYTES + CHECKSUM.size
+_BODY = struct.Struct("<BBQQQHHI")
+_LENGTH = struct.Struct("<I")
+_APPEND: Final = 1
+_FEW: Final = 24
+"""Up to this many records a plain loop is faster than arrays."""
+
+
+class FrameType(IntEnum):
+    APPEND = 1
+    TOPIC_CREATE = 2
+    TOPIC_DELETE = 3
+    ROUTER_CREATE = 4
+    ROUTER_DELETE = 5
+    DELETE = 6
+    EVICT_WATERMARK = 7
+    CHECKPOINT_MARK = 8
+    CONFIG_UPDATE = 9
+    LEASE = 10
+    HEAD_WATERMARK = 11
+
+
+class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The frames of one write in one buffer; the offsets in `rows` count from its start."""
+
+    buffer: Buffer
+    count: int
+    first_seq: int
+    ts_ms: int
+    rows: bytes
+    tags: list[tuple[int, bytes]]
+    """Which record of the batch has which tag."""
+    accounted_bytes: int
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+    @property
+    def byte_count(self) -> int:
+        return len(self.buffer)
+
+
+def encode_control(
+    kind: FrameType, topic_id: int, body: bytes, *, seq: int = 0, ts_ms: int = 0, flags: int = 0
+) -> bytes:
+    """A frame that is no record."""
+    return _framed(_BODY.pack(kind, flags, topic_id, seq, ts_ms, 0, 0, len(body)) + body)
+
+
+def _framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body) + 8) + body + CHECKSUM.pack(xxh3_64_intdigest(body))
+
+
+def encode(batch: PreparedBatch, *, topic_id: int, first_seq: int, ts_ms: int, durable: bool) -> EncodedBatch:
+    """The frames of records that were checked and measured; all of them carry the same time."""
+    flags = DURABLE if durable else 0
+    how = _encode_few if batch.count <= _FEW else _encode_many
+    buffer, rows = how(batch, topic_id, first_seq, ts_ms, flags)
+    return EncodedBatch(
+        buffer=buffer,
+        count=batch.count,
+        first_seq=first_seq,
+        ts_ms=ts_ms,
+        rows=rows,
+        tags=batch.tags,
+        accounted_bytes=batch.accounted_bytes,
+    )
+
+
+def _encode_few(
+    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
+) -> tuple[Buffer, bytes]:
+    frames: list[bytes] = []
+    rows: list[bytes] = []
+    offset, last, dressed, seq = 0, batch.count - 1, batch.dressed, first_seq
+    lead, trail, tag_bytes = batch.lead, b"}", 0
+    node_bytes, own = _undressed(batch)
+    for place, data in enumerate(batch.data):
+        if dressed is not None:
+            lead, trail, own = dressed.leads[place], dressed.trails[place], dressed.flags[place]
+            node_bytes, tag_bytes = dressed.node_bytes[place], dressed.tag_bytes[place]
+        flags = own | common | MORE if place < last else own | common
+        data_bytes = len(lead) + len(data) + len(trail) - node_bytes - tag_bytes
+        head = _BODY.pack(_APPEND, flags, topic_id, seq + place, ts_ms, node_bytes, tag_bytes, data_bytes)
+        frame = _framed(b"".join((head, lead, data, trail)))
+        overhead = len(frame) - batch.accounted[place]
+        frames.append(frame)
+        rows.append(ROW.pack(offset, len(frame), ts_ms, own & ROW_FLAGS | overhead << 8))
+        offset += len(frame)
+    return frames[0] if last == 0 else b"".join(frames), b"".join(rows)
+
+
+def _undressed(batch: PreparedBatch) -> tuple[int, int]:
+    """Length of the node, and flags, of every record that has nothing of its own."""
+    return (0, 0) if batch.node is None else (len(batch.node), HAS_NODE)
+
+
+def _encode_many(
+    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
+) -> tuple[Buffer, bytes]:
+    """As `_encode_few`, for all records at once but for the checksums.
+
+    The buffer is joined with room for the checksums, which are then written into it: between the texts of two
+    records stands one piece with the end of the first, its checksum, and the head of the second.
+    """
+    dressed = batch.dressed
+    own: np.uint8 | npt.NDArray[np.uint8]
+    accounted = text_bytes = np.array(batch.accounted, np.int64)
+    if dressed is None:
+        node_bytes, flags = _undressed(batch)
+        own = np.uint8(flags)
+        glue = np.empty(batch.count, _glue_type(len(batch.lead)))
+        glue["close"], glue["lead"] = b"}", batch.lead
+        glue["node_bytes"], glue["tag_bytes"] = node_bytes, 0
+        around: int | npt.NDArray[np.int64] = len(batch.lead) + 1
+        names: int | npt.NDArray[np.int64] = node_bytes
+    else:
+        text_bytes = np.fromiter(map(len, batch.data), np.int64, batch.count)
+        glue = np.empty(batch.count, _GLUE)
+        own = np.array(dressed.flags, np.uint8)
+        glue["node_bytes"], glue["tag_bytes"] = dressed.node_bytes, dressed.tag_bytes
+        leads = np.fromiter(map(len, dressed.leads), np.int64, batch.count)
+        around = leads + np.fromiter(map(len, dressed.trails), np.int64, batch.count)
+        names = glue["node_bytes"].astype(np.int64) + glue["tag_bytes"]
+    lengths = text_bytes + around + FRAME_BYTES_MIN
+    glue["checksum"] = 0
+    glue["frame_len"] = lengths - 4
+    glue["type"] = _APPEND
+    glue["flags"] = own | common | MORE
+    glue["flags"][-1] &= ~np.uint8(MORE)
+    glue["topic_id"] = topic_id
+    glue["seq"] = np.arange(first_seq, first_seq + batch.count, dtype=np.uint64)
+    glue["ts"] = ts_ms
+    glue["data_bytes"] = text_bytes + around - names
+    buffer = _joined(batch, dressed, glue.view(f"V{glue.dtype.itemsize}").tolist())
+    ends = np.cumsum(lengths)
+    out = bytearray(buffer)
+    np.ndarray(len(out) - 7, "<u8", out, 0, 1)[ends - 8] = _checksums(buffer, ends - lengths + 4, ends - 8)
+    return out, _rows(ends - lengths, lengths, ts_ms, own, accounted)
+
+
+def _joined(batch: PreparedBatch, dressed: DressedRecords | None, pieces: list[bytes]) -> bytes:
+    if dressed is None:
+        parts: list[object] = [b""] * (2 * batch.count + 1)
+        parts[0:-1:2], parts[1::2] = pieces, batch.data
+        parts[0], parts[-1] = pieces[0][9:], b"}" + bytes(8)
+    else:
+        parts = [b""] * (4 * batch.count + 1)
+        parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = (
+            pieces,
+            dressed.leads,
+            batch.data,
+            dressed.trails,
+        )
+        parts[0], parts[-1] = pieces[0][8:], bytes(8)
+    return b"".join(parts)  # type: ignore[arg-type]
+
+
+def _checksums(
+    buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    return checksums([buffer[start:end] for start, end in spans])
+
+
+def _rows(
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    ts_ms: int,
+    flags: np.uint8 | npt.NDArray[np.uint8],
+    accounted: npt.NDArray[np.int64],
+) -> bytes:
+    rows = np.empty(len(starts), IDX_DTYPE)
+    rows["offset"], rows["length"], rows["ts"] = starts, lengths, ts_ms
+    rows["packed"] = (lengths - accounted) << 8 | (flags & ROW_FLAGS)
+    return rows.tobytes()
+
+
+_HEAD_FIELDS = [
+    ("checksum", "<u8"),
+    ("frame_len", "<u4"),
+    ("type", "u1"),
+    ("flags", "u1"),
+    ("topic_id", "<u8"),
+    ("seq", "<u8"),
+    ("ts", "<u8"),
+    ("node_bytes", "<u2"),
+    ("tag_bytes", "<u2"),
+    ("data_bytes", "<u4"),
+]
+_GLUE = np.dtype(_HEAD_FIELDS)
+
+
+@lru_cache(maxsize=256)
+def _glue_type(lead_bytes: int) -> np.dtype[np.void]:
+    return np.dtype([("close", "S1"), *_HEAD_FIELDS, ("lead", f"S{lead_bytes}")])

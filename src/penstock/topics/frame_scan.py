@@ -1,0 +1,202 @@
+"""Finding the frames in a log file, and the records in its frames.
+
+A frame is believed only when its lengths fit together, its type exists and its checksum is right. Everything
+but the walk from length to length and the checksums themselves is done for many frames at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from penstock.files.log_format import FrameEnds
+from penstock.topics.batch import ESCAPED
+from penstock.topics.checksums import checksums
+from penstock.topics.frame import (
+    CHECKSUM,
+    FRAME_BYTES_MIN,
+    HEADER_BYTES,
+    ROW_FLAGS,
+    FrameType,
+    encode_control,
+)
+from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings
+from penstock.topics.segment import HAS_META, HAS_TAG, IDX_DTYPE
+
+__all__ = ["FRAME_FIELDS", "FrameTable", "WalFormat", "read_frames"]
+
+_CHUNK_BYTES: Final = 4 * 1024**2
+_MARK_BODY = struct.Struct("<Q")
+_MARK_BYTES: Final = FRAME_BYTES_MIN + _MARK_BODY.size
+_TYPE_MAX: Final = max(FrameType)
+_LENGTH = struct.Struct("<I")
+
+FRAME_FIELDS: Final = np.dtype(
+    [
+        ("frame_len", "<u4"),
+        ("type", "u1"),
+        ("flags", "u1"),
+        ("topic_id", "<u8"),
+        ("seq", "<u8"),
+        ("ts", "<u8"),
+        ("node_bytes", "<u2"),
+        ("tag_bytes", "<u2"),
+        ("data_bytes", "<u4"),
+    ]
+)
+"""The head of a frame as it is stored."""
+
+Heads: TypeAlias = npt.NDArray[np.void]
+
+
+class WalFormat:
+    """The topics log as `penstock.files` sees it. Its marks are checkpoint marks of topic 0."""
+
+    def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
+        """The end of the valid frame at `offset`; None if there is none."""
+        if limit - offset < FRAME_BYTES_MIN:
+            return None
+        (size,) = _LENGTH.unpack_from(view, offset)
+        end: int = offset + 4 + size
+        if size < FRAME_BYTES_MIN - 4 or end > limit:
+            return None
+        frame = bytes(view[offset:end])
+        heads = np.frombuffer(frame, FRAME_FIELDS, 1)
+        if not _plausible(heads)[0]:
+            return None
+        return (
+            end if CHECKSUM.unpack_from(frame, len(frame) - 8)[0] == xxh3_64_intdigest(frame[4:-8]) else None
+        )
+
+    def frame_ends(self, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
+        """The ends of all valid frames that follow each other from `start`, and where they stop."""
+        found: list[FrameEnds] = []
+        while True:
+            ends, whole = _ends_in_chunk(view, start, limit)
+            if len(ends):
+                found.append(ends + start)
+                start += int(ends[-1])
+            if not whole or not len(ends):
+                break
+        return (np.concatenate(found) if found else np.zeros(0, np.int64)), start
+
+    def mark(self, value: int) -> bytes:
+        """A checkpoint mark with a number."""
+        return encode_control(FrameType.CHECKPOINT_MARK, 0, _MARK_BODY.pack(value))
+
+    def read_mark(self, frame: memoryview) -> int | None:
+        """The number of a frame that is a mark."""
+        if len(frame) != _MARK_BYTES or frame[4] != FrameType.CHECKPOINT_MARK or any(frame[6:14]):
+            return None
+        value: int = _MARK_BODY.unpack_from(frame, HEADER_BYTES)[0]
+        return value
+
+
+def _ends_in_chunk(view: memoryview, start: int, limit: int) -> tuple[FrameEnds, bool]:
+    """Frame ends in the next few megabytes, relative to `start`, and whether more may follow them."""
+    room = limit - start
+    size = min(room, _CHUNK_BYTES)
+    if size >= FRAME_BYTES_MIN:
+        # One frame may be larger than what is looked at in one go.
+        size = min(room, max(size, 4 + _LENGTH.unpack_from(view, start)[0]))
+    chunk = view[start : start + size].tobytes()
+    ends = _chased(chunk)
+    if not len(ends):
+        return ends, False
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    sound = _plausible(_heads(chunk, starts))
+    spans = zip((starts + 4).tolist(), (ends - 8).tolist(), strict=True)
+    sound &= (
+        checksums([chunk[begin:end] for begin, end in spans])
+        == np.ndarray(len(chunk) - 7, "<u8", chunk, 0, 1)[ends - 8]
+    )
+    if sound.all():
+        return ends, True
+    return ends[: int(sound.argmin())], False
+
+
+def _chased(chunk: bytes) -> FrameEnds:
+    ends: list[int] = []
+    at, last = 0, len(chunk) - FRAME_BYTES_MIN
+    unpack = _LENGTH.unpack_from
+    while at <= last:
+        (size,) = unpack(chunk, at)
+        end = at + 4 + size
+        if size < FRAME_BYTES_MIN - 4 or end > len(chunk):
+            break
+        ends.append(end)
+        at = end
+    return np.array(ends, np.int64)
+
+
+def _heads(chunk: bytes, starts: npt.NDArray[np.int64]) -> Heads:
+    windows = np.ndarray((len(chunk) - HEADER_BYTES + 1,), f"V{HEADER_BYTES}", chunk, 0, 1)
+    return windows[starts].view(FRAME_FIELDS)
+
+
+def _plausible(heads: Heads) -> npt.NDArray[np.bool_]:
+    body = heads["data_bytes"].astype(np.int64) + heads["node_bytes"] + heads["tag_bytes"]
+    plausible: npt.NDArray[np.bool_] = heads["frame_len"] == body + (FRAME_BYTES_MIN - 4)
+    return plausible & (heads["type"] >= 1) & (heads["type"] <= _TYPE_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """Valid frames of one file, one array item each."""
+
+    view: memoryview
+    starts: npt.NDArray[np.int64]
+    heads: Heads
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def of(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> FrameTable:
+        """Some of the frames."""
+        return FrameTable(self.view, self.starts[chosen], self.heads[chosen])
+
+    def body(self, place: int) -> memoryview:
+        """The data of one frame."""
+        head = self.heads[place]
+        at = int(self.starts[place]) + HEADER_BYTES + int(head["node_bytes"]) + int(head["tag_bytes"])
+        return self.view[at : at + int(head["data_bytes"])]
+
+    def tags(self) -> Iterator[tuple[int, bytes]]:
+        """Which of the frames has which tag."""
+        for place in np.flatnonzero(self.heads["flags"] & np.uint8(HAS_TAG)).tolist():
+            head = self.heads[place]
+            at = int(self.starts[place]) + HEADER_BYTES + int(head["node_bytes"])
+            yield place, bytes(self.view[at : at + int(head["tag_bytes"])])
+
+    def index_rows(self) -> bytes:
+        """Rows for the index, as those that were made when the records were written."""
+        flags = self.heads["flags"]
+        wrap = DATA_WRAP_BYTES + np.where(flags & np.uint8(HAS_META), META_WRAP_BYTES, 0)
+        accounted = np.maximum(self.heads["data_bytes"].astype(np.int64) - wrap, 0)
+        for place in np.flatnonzero(flags & np.uint8(ESCAPED)).tolist():
+            accounted[place] -= int(escape_savings(bytes(self.body(place)))[1].sum())
+        rows = np.empty(len(self), IDX_DTYPE)
+        rows["offset"] = self.starts
+        rows["length"] = lengths = self.heads["frame_len"].astype(np.int64) + 4
+        rows["ts"] = self.heads["ts"]
+        rows["packed"] = (lengths - accounted) << 8 | (flags & np.uint8(ROW_FLAGS))
+        return rows.tobytes()
+
+
+def read_frames(view: memoryview, start: int, ends: FrameEnds) -> FrameTable:
+    """The frames that `frame_ends` found from `start` on."""
+    starts = np.concatenate((np.array([start], np.int64), ends[:-1])) if len(ends) else np.zeros(0, np.int64)
+    heads = np.empty(len(starts), FRAME_FIELDS)
+    step = 65_536
+    for at in range(0, len(starts), step):
+        part = starts[at : at + step]
+        low, high = int(part[0]), int(part[-1]) + HEADER_BYTES
+        windows = np.ndarray((high - low - HEADER_BYTES + 1,), f"V{HEADER_BYTES}", view[low:high], 0, 1)
+        heads[at : at + step] = windows[part - low].view(FRAME_FIELDS)
+    return FrameTable(view, starts, heads)

@@ -1,0 +1,69 @@
+"""Which writes were done already: keys and their outcomes, for as long as the window is open."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+__all__ = ["Outcome", "WriteWindow"]
+
+KEYS_MAX: Final = 100_000
+"""Keys kept per topic. Beyond that the oldest are forgotten, window or not: memory is bounded."""
+_SHORT: Final = 32
+
+
+class Outcome(NamedTuple):
+    """Where the records of the first write with a key went."""
+
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created_ms: int
+
+
+class WriteWindow:
+    """The keys of one topic, oldest first. A key lives `window_ms` after its first write, inclusive."""
+
+    __slots__ = ("_keys_max", "_outcomes")
+
+    def __init__(self, keys_max: int = KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._outcomes: OrderedDict[bytes, Outcome] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def find(self, key: str, *, now_ms: int, window_ms: int) -> Outcome | None:
+        """What the first write with this key did; None when it is new or its time is over."""
+        self.expire(now_ms, window_ms)
+        outcome = self._outcomes.get(_short(key))
+        # The clock may have been set back, so the order of the keys is not proof of their age.
+        return outcome if outcome is not None and now_ms - outcome.created_ms <= window_ms else None
+
+    def add(self, key: str, outcome: Outcome) -> None:
+        """Remembers the outcome of a write that was committed."""
+        name = _short(key)
+        self._outcomes[name] = outcome
+        self._outcomes.move_to_end(name)
+        if len(self._outcomes) > self._keys_max:
+            self._outcomes.popitem(last=False)
+
+    def expire(self, now_ms: int, window_ms: int) -> None:
+        """Forgets the oldest keys whose time is over."""
+        outcomes = self._outcomes
+        while outcomes:
+            name = next(iter(outcomes))
+            if now_ms - outcomes[name].created_ms <= window_ms:
+                return
+            del outcomes[name]
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._outcomes.clear()
+
+
+def _short(key: str) -> bytes:
+    """The key, or its digest where that is shorter; the two cannot be mistaken for each other."""
+    name = key.encode("utf-8", "surrogatepass")
+    return name if len(name) < _SHORT else blake2b(name, digest_size=_SHORT).digest()

@@ -1,0 +1,203 @@
+"""The write-ahead log of all topics, in shards that commit on their own.
+
+A topic belongs to one shard, so what is submitted for it is committed in order. Everything here runs on the
+event loop's thread, except for the commits. When one fails, whatever was submitted after it on that shard
+fails as well, because it was built on it; then `on_failure` takes back what was assigned, and the shard goes
+on with the next submission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from penstock.errors import PenstockError
+from penstock.files import AppendLog, CommitStats, Entry, GroupCommitter, LogPosition
+from penstock.fs import Buffer
+from penstock.topics.errors import ShuttingDown, Throttled
+
+__all__ = [
+    "Committed",
+    "Committer",
+    "Journal",
+    "MakeCommitter",
+    "Shard",
+    "group_committer",
+    "shard_folders",
+    "shard_number",
+]
+
+
+class Committed(Protocol):
+    """What is told of a submission, on the event loop's thread and in the order of submission."""
+
+    def committed(self, entry: Entry, position: LogPosition) -> None: ...
+
+    def failed(self, error: PenstockError) -> None: ...
+
+
+class Committer(Protocol):
+    """`GroupCommitter`, or a stand-in that commits without a thread."""
+
+    def start(self) -> None: ...
+
+    def submit(self, entry: Entry) -> None: ...
+
+    def resume(self) -> int: ...
+
+    def stats(self) -> CommitStats: ...
+
+    def close(self) -> None: ...
+
+
+MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], Committer]
+"""A committer for a log, given where to deliver and the number of the shard."""
+
+
+def shard_folders(root: str, count: int) -> list[str]:
+    """Where the shards keep their files: a single one in `root` itself."""
+    return [root] if count == 1 else [os.path.join(root, f"shard-{number:02d}") for number in range(count)]
+
+
+def shard_number(topic_id: int, count: int) -> int:
+    """Which of `count` shards a topic belongs to."""
+    return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % count
+
+
+class Shard:
+    """One log, its committer, and what was submitted and not yet decided."""
+
+    def __init__(self, log: AppendLog, number: int, make: MakeCommitter, queue_max: int) -> None:
+        self.log = log
+        self.number = number
+        self._loop = asyncio.get_running_loop()
+        self._committer = make(log, self._deliver, number)
+        self._generation = 0
+        self._closed = False
+        self._waiting = 0
+        self._queue_max = queue_max
+        self.submit_full = 0
+        """How often there was no room."""
+        self.on_failure: Callable[[Shard], None] = lambda _: None
+        self.decided = log.end
+        """Everything before this position was published, and nothing behind it."""
+        self.submitted_bytes = 0
+        self._committer.start()
+
+    def check_room(self) -> None:
+        """Raises `Throttled` or `ShuttingDown` if a submission now would not be taken."""
+        if self._closed:
+            raise ShuttingDown("the event log is closing; retry when it is back")
+        if self._waiting >= self._queue_max:
+            self.submit_full += 1
+            raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
+
+    def submit(self, buffers: Sequence[Buffer], *, frames: int, sync: bool, waiting: Committed) -> None:
+        """Queue frames that are committed together or not at all; `check_room` comes before."""
+        entry = Entry(
+            buffers=buffers,
+            byte_count=sum(map(len, buffers)),
+            frame_count=frames,
+            sync=sync,
+            context=waiting,
+        )
+        self._committer.submit(entry)
+        self._waiting += 1
+        self.submitted_bytes += entry.byte_count
+
+    def _deliver(self, entries: list[Entry]) -> None:
+        """Called on the commit thread."""
+        self._loop.call_soon_threadsafe(self._decide, entries)
+
+    def _decide(self, entries: list[Entry]) -> None:
+        self._waiting -= len(entries)
+        failed: list[Entry] = []
+        for entry in entries:
+            if entry.error is None:
+                assert entry.position is not None
+                waiting: Committed = entry.context  # type: ignore[assignment]
+                # Who waits gets the entry: if it led back to them, the written bytes would stay in memory
+                # until the cycle collector comes, which is rarely.
+                entry.context, entry.buffers = None, ()
+                waiting.committed(entry, entry.position)
+                file, offset = entry.position
+                self.decided = LogPosition(file, offset + entry.byte_count)
+            else:
+                failed.append(entry)
+        if failed:
+            self._fail(failed)
+
+    def _fail(self, entries: Iterable[Entry]) -> None:
+        """The first failure of a generation takes everything back; those that follow only hear of it."""
+        for entry in entries:
+            if entry.generation == self._generation:
+                self._generation = self._committer.resume()
+                self.on_failure(self)
+            assert entry.error is not None
+            waiting: Committed = entry.context  # type: ignore[assignment]
+            waiting.failed(entry.error)
+
+    def view(self, file: int) -> memoryview:
+        """The bytes of a log file that rows point into."""
+        return self.log.view(file)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the last commit failed and the log has not been mended since."""
+        return self.log.room < 0
+
+    def stats(self) -> CommitStats:
+        return self._committer.stats()
+
+    def close(self) -> None:
+        """Commit what was submitted and sync it; nothing more is taken. Blocks."""
+        self._closed = True
+        try:
+            self._committer.close()
+        finally:
+            self.log.close()
+
+
+class Journal:
+    """All shards."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
+
+    def shard_of(self, topic_id: int) -> Shard:
+        """Where a topic's frames go, for as long as the number of shards stays the same."""
+        return self.shards[shard_number(topic_id, len(self.shards))]
+
+    def close(self) -> None:
+        """Close every shard, then raise what the first one that failed raised."""
+        failed: PenstockError | None = None
+        for shard in self.shards:
+            try:
+                shard.close()
+            except PenstockError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+def group_committer(
+    *, sync_interval_s: float, on_sync: Callable[[float], None] | None = None
+) -> MakeCommitter:
+    """Committers with a thread each."""
+
+    def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> Committer:
+        return GroupCommitter(
+            log,
+            deliver,
+            queue_max=sys.maxsize,  # the shard counts what waits
+            sync_interval_s=sync_interval_s,
+            on_sync=on_sync,
+            name=f"topics-commit-{number}",
+        )
+
+    return make

@@ -1,0 +1,165 @@
+"""What goes into the engine and what comes out, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from penstock.topics.config import TopicConfig
+
+__all__ = [
+    "DeleteResult",
+    "NewRecord",
+    "Page",
+    "Predicate",
+    "PutResult",
+    "Record",
+    "RemoveResult",
+    "Tombstone",
+    "TombstoneReason",
+    "TopicState",
+    "WriteResult",
+]
+
+TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated"]
+
+
+class NewRecord(msgspec.Struct, gc=False):
+    """One record of a write. `data` and `meta` are JSON text; it is checked, compacted and kept as it is."""
+
+    data: msgspec.Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: msgspec.Raw | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicate:
+    """Which tags a delete means: one tag, or every tag that starts with `value`."""
+
+    value: str
+    is_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """Records `gap_from` to `gap_to` are gone without anybody having deleted them."""
+
+    gap_from: int
+    gap_to: int
+    reason: TombstoneReason
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+_ABSENT = msgspec.Raw()
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One stored record as a diff tells it; `data` and `meta` are JSON text."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    data: msgspec.Raw
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    node: str | None = msgspec.field(name="$node", default=None)
+    meta_text: msgspec.Raw = msgspec.field(name="meta", default=_ABSENT)
+
+    @property
+    def meta(self) -> msgspec.Raw | None:
+        """None if the record has none, or it was not asked for."""
+        return None if self.meta_text is _ABSENT else self.meta_text
+
+
+_RECORDS = msgspec.json.Decoder(list[Record])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutResult:
+    topic: str
+    created: bool
+    config: TopicConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveResult:
+    """What became of a topic that was to be deleted; `routers_removed` is sorted."""
+
+    topic: str
+    deleted: bool
+    routers_removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """Where the records of one write stand: `first_seq` to `last_seq`, without a gap."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created: bool
+    deduped: bool
+    wal_append_ms: float = 0.0
+    fsync_ms: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return self.last_seq - self.first_seq + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """One topic at one moment. `count` and `bytes` are exact: nothing deleted or expired is in them."""
+
+    topic: str
+    config: TopicConfig
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    effective_priority: int
+    last_write_ms: int | None
+    last_read_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteResult:
+    """What a delete of records did; `deleted` counts those that were live before."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One answer to a diff. `fragments` are the records as JSON objects, ready to be joined by commas."""
+
+    topic: str
+    fragments: Sequence[bytes]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    records_scanned: int
+    cold_segments_read: int = 0
+
+    def records(self) -> list[Record]:
+        """The records as objects, for callers that live in the same process."""
+        return _RECORDS.decode(b"[" + b",".join(self.fragments) + b"]")
+
+    @property
+    def caught_up(self) -> bool:
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def lag(self) -> int:
+        return self.head_seq - self.next_from_seq

@@ -1,0 +1,365 @@
+"""Everything an engine knew, from what is on disk.
+
+1. The newest readable snapshot names the topics, their floors and their segments.
+2. The index entries of those segments are the index.
+3. Every log directory that is there, however many shards wrote it, is read from where its snapshot position
+   says. Frames go to their topics by id; a record that is there already is left alone, so doing this again
+   changes nothing.
+4. A torn tail is cut, and so is a write of which only some records were on their way.
+5. Damage elsewhere is reported and stays on disk. Records it took with it are known to be missing: readers
+   that meet them are told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from penstock.errors import Corrupt
+from penstock.files import LogScan, ScannedFile, scan
+from penstock.files.log_file import LogPosition
+from penstock.files.log_scan import FrameRun
+from penstock.fs import FileSystem
+from penstock.topics.columns import DELETED, Columns, pack_row
+from penstock.topics.config import Durability, TopicConfig
+from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
+from penstock.topics.data_directory import META, LogGroup, log_groups
+from penstock.topics.errors import Damaged
+from penstock.topics.frame import MORE, FrameType
+from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
+from penstock.topics.index import TopicIndex
+from penstock.topics.journal import shard_number
+from penstock.topics.segment import LOST, SegmentEntry
+from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
+from penstock.topics.tier import Tiers
+from penstock.topics.topic import Topic
+
+__all__ = ["ADOPTED_FROM", "FoundLog", "Recovered", "recover"]
+
+ADOPTED_FROM: Final = 1 << 62
+"""File numbers from here on stand for files of a log directory that the topic does not write to."""
+
+_CONFIG = msgspec.json.Decoder(TopicConfig)
+_FORMAT = WalFormat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLog:
+    """One log directory, by its path relative to the data directory."""
+
+    path: str
+    found: LogScan
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovered:
+    """What a start begins with."""
+
+    topics: list[Topic]
+    next_topic_id: int
+    snapshot_number: int
+    """Of the next snapshot to be written."""
+    loaded_number: int
+    """Of the snapshot that was read, or 0."""
+    wal: dict[str, LogPosition]
+    """From where on the previous start of each log is still needed."""
+    logs: list[FoundLog]
+    folders: list[str]
+    """Every log directory that is there."""
+    moved: bool
+    """Whether the logs are not those that the snapshot names, or records are in others than they should be.
+
+    Then a snapshot comes before the first write: the records of a topic are never in two logs that count."""
+    problems: list[str] = field(default_factory=list)
+    """What is damaged, a sentence each."""
+
+
+def recover(
+    fs: FileSystem,
+    data_dir: str,
+    tiers: Tiers,
+    *,
+    folders: Sequence[str],
+    now_ms: int,
+    on_progress: Callable[[float], None] = lambda _: None,
+) -> Recovered:
+    """Read a data directory; changes nothing. `folders` are the log directories that will be written to.
+
+    Raises `Damaged` when there are snapshots and none can be read: an engine never starts empty over data.
+    """
+    loaded = load_latest(fs, os.path.join(data_dir, META))
+    return _Recovery(fs, data_dir, tiers, loaded, folders, now_ms, on_progress).run()
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Frames of one topic in one file, in the order in which they were written."""
+
+    log: str
+    file: int
+    view: memoryview
+    frames: FrameTable
+    damaged: bool
+
+
+class _Recovery:
+    """The state of one recovery."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        data_dir: str,
+        tiers: Tiers,
+        loaded: LoadedSnapshot,
+        folders: Sequence[str],
+        now_ms: int,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        self._fs = fs
+        self._data_dir = data_dir
+        self._tiers = tiers
+        self._snapshot = loaded.snapshot or Snapshot(next_topic_id=1, created_ms=0, wal={}, topics=())
+        self._loaded = loaded
+        self._folders = folders
+        self._now_ms = now_ms
+        self._on_progress = on_progress
+        self._problems = list(loaded.rejected)
+        self._topics: dict[int, Topic] = {}
+        self._pieces: defaultdict[int, list[_Piece]] = defaultdict(list)
+        self._named: set[str] = set()
+        self._was_ephemeral: set[int] = set()
+        self._next_adopted = ADOPTED_FROM
+
+    def run(self) -> Recovered:
+        there = log_groups(self._fs, self._data_dir, self._snapshot)
+        groups = [group for group in there if not self._is_covered(group)]
+        self._named = {group.path for group in groups if group.start.file}
+        logs = [self._read_log(group) for group in groups]
+        gone = self._deleted_topics()
+        for entry in self._snapshot.topics:
+            if entry.id not in gone:
+                self._topics[entry.id] = self._from_snapshot(entry)
+        self._create_topics(gone)
+        for done, topic in enumerate(self._topics.values()):
+            self._replay(topic)
+            self._on_progress(0.5 + 0.5 * (done + 1) / len(self._topics))
+        self._on_progress(1.0)
+        return Recovered(
+            topics=sorted(self._topics.values(), key=lambda topic: topic.name),
+            next_topic_id=max([self._snapshot.next_topic_id, *(number + 1 for number in self._seen_ids())]),
+            snapshot_number=self._loaded.next_number,
+            loaded_number=self._loaded.number,
+            wal={group.path: group.start for group in groups},
+            logs=logs,
+            folders=[group.path for group in there],
+            moved=self._has_moved(),
+            problems=self._problems,
+        )
+
+    def _is_covered(self, group: LogGroup) -> bool:
+        """Whether the newest snapshot has everything that is in a log, because it does not name it.
+
+        An older one, taken because the newest cannot be read, does not tell.
+        """
+        return self._loaded.snapshot is not None and not self._loaded.rejected and not group.start.file
+
+    def _has_moved(self) -> bool:
+        strangers = any(
+            piece.log != self._home(number) for number in self._topics for piece in self._pieces[number]
+        )
+        return strangers or (self._loaded.snapshot is not None and self._named != set(self._folders))
+
+    def _seen_ids(self) -> Iterator[int]:
+        yield from self._topics
+        yield from self._pieces
+
+    # ---- the log -------------------------------------------------------------------------------------
+
+    def _read_log(self, group: LogGroup) -> FoundLog:
+        folder = os.path.join(self._data_dir, group.path)
+        found = scan(self._fs, folder, _FORMAT, start=group.start if group.start.file else None)
+        self._problems += [f"{group.path}/{damage}" for damage in found.damage]
+        found = _without_half_writes(found)
+        for file in found.files:
+            for run in file.runs:
+                self._sort_frames(group.path, file, run, damaged=bool(found.damage))
+        return FoundLog(path=group.path, found=found)
+
+    def _sort_frames(self, log: str, file: ScannedFile, run: FrameRun, *, damaged: bool) -> None:
+        """Hand the frames of one stretch to their topics."""
+        table = read_frames(file.view, run.start, run.ends)
+        ids = table.heads["topic_id"]
+        order = np.argsort(ids, kind="stable")
+        borders = np.flatnonzero(np.diff(ids[order])) + 1
+        for places in np.split(order, borders):
+            topic_id = int(ids[places[0]]) if len(places) else 0
+            if topic_id:
+                piece = _Piece(log, file.number, file.view, table.of(places), damaged)
+                self._pieces[topic_id].append(piece)
+
+    def _deleted_topics(self) -> set[int]:
+        """The ids of topics that the log says are deleted."""
+        return {
+            topic_id
+            for topic_id, pieces in self._pieces.items()
+            if any(np.any(piece.frames.heads["type"] == FrameType.TOPIC_DELETE) for piece in pieces)
+        }
+
+    def _create_topics(self, gone: set[int]) -> None:
+        """Topics that only the log knows."""
+        for topic_id, pieces in self._pieces.items():
+            for piece in pieces:
+                kinds = piece.frames.heads["type"]
+                for place in np.flatnonzero(kinds == FrameType.TOPIC_CREATE).tolist():
+                    if topic_id not in self._topics and topic_id not in gone:
+                        change = TopicChange.decode(piece.frames.body(place))
+                        config = _CONFIG.decode(change.config)
+                        self._topics[topic_id] = Topic(name=change.name, id=topic_id, config=config)
+
+    # ---- a topic -------------------------------------------------------------------------------------
+
+    def _from_snapshot(self, entry: TopicEntry) -> Topic:
+        index = TopicIndex()
+        for segment in entry.segments:
+            index.add_run(self._load(entry, segment))
+        index.skip_to(entry.head_seq)
+        topic = Topic(name=entry.name, id=entry.id, config=_CONFIG.decode(entry.config), index=index)
+        topic.segments = list(entry.segments)
+        topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
+        topic.delete_below = entry.delete_below
+        topic.reserved_seq = entry.reserved_head
+        topic.last_write_ms = entry.last_write_ms
+        latest = [int(run.ts[-1]) for run in index.runs[-1:]]
+        topic.last_ts_ms = max(entry.last_write_ms or 0, *latest, 0)
+        index.delete_prefix(max(topic.floors.floor, entry.delete_below))
+        return topic
+
+    def _load(self, topic: TopicEntry, entry: SegmentEntry) -> Columns:
+        try:
+            segment = self._tiers.topic(topic.id).load(entry)
+        except Damaged as error:
+            self._problems.append(f'topic "{topic.name}": {error}')
+            return _lost_run(entry)
+        run = Columns.of_segment(entry.first_seq, segment.rows, source=segment)
+        run.mark(np.flatnonzero(segment.deleted), DELETED)
+        return run
+
+    def _replay(self, topic: Topic) -> None:
+        for piece in self._in_order(self._pieces.get(topic.id, [])):
+            file = self._file_number(topic, piece)
+            kinds = piece.frames.heads["type"]
+            start = 0
+            for place in np.flatnonzero(kinds != FrameType.APPEND).tolist():
+                self._append(topic, piece, file, start, place)
+                self._control(topic, piece.frames, place)
+                start = place + 1
+            self._append(topic, piece, file, start, len(kinds))
+        if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
+            topic.index.skip_to(topic.reserved_seq)
+        topic.index.delete_prefix(max(topic.floors.floor, topic.delete_below))
+        topic.settle(self._now_ms)
+
+    def _home(self, topic_id: int) -> str:
+        """The log directory that a topic will be written to."""
+        return self._folders[shard_number(topic_id, len(self._folders))]
+
+    def _file_number(self, topic: Topic, piece: _Piece) -> int:
+        if piece.log == self._home(topic.id):
+            return piece.file
+        self._next_adopted += 1
+        topic.adopt(self._next_adopted, piece.view)
+        return self._next_adopted
+
+    def _append(self, topic: Topic, piece: _Piece, file: int, start: int, stop: int) -> None:
+        """Records that the topic does not have yet; numbers missing before them are accounted for."""
+        if start >= stop:
+            return
+        index = topic.index
+        seqs = piece.frames.heads["seq"][start:stop].astype(np.int64)
+        fresh = start + np.flatnonzero(seqs > index.head_seq)
+        jumps = np.flatnonzero(np.diff(piece.frames.heads["seq"][fresh].astype(np.int64)) != 1) + 1
+        for places in np.split(fresh, jumps):
+            if not len(places):
+                continue
+            part = piece.frames.of(places)
+            first_seq, ts_ms = int(part.heads["seq"][0]), int(part.heads["ts"][0])
+            if first_seq <= index.head_seq:
+                continue
+            self._bridge(topic, first_seq, ts_ms, damaged=piece.damaged)
+            index.append_rows(part.index_rows(), file=file)
+            topic.tags.append(first_seq, part.tags())
+            topic.last_write_ms = topic.last_ts_ms = int(part.heads["ts"][-1])
+
+    def _bridge(self, topic: Topic, first_seq: int, ts_ms: int, *, damaged: bool) -> None:
+        missing = first_seq - 1 - topic.index.head_seq
+        if missing <= 0:
+            return
+        if (first_seq - 1 <= topic.reserved_seq or topic.id in self._was_ephemeral) and not damaged:
+            # Reserved before a crash and never written, or never meant to outlive the process.
+            topic.index.skip_to(first_seq - 1)
+            return
+        topic.index.append_damaged(missing, ts_ms)
+        self._problems.append(
+            f'topic "{topic.name}": records {first_seq - missing} to {first_seq - 1} are missing in the log'
+        )
+
+    def _control(self, topic: Topic, frames: FrameTable, place: int) -> None:
+        kind, body = frames.heads["type"][place], frames.body(place)
+        try:
+            if kind == FrameType.CONFIG_UPDATE:
+                if topic.is_ephemeral:
+                    self._was_ephemeral.add(topic.id)
+                topic.config = _CONFIG.decode(TopicChange.decode(body).config)
+            elif kind == FrameType.DELETE:
+                topic.delete(Deletion.decode(body))
+            elif kind == FrameType.EVICT_WATERMARK:
+                marks = Watermarks.decode(body)
+                topic.floors.merge(cap=marks.cap, ttl=marks.ttl, trim=marks.trim)
+                topic.index.delete_prefix(topic.floors.floor)
+            elif kind == FrameType.HEAD_WATERMARK:
+                topic.reserved_seq = max(topic.reserved_seq, read_head_watermark(body))
+        except (Corrupt, msgspec.MsgspecError) as error:
+            self._problems.append(f'topic "{topic.name}": {error}')
+
+    def _in_order(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """The pieces of one log stay in order; logs that the snapshot names come before newer ones."""
+        lowest: dict[str, int] = {}
+        for piece in pieces:
+            appends = piece.frames.heads["type"] == FrameType.APPEND
+            if appends.any():
+                low = int(piece.frames.heads["seq"][appends].min())
+                lowest[piece.log] = min(lowest.get(piece.log, low), low)
+        return sorted(
+            pieces,
+            key=lambda piece: (piece.log not in self._named, lowest.get(piece.log, 0), piece.log, piece.file),
+        )
+
+
+def _lost_run(entry: SegmentEntry) -> Columns:
+    """Rows for a segment whose index cannot be read: every record of it is known to be missing."""
+    rows = pack_row(0, 0, entry.created_ms, LOST, 0) * entry.count
+    return Columns.of_segment(entry.first_seq, rows)
+
+
+def _without_half_writes(found: LogScan) -> LogScan:
+    """The scan without the frames at its end that belong to a write whose last record is missing."""
+    if not found.files or not found.files[-1].runs:
+        return found
+    last = found.files[-1]
+    run = last.runs[-1]
+    table = read_frames(last.view, run.start, run.ends)
+    kinds, flags = table.heads["type"], table.heads["flags"]
+    place = len(table)
+    while place and kinds[place - 1] == FrameType.APPEND and flags[place - 1] & MORE:
+        place -= 1
+    if place == len(table):
+        return found
+    cut = int(table.starts[place])
+    runs = [*last.runs[:-1], replace(run, ends=run.ends[:place])]
+    return replace(found, files=[*found.files[:-1], replace(last, runs=runs, end=cut, torn=True)])

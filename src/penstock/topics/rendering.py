@@ -1,0 +1,219 @@
+"""Stored frames as the JSON objects that a reader gets.
+
+Log frames were checked when they were written or replayed; segment frames are checked whenever they are read.
+The payload of a record is JSON already, so it is copied into the answer and never parsed, unless `data` and
+`meta` cannot be told apart without that.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.topics.checksums import checksums
+from penstock.topics.columns import DAMAGED, Columns, Lengths, Places
+from penstock.topics.errors import Damaged
+from penstock.topics.frame import HEADER_BYTES
+from penstock.topics.payload import split_payload
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+
+__all__ = ["Frames", "Style", "Unreadable", "foreign", "node_of", "render", "render_one", "unreadable"]
+
+_SEGMENT_HEADER_BYTES: Final = 29
+_CHECKSUM_BYTES: Final = 8
+_OPEN_BYTES: Final = len(b'{"d":')
+_DENSE: Final = 4
+"""Bytes copied per byte wanted up to which one copy of the whole range is cheaper than many small ones."""
+_LENGTHS = struct.Struct("<HHI")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """Which of the optional members a reader wants."""
+
+    include_tags: bool = False
+    include_meta: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that should have been in the page."""
+
+    seq: int
+    error: Damaged
+
+
+class Frames:
+    """The frames of some rows of a run: `view` has the bytes of their file from offset `base` on."""
+
+    __slots__ = ("base", "header_bytes", "run", "view")
+
+    def __init__(self, run: Columns, view: memoryview, base: int = 0) -> None:
+        self.run = run
+        self.view = view
+        self.base = base
+        self.header_bytes = _SEGMENT_HEADER_BYTES if run.segment else HEADER_BYTES
+
+    def accounted(self, places: Places) -> Lengths:
+        """What these rows are accounted with."""
+        if not len(places):
+            return np.zeros(0, np.uint32)
+        first = int(places[0])
+        return self.run.accounted(first, int(places[-1]) + 1)[places - first]
+
+    def spans(self, places: Places) -> tuple[Places, Places, npt.NDArray[np.bool_]]:
+        """Where in `view` the frames start, how long they are, and which of them are wholly inside."""
+        starts = self.run.offset[places].astype(np.int64) - self.base
+        lengths = self.run.length[places].astype(np.int64)
+        whole = (starts >= 0) & (lengths >= self.header_bytes + _CHECKSUM_BYTES)
+        return starts, lengths, whole & (starts + lengths <= len(self.view))
+
+
+def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> bytes:
+    """The fragment of one log frame."""
+    if not flags & (HAS_NODE | HAS_META | HAS_TAG):
+        return b'{"$seq":%d,"$ts":%d,"data":%b' % (
+            seq,
+            ts,
+            frame[HEADER_BYTES + _OPEN_BYTES : -_CHECKSUM_BYTES],
+        )
+    return _dressed(frame, seq, ts, HEADER_BYTES, len(frame) - _CHECKSUM_BYTES, flags, style, {})
+
+
+def node_of(frame: bytes) -> bytes:
+    """The origin in a log frame."""
+    node_bytes, _, _ = _LENGTHS.unpack_from(frame, HEADER_BYTES - 8)
+    return frame[HEADER_BYTES : HEADER_BYTES + node_bytes]
+
+
+def foreign(frames: Frames, places: Places, nodes: frozenset[bytes]) -> npt.NDArray[np.bool_]:
+    """Which of these rows, that all have an origin, come from none of `nodes`."""
+    starts, lengths, inside = frames.spans(places)
+    own = np.zeros(len(places), np.bool_)
+    if not inside.any():
+        return ~own
+    chars = np.frombuffer(frames.view, np.uint8)
+    at = np.where(inside, starts, 0) + frames.header_bytes
+    node_bytes = chars[at - 8].astype(np.int64) | chars[at - 7].astype(np.int64) << 8
+    for node in nodes:
+        same = np.flatnonzero(
+            inside & (node_bytes == len(node)) & (lengths >= frames.header_bytes + 8 + len(node))
+        )
+        for place, wanted in enumerate(node):
+            if not len(same):
+                break
+            same = same[chars[at[same] + place] == wanted]
+        own[same] = True
+    return ~own
+
+
+def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Unreadable | None:
+    """Adds a fragment per record to `out`; stops before the first that cannot be read, and tells which."""
+    run = frames.run
+    starts, lengths, whole = frames.spans(places)
+    flags = run.flags[places]
+    sound = whole & ((flags & np.uint8(DAMAGED)) == 0)
+    good = len(places) if sound.all() else int(sound.argmin())
+    if good:
+        chunk, starts = _gathered(frames.view, starts[:good], lengths[:good])
+        if run.segment:
+            good = _leading_sound(chunk, starts, lengths[:good], run, places[:good])
+        if good:
+            _fragments(frames, chunk, starts[:good], lengths[:good], flags[:good], places[:good], style, out)
+    return None if good == len(places) else unreadable(run.first_seq + int(places[good]))
+
+
+def unreadable(seq: int) -> Unreadable:
+    """What is told of a record that cannot be read."""
+    return Unreadable(
+        seq,
+        Damaged(
+            f"stored record {seq} cannot be read back as it was written; read on from {seq}, or delete it",
+            {"first_seq": seq, "last_seq": seq},
+        ),
+    )
+
+
+def _gathered(view: memoryview, starts: Places, lengths: Places) -> tuple[bytes, Places]:
+    """The frames in memory of our own, and where each begins there."""
+    first, last = int(starts.min()), int((starts + lengths).max())
+    if last - first <= _DENSE * int(lengths.sum()):
+        return view[first:last].tobytes(), starts - first
+    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return b"".join([view[start:stop] for start, stop in spans]), np.cumsum(lengths) - lengths
+
+
+def _leading_sound(chunk: bytes, starts: Places, lengths: Places, run: Columns, places: Places) -> int:
+    """How many of the first segment frames are exactly what was written."""
+    ends = starts + lengths - _CHECKSUM_BYTES
+    spans = zip((starts + 4).tolist(), ends.tolist(), strict=True)
+    digests = checksums([chunk[start:end] for start, end in spans])
+    u64 = np.ndarray(len(chunk) - 7, "<u8", chunk, 0, 1)
+    u32 = np.ndarray(len(chunk) - 3, "<u4", chunk, 0, 1)
+    u16 = np.ndarray(len(chunk) - 1, "<u2", chunk, 0, 1)
+    sound = (digests == u64[ends]) & (u32[starts] == lengths - 4)
+    sound &= (u64[starts + 5] == places + run.first_seq) & (u64[starts + 13] == run.ts[places])
+    sound &= (
+        _SEGMENT_HEADER_BYTES + 8 + u32[starts + 25].astype(np.int64) + u16[starts + 21] + u16[starts + 23]
+        == lengths
+    )
+    return len(starts) if sound.all() else int(sound.argmin())
+
+
+def _fragments(
+    frames: Frames,
+    chunk: bytes,
+    starts: Places,
+    lengths: Places,
+    flags: npt.NDArray[np.uint8],
+    places: Places,
+    style: Style,
+    out: list[bytes],
+) -> None:
+    seqs = (places + frames.run.first_seq).tolist()
+    times = frames.run.ts[places].tolist()
+    seen = HAS_NODE | HAS_META | (HAS_TAG if style.include_tags else 0)
+    begins = starts + frames.header_bytes
+    ends = (starts + lengths - _CHECKSUM_BYTES).tolist()
+    if (flags & np.uint8(seen)).any():
+        rows = zip(seqs, times, begins.tolist(), ends, flags.tolist(), strict=True)
+        names: dict[bytes, bytes] = {}
+        out += [_dressed(chunk, *row, style, names) for row in rows]
+        return
+    if (flags & np.uint8(HAS_TAG)).any():
+        begins = begins + np.ndarray(len(chunk) - 1, "<u2", chunk, 0, 1)[begins - 6]
+    # The closing brace of the payload closes the fragment too.
+    rows_plain = zip(seqs, times, (begins + _OPEN_BYTES).tolist(), ends, strict=True)
+    out += [
+        b'{"$seq":%d,"$ts":%d,"data":%b' % (seq, ts, chunk[begin:end]) for seq, ts, begin, end in rows_plain
+    ]
+
+
+def _dressed(
+    chunk: bytes, seq: int, ts: int, begin: int, end: int, flags: int, style: Style, names: dict[bytes, bytes]
+) -> bytes:
+    node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(chunk, begin - 8)
+    tag_at = begin + node_bytes
+    data_at = tag_at + tag_bytes
+    node = b',"$node":' + _quoted(chunk[begin:tag_at], names) if flags & HAS_NODE else b""
+    tag = (
+        b',"$tag":' + _quoted(chunk[tag_at:data_at], names) if flags & HAS_TAG and style.include_tags else b""
+    )
+    if not flags & HAS_META:
+        return b'{"$seq":%d,"$ts":%d%b%b,"data":%b' % (seq, ts, node, tag, chunk[data_at + _OPEN_BYTES : end])
+    data, meta = split_payload(chunk[data_at:end])
+    shown = b',"meta":' + meta if meta is not None and style.include_meta else b""
+    return b'{"$seq":%d,"$ts":%d%b%b,"data":%b%b}' % (seq, ts, node, tag, data, shown)
+
+
+def _quoted(name: bytes, names: dict[bytes, bytes]) -> bytes:
+    """A node or a tag as a JSON string."""
+    quoted = names.get(name)
+    if quoted is None:
+        quoted = names[name] = msgspec.json.encode(name.decode("utf-8", "replace"))
+    return quoted

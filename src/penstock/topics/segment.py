@@ -1,0 +1,247 @@
+"""The long-term form of a topic's records: frames one behind the other, and an index of fixed stride.
+
+A segment holds the records `first_seq` to `first_seq + count - 1`. Its data file is a row of frames
+
+    frame_len u32 | flags u8 | seq u64 | ts u64 | node_len u16 | tag_len u16 | data_len u32
+    | node | tag | data | xxh3 u64 over everything between frame_len and itself
+
+and its index has one entry of 20 bytes per sequence number, so that entry `seq - first_seq` is found without
+a search. A sequence without a record has an entry too: a hole never held one, or one that was removed before
+it came here; a lost entry held one that could not be read any more when it came here.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from penstock.fs import Buffer
+from penstock.topics.errors import Damaged
+
+__all__ = [
+    "FRAME_BYTES_MIN",
+    "HAS_META",
+    "HAS_NODE",
+    "HAS_TAG",
+    "HOLE",
+    "IDX_DTYPE",
+    "IDX_STRIDE",
+    "LOST",
+    "IndexRows",
+    "Part",
+    "SegmentEntry",
+    "SegmentRecord",
+    "checksum",
+    "damaged_rows",
+    "data_end",
+    "overhead_of",
+    "read_frame",
+    "read_index",
+    "segment_id",
+    "segment_name",
+    "verify",
+]
+
+HAS_TAG: Final = 1
+HAS_NODE: Final = 2
+HAS_META: Final = 8
+HOLE: Final = 16
+"""Only in the index: there is no frame, and nobody misses it."""
+LOST: Final = 64
+"""Only in the index: there is no frame, though there was a record. Reading it is an error, not a gap."""
+
+_IN_FRAME: Final = HAS_TAG | HAS_NODE
+_WITHOUT_FRAME: Final = HOLE | LOST
+_IN_INDEX: Final = HAS_TAG | HAS_NODE | HAS_META | HOLE | LOST
+
+IDX_DTYPE: Final = np.dtype(
+    {
+        "names": ["offset", "length", "ts", "flags", "packed"],
+        "formats": ["<u4", "<u4", "<u8", "u1", "<u4"],
+        "offsets": [0, 4, 8, 16, 16],
+        "itemsize": 20,
+    }
+)
+"""One index entry. `packed` overlaps `flags`: its upper 24 bits are the overhead, see `overhead_of`."""
+IDX_STRIDE: Final = 20
+
+_HEAD = struct.Struct("<IBQQHHI")
+_CHECKSUM_BYTES: Final = 8
+FRAME_BYTES_MIN: Final = _HEAD.size + _CHECKSUM_BYTES
+
+IndexRows: TypeAlias = npt.NDArray[np.void]
+"""An array of `IDX_DTYPE`."""
+
+_NAME = re.compile(r"seg-([0-9]{16,20})")
+
+
+class Part(StrEnum):
+    """The files of one segment; the value is what its name ends with."""
+
+    DATA = "data"
+    IDX = "idx"
+    TAGS = "tags"
+    DEL = "del"
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What the metadata knows of a segment. Bytes of its files beyond these numbers do not count."""
+
+    first_seq: int
+    count: int
+    data_bytes: int
+    sealed: bool
+    cold: bool
+    created_ms: int
+    idx_xxh3: int
+    """Checksum of the index entries."""
+    deleted: int = 0
+    """How many records the `.del` file must at least name."""
+
+    @property
+    def end_seq(self) -> int:
+        """The sequence number after the last one."""
+        return self.first_seq + self.count
+
+    @property
+    def idx_bytes(self) -> int:
+        return self.count * IDX_STRIDE
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """What one frame holds. The views point into the frame."""
+
+    seq: int
+    ts: int
+    flags: int
+    node: memoryview
+    tag: memoryview
+    payload: memoryview
+
+
+def segment_name(first_seq: int) -> str:
+    """What the files of a segment are called, without the ending."""
+    return f"seg-{first_seq:016d}"
+
+
+def segment_id(name: str) -> int | None:
+    """The first sequence number of the segment of this name, or None if it is no segment's name."""
+    found = _NAME.fullmatch(name)
+    if found is None or segment_name(int(found[1])) != name:
+        return None
+    return int(found[1])
+
+
+def checksum(buffer: Buffer) -> int:
+    """XXH3-64 of all bytes."""
+    return xxh3_64_intdigest(buffer)
+
+
+def overhead_of(rows: IndexRows) -> npt.NDArray[np.uint32]:
+    """Per row, how much longer its frame is than the bytes its record is accounted with."""
+    overhead: npt.NDArray[np.uint32] = rows["packed"] >> np.uint32(8)
+    return overhead
+
+
+def data_end(rows: IndexRows) -> int:
+    """How many bytes of the data file these rows, from the segment's first on, cover."""
+    return int(rows["length"].sum(dtype=np.uint64))
+
+
+def read_index(buffer: Buffer, first_seq: int, expected_checksum: int | None = None) -> IndexRows:
+    """The entries in `buffer`, which are not copied.
+
+    Raises `Damaged` unless they have the expected checksum, lead through the data file without a gap or an
+    overlap, and use no flag that does not exist.
+    """
+    if len(buffer) % IDX_STRIDE:
+        raise _index_damaged(first_seq, f"{len(buffer)} bytes are no whole number of entries")
+    if expected_checksum is not None and checksum(buffer) != expected_checksum:
+        raise _index_damaged(first_seq, "its checksum is wrong")
+    rows = np.frombuffer(buffer, IDX_DTYPE)
+    wrong = _wrong_entries(rows)
+    if wrong.any():
+        raise _index_damaged(
+            first_seq, f"the entry of record {first_seq + int(wrong.argmax())} is impossible"
+        )
+    return rows
+
+
+def _wrong_entries(rows: IndexRows) -> npt.NDArray[np.bool_]:
+    flags, length, offset = rows["flags"], rows["length"], rows["offset"]
+    framed = (flags & _WITHOUT_FRAME) == 0
+    ends = np.cumsum(length, dtype=np.uint64)
+    wrong: npt.NDArray[np.bool_] = (flags & ~np.uint8(_IN_INDEX)) != 0
+    wrong |= framed & ((length < FRAME_BYTES_MIN) | (offset != ends - length) | (overhead_of(rows) > length))
+    wrong |= ~framed & ((length != 0) | (offset != 0))
+    return wrong
+
+
+def _index_damaged(first_seq: int, why: str) -> Damaged:
+    return Damaged(
+        f"the index of segment {segment_name(first_seq)} is damaged: {why}; keep its files",
+        {"first_seq": first_seq},
+    )
+
+
+def read_frame(frame: Buffer, seq: int) -> SegmentRecord:
+    """The record in a frame. Raises `Damaged` unless the frame is exactly that of record `seq`, untouched."""
+    view = memoryview(frame)
+    size = len(view)
+    if size < FRAME_BYTES_MIN:
+        raise _frame_damaged(seq, f"only {size} bytes are left of it")
+    frame_len, flags, found, ts, node_len, tag_len, data_len = _HEAD.unpack_from(view)
+    if frame_len + 4 != size or FRAME_BYTES_MIN + node_len + tag_len + data_len != size:
+        raise _frame_damaged(seq, "its lengths do not fit together")
+    end = size - _CHECKSUM_BYTES
+    if xxh3_64_intdigest(view[4:end]) != int.from_bytes(view[end:], "little"):
+        raise _frame_damaged(seq, "its checksum is wrong")
+    if found != seq:
+        raise _frame_damaged(seq, f"record {found} is in its place")
+    if flags & ~_IN_FRAME:
+        raise _frame_damaged(seq, f"its flags {flags:#x} are unknown")
+    tag_at = _HEAD.size + node_len
+    data_at = tag_at + tag_len
+    return SegmentRecord(seq, ts, flags, view[_HEAD.size : tag_at], view[tag_at:data_at], view[data_at:end])
+
+
+def verify(data: Buffer, row: np.void, seq: int, base: int = 0) -> SegmentRecord:
+    """The record that an index row points to. `data` are the bytes of the data file from offset `base` on.
+
+    Raises `Damaged` when frame or row are not what was written, or when the record is lost.
+    """
+    flags, start, length = int(row["flags"]), int(row["offset"]) - base, int(row["length"])
+    if flags & _WITHOUT_FRAME:
+        raise _frame_damaged(
+            seq, "it was lost before it came here" if flags & LOST else "there is no such record"
+        )
+    if start < 0 or start + length > len(data):
+        raise _frame_damaged(seq, "its frame reaches past the end of the data")
+    record = read_frame(memoryview(data)[start : start + length], seq)
+    if record.ts != int(row["ts"]) or record.flags != flags & _IN_FRAME:
+        raise _frame_damaged(seq, "frame and index disagree about it")
+    return record
+
+
+def damaged_rows(data: Buffer, rows: IndexRows, first_seq: int, base: int = 0) -> list[tuple[int, Damaged]]:
+    """Every record among `rows` that cannot be read, with what is wrong; holes are right as they are."""
+    found: list[tuple[int, Damaged]] = []
+    for place in np.flatnonzero((rows["flags"] & HOLE) == 0).tolist():
+        try:
+            verify(data, rows[place], first_seq + place, base)
+        except Damaged as error:
+            found.append((first_seq + place, error))
+    return found
+
+
+def _frame_damaged(seq: int, why: str) -> Damaged:
+    return Damaged(f"stored record {seq} cannot be read: {why}", {"first_seq": seq, "last_seq": seq})

@@ -1,0 +1,191 @@
+"""A segment that is open for reading: its index in memory, its data where it is."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.errors import NotFound
+from penstock.fs import Buffer
+from penstock.topics.errors import Damaged
+from penstock.topics.segment import HAS_TAG, IndexRows, Part, SegmentEntry, read_index, segment_name
+from penstock.topics.segment_deleted import DeletedRows, decode_deleted
+from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segment_tags import TagTable, decode_tags, tags_of_frames
+
+__all__ = ["Segment", "SegmentViews", "ViewKey", "load_deleted", "load_index", "missing"]
+
+ViewKey: TypeAlias = tuple[str, int]
+_VIEWS_MAX = 1024
+
+
+class SegmentViews:
+    """The data files that are mapped right now: the ones used last, and no more than `views_max`.
+
+    A view that falls out stays valid for whoever still holds it. Safe to share between threads.
+    """
+
+    def __init__(self, views_max: int = _VIEWS_MAX) -> None:
+        self._views: OrderedDict[ViewKey, memoryview] = OrderedDict()
+        self._views_max = views_max
+        self._mutex = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def get(self, key: ViewKey, size: int, opened: Callable[[], memoryview]) -> memoryview:
+        """The view under this key if it has `size` bytes, else what `opened` returns."""
+        with self._mutex:
+            view = self._views.get(key)
+            if view is not None and len(view) >= size:
+                self._views.move_to_end(key)
+                return view
+        view = opened()
+        with self._mutex:
+            self._views[key] = view
+            self._views.move_to_end(key)
+            while len(self._views) > self._views_max:
+                self._views.popitem(last=False)
+        return view
+
+    def forget(self, key: ViewKey) -> None:
+        """Let go of a file that was removed or replaced."""
+        with self._mutex:
+            self._views.pop(key, None)
+
+
+class Segment:
+    """The records of one segment, as they were when its metadata said `entry`.
+
+    `rows` are the index entries and `deleted` tells which of them a `.del` file names; both are in memory.
+    """
+
+    __slots__ = ("_cold", "_hot", "_key", "_views", "deleted", "entry", "rows")
+
+    def __init__(
+        self,
+        entry: SegmentEntry,
+        rows: IndexRows,
+        deleted: DeletedRows,
+        *,
+        hot: SegmentStore,
+        cold: SegmentStore | None,
+        views: SegmentViews,
+        key: ViewKey,
+    ) -> None:
+        self.entry = entry
+        self.rows = rows
+        self.deleted = deleted
+        self._hot = hot
+        self._cold = cold
+        self._views = views
+        self._key = key
+
+    @property
+    def first_seq(self) -> int:
+        return self.entry.first_seq
+
+    def data(self) -> memoryview:
+        """The whole data file of a segment that is hot, mapped. Raises `Damaged`."""
+        view = self._mapped()
+        if view is None:
+            raise missing(self.entry, Part.DATA)
+        return view
+
+    def _mapped(self) -> memoryview | None:
+        size = self.entry.data_bytes
+        try:
+            view = self._views.get(self._key, size, lambda: self._hot.view(self.first_seq, Part.DATA))
+        except NotFound:
+            return None
+        if len(view) < size:
+            raise Damaged(
+                f"the data of {segment_name(self.first_seq)} ends {size - len(view)} bytes too early",
+                {"first_seq": self.first_seq, "last_seq": self.entry.end_seq - 1},
+            )
+        return view[:size]
+
+    def read(self, start: int, stop: int) -> tuple[int, memoryview]:
+        """The bytes of the rows `start` to `stop - 1`, and the offset in the data file at which they begin.
+
+        Blocks for a cold segment; raises `Damaged`, or `Unavailable` when the cold tier does not answer.
+        """
+        rows = self.rows[start:stop]
+        framed = np.flatnonzero(rows["length"])
+        if not len(framed):
+            return 0, memoryview(b"")
+        base, last = int(rows[framed[0]]["offset"]), rows[framed[-1]]
+        end = int(last["offset"]) + int(last["length"])
+        return base, self.read_bytes(base, end)
+
+    def read_bytes(self, start: int, end: int) -> memoryview:
+        """Bytes of the data file. Blocks for a cold segment; raises as `read` does."""
+        # The hot one first, whatever the entry says: the segment may be moved while it is being read.
+        view = self._mapped()
+        if view is not None:
+            return view[start:end]
+        if self._cold is None:
+            raise missing(self.entry, Part.DATA)
+        try:
+            return self._cold.read_range(self.first_seq, Part.DATA, start, end - start)
+        except NotFound as error:
+            raise missing(self.entry, Part.DATA) from error
+
+    def tags(self) -> TagTable:
+        """Which records carry which tag. Blocks; reads the records only if there is no table of them.
+
+        A table that is damaged is not needed: the records say the same. Raises `Damaged` when they do not.
+        """
+        if not (self.rows["flags"] & HAS_TAG).any():
+            return TagTable.of(self.first_seq, {})
+        if self.entry.sealed:
+            try:
+                return decode_tags(self._hot.view(self.first_seq, Part.TAGS), self.first_seq, self.rows)
+            except (Damaged, NotFound):
+                pass
+        base, data = self.read(0, len(self.rows))
+        assert base == 0
+        return tags_of_frames(data, self.rows, self.first_seq)
+
+
+def load_index(store: SegmentStore, entry: SegmentEntry) -> bytes:
+    """The index entries of a segment, checked. Raises `Damaged`, and `NotFound` if there is no such file."""
+    raw = store.read_range(entry.first_seq, Part.IDX, 0, entry.idx_bytes).tobytes()
+    rows = read_index(raw, entry.first_seq, entry.idx_xxh3)
+    if int(rows["length"].sum(dtype=np.uint64)) != entry.data_bytes:
+        raise Damaged(
+            f"the index of {segment_name(entry.first_seq)} does not lead to {entry.data_bytes} bytes of data",
+            {"first_seq": entry.first_seq, "last_seq": entry.end_seq - 1},
+        )
+    return raw
+
+
+def load_deleted(store: SegmentStore, entry: SegmentEntry) -> DeletedRows:
+    """Which records the `.del` file names. Raises `Damaged` if it names fewer than it must."""
+    if entry.deleted == 0:
+        # A file may be there all the same: newer than the metadata. The log tells the same again.
+        return np.zeros(entry.count, np.bool_)
+    raw: Buffer
+    try:
+        raw = store.view(entry.first_seq, Part.DEL)
+    except NotFound as error:
+        raise missing(entry, Part.DEL) from error
+    deleted = decode_deleted(raw, entry.first_seq, entry.count)
+    if np.count_nonzero(deleted) < entry.deleted:
+        raise Damaged(
+            f"the .del file of {segment_name(entry.first_seq)} is too old: deleted records would come back",
+            {"first_seq": entry.first_seq, "last_seq": entry.end_seq - 1},
+        )
+    return deleted
+
+
+def missing(entry: SegmentEntry, part: Part) -> Damaged:
+    """The error for a file that should be there."""
+    return Damaged(
+        f"{segment_name(entry.first_seq)}.{part} is missing; restore it from a backup",
+        {"first_seq": entry.first_seq, "last_seq": entry.end_seq - 1},
+    )

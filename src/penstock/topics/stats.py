@@ -1,0 +1,128 @@
+"""Numbers about an engine, for metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.topics.config import Durability
+from penstock.topics.journal import Shard
+from penstock.topics.topic import Topic
+
+__all__ = ["SYNC_BUCKETS_US", "EngineStats", "SyncTimes", "TopicStats", "WalStats", "collect_stats"]
+
+SYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1000, 5000, 10_000, 50_000, 100_000)
+"""Upper bounds of the sync latency histogram; one more bucket is above all of them."""
+
+
+class SyncTimes:
+    """How long syncs took. Told by the commit threads, one at a time each; a lost count does no harm."""
+
+    __slots__ = ("counts", "total_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SYNC_BUCKETS_US) + 1)
+        self.total_us = 0.0
+
+    def observe(self, seconds: float) -> None:
+        micros = seconds * 1e6
+        self.counts[bisect_left(SYNC_BUCKETS_US, micros)] += 1
+        self.total_us += micros
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStats:
+    """One topic."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    records_live: int
+    bytes_live: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalStats:
+    """All shards of the log together."""
+
+    frames: int = 0
+    batches: int = 0
+    fsyncs: int = 0
+    bytes_written: int = 0
+    rotations: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+    read_only: bool = False
+    fsync_counts: Sequence[int] = ()
+    """By bucket of `SYNC_BUCKETS_US`, not cumulative."""
+    fsync_micros_total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Everything at one moment."""
+
+    ready: bool
+    topics: int
+    by_class: dict[Durability, int]
+    queue_topics: int
+    records_live: int
+    bytes_live: int
+    wal: WalStats
+    per_topic: list[TopicStats] = field(default_factory=list)
+
+
+def collect_stats(
+    topics: Iterable[Topic], shards: Sequence[Shard], times: SyncTimes, *, ready: bool
+) -> EngineStats:
+    """The numbers of all topics and shards."""
+    by_class = dict.fromkeys(Durability, 0)
+    per_topic: list[TopicStats] = []
+    queues = 0
+    for topic in topics:
+        queues += topic.config.type == "queue"
+        if topic.config.durability is not None:
+            by_class[topic.config.durability] += 1
+        per_topic.append(
+            TopicStats(
+                topic=topic.name,
+                head_seq=topic.index.head_seq,
+                earliest_seq=topic.index.earliest_seq,
+                records_live=topic.index.live,
+                bytes_live=topic.index.live_bytes,
+            )
+        )
+    return EngineStats(
+        ready=ready,
+        topics=len(per_topic),
+        by_class=by_class,
+        queue_topics=queues,
+        records_live=sum(topic.records_live for topic in per_topic),
+        bytes_live=sum(topic.bytes_live for topic in per_topic),
+        wal=_wal_stats(shards, times),
+        per_topic=per_topic,
+    )
+
+
+def _wal_stats(shards: Sequence[Shard], times: SyncTimes) -> WalStats:
+    commits = [shard.stats() for shard in shards]
+    return WalStats(
+        frames=sum(commit.frames for commit in commits),
+        batches=sum(commit.batches for commit in commits),
+        fsyncs=sum(commit.syncs for commit in commits),
+        bytes_written=sum(commit.bytes for commit in commits),
+        rotations=sum(commit.rotations for commit in commits),
+        queue_depth=sum(commit.queue_depth for commit in commits),
+        queue_depth_peak=max((commit.queue_peak for commit in commits), default=0),
+        submit_full=sum(shard.submit_full for shard in shards),
+        read_only=any(shard.is_read_only for shard in shards),
+        fsync_counts=tuple(times.counts),
+        fsync_micros_total=times.total_us,
+    )

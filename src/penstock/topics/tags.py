@@ -1,0 +1,167 @@
+"""Which records carry which tag, for records that are in no segment yet.
+
+Deleting by tag must not read the log. The newest tags are in a map; when it has many, it is frozen into a
+table of arrays, so that even a tag per record costs bytes and not objects. Records of segments are in the
+segments' own tables. Records that are gone may still be told: the index knows which are live.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.topics.model import Predicate
+
+__all__ = ["LogTags", "SegmentTags", "Seqs"]
+
+Seqs: TypeAlias = npt.NDArray[np.uint64]
+
+TAGS_IN_MAP_MAX: Final = 4096
+_BEYOND: Final = b"\xff"
+"""Above every byte of UTF-8, so that `prefix + _BEYOND` is above everything that starts with `prefix`."""
+
+
+class SegmentTags(Protocol):
+    """The tags of one segment."""
+
+    def seqs(self, tag: str) -> Seqs: ...
+
+    def with_prefix(self, prefix: str) -> Iterator[tuple[str, Seqs]]: ...
+
+
+class _FrozenTags(Sequence[bytes]):
+    """Tags in order, one behind the other in one buffer, and the sequence numbers of each."""
+
+    __slots__ = ("_ends", "_seq_ends", "_seqs", "_text", "last_seq")
+
+    def __init__(self, seqs_by_tag: dict[bytes, array[int]]) -> None:
+        tags = sorted(seqs_by_tag)
+        self._text = b"".join(tags)
+        self._ends = np.cumsum([len(tag) for tag in tags], dtype=np.uint32)
+        self._seq_ends = np.cumsum([len(seqs_by_tag[tag]) for tag in tags], dtype=np.uint32)
+        joined = array("Q")
+        for tag in tags:
+            joined.extend(seqs_by_tag[tag])
+        self._seqs: Seqs = np.frombuffer(joined, np.uint64)
+        self.last_seq = int(self._seqs.max())
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, place: int) -> bytes:  # type: ignore[override]
+        return self._text[int(self._ends[place - 1]) if place else 0 : int(self._ends[place])]
+
+    @property
+    def records(self) -> int:
+        return len(self._seqs)
+
+    def items(self) -> Iterator[tuple[bytes, Seqs]]:
+        start = 0
+        for place, end in enumerate(self._seq_ends.tolist()):
+            yield self[place], self._seqs[start:end]
+            start = end
+
+    def between(self, low: bytes, high: bytes) -> Seqs:
+        """The sequence numbers of all tags from `low` to below `high`; those of one tag ascend."""
+        first, last = bisect_left(self, low), bisect_left(self, high)
+        if first >= last:
+            return np.zeros(0, np.uint64)
+        return self._seqs[int(self._seq_ends[first - 1]) if first else 0 : int(self._seq_ends[last - 1])]
+
+
+class LogTags:
+    """The tags of a topic's records from `first_seq` on."""
+
+    __slots__ = ("_frozen", "_held", "_map", "_sorted", "first_seq")
+
+    def __init__(self, first_seq: int = 1) -> None:
+        self.first_seq = first_seq
+        self._held = 0
+        self._frozen: list[_FrozenTags] = []
+        self._map: dict[bytes, array[int]] = {}
+        self._sorted: list[bytes] | None = None
+
+    def append(self, first_seq: int, tags: Iterable[tuple[int, bytes]]) -> None:
+        """The tags of a write that starts at `first_seq`, by the place of their record in it."""
+        seqs_by_tag = self._map
+        for place, tag in tags:
+            seqs = seqs_by_tag.get(tag)
+            if seqs is None:
+                if len(seqs_by_tag) >= TAGS_IN_MAP_MAX:
+                    self._freeze()
+                    seqs_by_tag = self._map
+                seqs = seqs_by_tag[tag] = array("Q")
+                self._sorted = None
+            seqs.append(first_seq + place)
+            self._held += 1
+
+    def _freeze(self) -> None:
+        self._frozen.append(_FrozenTags(self._map))
+        self._map = {}
+        self._sorted = None
+
+    def forget_below(self, first_seq: int) -> None:
+        """The records below are in segments now, or gone."""
+        if first_seq <= self.first_seq:
+            return
+        self.first_seq = first_seq
+        self._frozen = [table for table in self._frozen if table.last_seq >= first_seq]
+        kept: dict[bytes, array[int]] = {}
+        for tag, seqs in self._map.items():
+            if seqs[-1] >= first_seq:
+                kept[tag] = seqs[bisect_left(seqs, first_seq) :]
+        self._map = kept
+        self._sorted = None
+        self._held = sum(map(len, kept.values())) + sum(table.records for table in self._frozen)
+
+    def __len__(self) -> int:
+        """How many sequence numbers are held, those of records that are gone included."""
+        return self._held
+
+    def keep(self, are_live: Callable[[Seqs], npt.NDArray[np.bool_]]) -> None:
+        """Lets go of records that are gone; `are_live` tells of ascending sequence numbers which are not."""
+        seqs_by_tag: dict[bytes, array[int]] = {}
+        for tag, seqs in chain(*(table.items() for table in self._frozen), self._map_items()):
+            alive = seqs[are_live(seqs)]
+            if len(alive):
+                seqs_by_tag.setdefault(tag, array("Q")).frombytes(alive.tobytes())
+        self._held = sum(map(len, seqs_by_tag.values()))
+        self._frozen, self._map, self._sorted = [], seqs_by_tag, None
+        if len(seqs_by_tag) > TAGS_IN_MAP_MAX:
+            self._freeze()
+
+    def _map_items(self) -> Iterator[tuple[bytes, Seqs]]:
+        for tag, seqs in self._map.items():
+            yield tag, np.array(seqs, np.uint64)
+
+    def find(self, predicate: Predicate, segments: Iterable[SegmentTags] = ()) -> Seqs:
+        """The sequence numbers that match, ascending and each once: of the log and of these segments."""
+        low = predicate.value.encode("utf-8", "surrogatepass")
+        high = low + (_BEYOND if predicate.is_prefix else b"\0")
+        parts = [table.between(low, high) for table in self._frozen]
+        parts += self._from_map(low, high, predicate.is_prefix)
+        found = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+        found = found[found >= np.uint64(self.first_seq)]
+        stored = [part for segment in segments for part in _from_segment(segment, predicate)]
+        return np.unique(np.concatenate((*stored, found))) if stored else found
+
+    def _from_map(self, low: bytes, high: bytes, is_prefix: bool) -> list[Seqs]:
+        if not is_prefix:
+            seqs = self._map.get(low)
+            return [] if seqs is None else [np.array(seqs, np.uint64)]
+        if self._sorted is None:
+            self._sorted = sorted(self._map)
+        tags = self._sorted[bisect_left(self._sorted, low) : bisect_left(self._sorted, high)]
+        return [np.array(self._map[tag], np.uint64) for tag in tags]
+
+
+def _from_segment(segment: SegmentTags, predicate: Predicate) -> list[Seqs]:
+    if predicate.is_prefix:
+        return [seqs for _, seqs in segment.with_prefix(predicate.value)]
+    return [segment.seqs(predicate.value)]

@@ -1,0 +1,277 @@
+"""Fast storage for new segments, cheap storage for old ones.
+
+Only data files move. Index, tags and deletions of a cold segment are copied with it, so that the cold tier is
+complete in itself, but they also stay hot: a start reads no cold file, a delete writes none, and everything
+that has to be removed from the cold tier can be told from the hot one.
+
+Moving a segment, so that at every instant one complete copy counts:
+
+1. copy its files to the cold tier; they are durable, nobody looks at them;
+2. the caller makes it durable that the segment is cold;
+3. remove the hot data file.
+
+Whatever is interrupted is done again. While both copies exist the hot one is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.topics.errors import Damaged
+from penstock.topics.segment import Part, SegmentEntry, checksum, read_index
+from penstock.topics.segment_build import BuiltRows
+from penstock.topics.segment_deleted import DeletedRows, encode_deleted
+from penstock.topics.segment_reader import Segment, SegmentViews, ViewKey, load_deleted, load_index, missing
+from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
+from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
+from penstock.topics.segment_tags import TagTable
+
+__all__ = ["Tidied", "Tiers", "TopicTier", "choose"]
+
+
+def choose(
+    segments: Sequence[SegmentEntry], *, retain_segments: int, retain_bytes: int = 0
+) -> list[SegmentEntry]:
+    """Which of a topic's segments should move, oldest first.
+
+    The newest `retain_segments` sealed ones stay, of those only as many as fit into `retain_bytes` (0: all).
+    """
+    sealed = sorted((entry for entry in segments if entry.sealed), key=lambda entry: entry.first_seq)
+    moving: list[SegmentEntry] = []
+    kept_bytes = 0
+    for age, entry in enumerate(reversed(sealed)):
+        kept_bytes += entry.data_bytes
+        if age >= retain_segments or 0 < retain_bytes < kept_bytes:
+            moving.append(entry)
+    return [entry for entry in reversed(moving) if not entry.cold]
+
+
+class TopicTier:
+    """The segments of one topic. Every call blocks; the entries it returns are for the caller's metadata."""
+
+    def __init__(
+        self, hot: LocalSegmentStore, cold: SegmentStore | None = None, views: SegmentViews | None = None
+    ) -> None:
+        self._hot = hot
+        self._cold = cold
+        self._views = SegmentViews() if views is None else views
+
+    def start(self, built: BuiltRows, created_ms: int) -> SegmentEntry:
+        """A new segment of these rows; durable on return. Replaces files that nobody counts."""
+        self._views.forget(self._key(built.first_seq))
+        self._hot.put(built.first_seq, built.data, built.idx)
+        return SegmentEntry(
+            first_seq=built.first_seq,
+            count=built.count,
+            data_bytes=built.data_bytes,
+            sealed=False,
+            cold=False,
+            created_ms=created_ms,
+            idx_xxh3=checksum(built.idx),
+        )
+
+    def append(self, entry: SegmentEntry, built: BuiltRows) -> SegmentEntry:
+        """Continue a segment with rows that were built for its `data_bytes`; durable on return.
+
+        After an error the segment still is what `entry` says. Raises `Damaged` if its files are not: then
+        seal it as it is and start another.
+        """
+        if entry.sealed or built.first_seq != entry.end_seq:
+            raise InvalidInput(f"records from {built.first_seq} on do not continue {entry}")
+        idx = self._hot_index(entry) + built.idx
+        read_index(idx, entry.first_seq)
+        self._views.forget(self._key(entry.first_seq))
+        self._hot.append(entry.first_seq, entry.data_bytes, entry.idx_bytes, built.data, built.idx)
+        return msgspec.structs.replace(
+            entry,
+            count=entry.count + built.count,
+            data_bytes=entry.data_bytes + built.data_bytes,
+            idx_xxh3=checksum(idx),
+        )
+
+    def seal(self, entry: SegmentEntry) -> SegmentEntry:
+        """Make a segment one that never grows again, with a table of its tags."""
+        table = self._tag_table(self.load(entry))
+        if table:
+            self._hot.replace(entry.first_seq, Part.TAGS, table.encoded(entry.count))
+        return msgspec.structs.replace(entry, sealed=True)
+
+    def _tag_table(self, segment: Segment) -> TagTable | None:
+        try:
+            return segment.tags()
+        except Damaged:
+            return None  # it is told to whoever looks for tags; the segment must not stay open because of it
+
+    def write_deleted(self, entry: SegmentEntry, deleted: DeletedRows) -> SegmentEntry:
+        """Keep which records of a segment are deleted: all of them, not only the new ones; durable on return.
+
+        To be called only with deletions that are durable in the log: from here they cannot be taken back.
+        """
+        count = int(np.count_nonzero(deleted))
+        if len(deleted) != entry.count or count < entry.deleted:
+            raise InvalidInput(f"{count} of {len(deleted)} records cannot be all that is deleted of {entry}")
+        self._hot.replace(entry.first_seq, Part.DEL, encode_deleted(entry.first_seq, deleted))
+        return msgspec.structs.replace(entry, deleted=count)
+
+    def load(self, entry: SegmentEntry) -> Segment:
+        """The segment, open for reading. Raises `Damaged` if its index or its deletions cannot be trusted."""
+        store = self._sidecars(entry)
+        rows = read_index(self._index(store, entry), entry.first_seq)
+        return Segment(
+            entry,
+            rows,
+            load_deleted(store, entry),
+            hot=self._hot,
+            cold=self._cold,
+            views=self._views,
+            key=self._key(entry.first_seq),
+        )
+
+    def resolve(self, entry: SegmentEntry) -> SegmentStore:
+        """Where the data of a segment is to be read; the hot tier if both have it."""
+        if self._hot.exists(entry.first_seq, Part.DATA):
+            return self._hot
+        if not entry.cold or self._cold is None:
+            raise missing(entry, Part.DATA)
+        return self._cold
+
+    def relocate(self, entry: SegmentEntry) -> SegmentEntry:
+        """Copy a sealed segment to the cold tier; durable on return. Make the entry durable, then `drop_hot`.
+
+        May be repeated. Raises `Damaged` rather than copy an index that is not what it was.
+        """
+        cold = self._cold_store()
+        if not entry.sealed:
+            raise InvalidInput(f"only a sealed segment can move: {entry}")
+        idx = self._hot_index(entry)
+        for part in (Part.TAGS, Part.DEL):
+            if self._hot.exists(entry.first_seq, part):
+                cold.replace(entry.first_seq, part, self._hot.view(entry.first_seq, part))
+        data = self._hot.view(entry.first_seq, Part.DATA)[: entry.data_bytes]
+        cold.put(entry.first_seq, [data], idx)
+        return msgspec.structs.replace(entry, cold=True)
+
+    def drop_hot(self, entry: SegmentEntry) -> None:
+        """Remove the hot data of a segment that is durably known to be cold; nothing there is fine.
+
+        Raises `Damaged`, and removes nothing, if the cold copy is not complete.
+        """
+        if not entry.cold:
+            raise InvalidInput(f"a segment that is not cold would be lost: {entry}")
+        if not self._hot.exists(entry.first_seq, Part.DATA):
+            return
+        for part, size in ((Part.DATA, entry.data_bytes), (Part.IDX, entry.idx_bytes)):
+            try:
+                found = self._cold_store().size(entry.first_seq, part)
+            except NotFound as error:
+                raise missing(entry, part) from error
+            if found != size:
+                raise Damaged(f"the cold copy of {entry} has {found} bytes of .{part}, not {size}")
+        self._hot.delete(entry.first_seq, (Part.DATA,))
+        self._views.forget(self._key(entry.first_seq))
+
+    def delete(self, first_seq: int) -> None:
+        """Remove a segment that no durable metadata names; nothing there is fine."""
+        # The hot files last: they are what tells, after a crash, that there is something left to remove.
+        if self._cold is not None:
+            self._cold.delete(first_seq)
+        self._hot.delete(first_seq)
+        self._views.forget(self._key(first_seq))
+
+    def _key(self, first_seq: int) -> ViewKey:
+        return self._hot.directory, first_seq
+
+    def _cold_store(self) -> SegmentStore:
+        if self._cold is None:
+            raise InvalidInput("there is no cold tier; set cold_dir")
+        return self._cold
+
+    def _sidecars(self, entry: SegmentEntry) -> SegmentStore:
+        if entry.cold and self._cold is not None and not self._hot.exists(entry.first_seq, Part.IDX):
+            return self._cold
+        return self._hot
+
+    def _hot_index(self, entry: SegmentEntry) -> bytes:
+        return self._index(self._hot, entry)
+
+    def _index(self, store: SegmentStore, entry: SegmentEntry) -> bytes:
+        try:
+            return load_index(store, entry)
+        except NotFound as error:
+            raise missing(entry, Part.IDX) from error
+
+
+@dataclass(slots=True)
+class Tidied:
+    """What was removed because nothing referred to it, and what could not be."""
+
+    removed: int = 0
+    failed: list[PenstockError] = field(default_factory=list)
+
+
+class Tiers:
+    """The segments of all topics."""
+
+    def __init__(self, hot: LocalSegmentRoot, cold: SegmentRoot | None = None) -> None:
+        self._hot = hot
+        self._cold = cold
+        self._views = SegmentViews()
+
+    def topic(self, topic_id: int) -> TopicTier:
+        cold = None if self._cold is None else self._cold.topic(topic_id)
+        return TopicTier(self._hot.topic(topic_id), cold, self._views)
+
+    def remove_topic(self, topic_id: int) -> None:
+        """Remove every segment of a topic that is durably gone; nothing there is fine."""
+        if self._cold is not None:
+            self._cold.remove_topic(topic_id)
+        self._hot.remove_topic(topic_id)
+
+    def tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
+        """Remove what a crash left behind: everything but the segments of `known`, by topic id.
+
+        A removal that fails does not keep the others from being tried.
+        """
+        done = Tidied()
+        stored = self._hot.scan()
+        for path in stored.strays:
+            self._attempt(done, partial(self._hot.remove_stray, path))
+        for topic_id, segments in stored.topics.items():
+            if topic_id in known:
+                self._tidy_topic(done, self.topic(topic_id), segments, known[topic_id])
+            else:
+                self._attempt(done, partial(self.remove_topic, topic_id))
+        return done
+
+    def _tidy_topic(
+        self,
+        done: Tidied,
+        tier: TopicTier,
+        segments: Mapping[int, set[Part]],
+        entries: Sequence[SegmentEntry],
+    ) -> None:
+        by_seq = {entry.first_seq: entry for entry in entries}
+        for first_seq, parts in segments.items():
+            entry = by_seq.get(first_seq)
+            if entry is None:
+                self._attempt(done, partial(tier.delete, first_seq))
+            elif entry.cold and Part.DATA in parts:
+                self._attempt(done, partial(tier.drop_hot, entry))
+
+    def _attempt(self, done: Tidied, remove: Callable[[], None]) -> None:
+        try:
+            remove()
+            done.removed += 1
+        except PenstockError as error:
+            done.failed.append(error)
+
+    def close(self) -> None:
+        """Release what the cold tier holds."""
+        if self._cold is not None:
+            self._cold.close()

@@ -1,0 +1,363 @@
+"""One topic: its records, what was lost of them, and what is on its way into it.
+
+Everything happens on the event loop's thread, so a method is one step for everybody else. `next_seq` runs
+ahead of the published head by what was submitted and is not decided yet; readers see what is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.topics.columns import DELETED, NO_FILE, Columns
+from penstock.topics.config import Durability, TopicConfig
+from penstock.topics.control import Deletion, Watermarks
+from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
+from penstock.topics.floors import Floors
+from penstock.topics.frame import EncodedBatch, FrameType, encode_control
+from penstock.topics.idempotency import WriteWindow
+from penstock.topics.index import Removed, TopicIndex
+from penstock.topics.journal import Shard
+from penstock.topics.model import DeleteResult, Predicate, TopicState
+from penstock.topics.priority import effective_priority
+from penstock.topics.segment import SegmentEntry
+from penstock.topics.segment_reader import Segment
+from penstock.topics.segment_tags import TagTable
+from penstock.topics.snapshot import TopicEntry
+from penstock.topics.tags import LogTags, Seqs
+from penstock.topics.waiters import Waiters
+
+__all__ = ["CHUNKS_FROM", "Topic"]
+
+CHUNKS_FROM: Final = 1 << 63
+"""File numbers from here on are chunks of memory, the records of an ephemeral topic."""
+RESERVE_MIN: Final = 256
+RESERVE_BATCHES: Final = 16
+"""How far ahead sequence numbers are reserved: one sync for at least so many writes of the same size."""
+_PRUNE_AT: Final = 64
+_NO_BYTES: Final = memoryview(b"")
+
+
+class Topic:
+    """The state of one topic; `id` is never used again, not even for a topic of the same name."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        id: int,
+        config: TopicConfig,
+        index: TopicIndex | None = None,
+        shard: Shard | None = None,
+    ) -> None:
+        self.name = name
+        self.id = id
+        self.config = config
+        self._shard = shard
+        self.index = TopicIndex() if index is None else index
+        self.floors = Floors()
+        self.tags = LogTags(self.index.head_seq + 1)
+        self.keys = WriteWindow()
+        self.writing: dict[str, asyncio.Future[None]] = {}
+        """Writes with an idempotency key that are not decided yet."""
+        self.waiters = Waiters()
+        self.segments: list[SegmentEntry] = []
+        self.delete_below = 0
+        self.kept_through = self.index.head_seq
+        """Up to here records belong into segments; only an ephemeral topic runs ahead of it."""
+        self.reserved_seq = 0
+        """Durably reserved: a start after a crash continues behind it."""
+        self.last_ts_ms = 0
+        self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None
+        self.last_consumed_ms: int | None = None
+        self.gone = False
+        self.leaving: asyncio.Future[None] | None = None
+        """Done when a deletion of the topic that is under way is decided."""
+        self.tally_bytes = 0
+        """What the engine's total has of this topic."""
+        self.captured: TopicEntry | None = None
+        """What the last cut has of the topic, while it is still true."""
+        self._chunks: dict[int, memoryview] = {}
+        self._next_chunk = CHUNKS_FROM
+        self._prune_at = _PRUNE_AT
+        self._logged_floors = (1, 1, 1)
+        self.forget_in_flight()
+
+    @property
+    def shard(self) -> Shard:
+        """Where the topic's frames go."""
+        assert self._shard is not None, "the topic is not attached to a log"
+        return self._shard
+
+    def attach(self, shard: Shard) -> None:
+        """Write to this log from now on."""
+        self._shard = shard
+
+    def settle(self, now_ms: int) -> None:
+        """After a recovery: everything that was found counts as written, and what it says as known."""
+        self.kept_through = self.index.head_seq
+        floors = self.floors
+        self._logged_floors = (floors.cap, floors.ttl, floors.trim)
+        self.forget_in_flight()
+        self.retain(now_ms)
+
+    # ---- what is under way ---------------------------------------------------------------------------
+
+    def forget_in_flight(self) -> None:
+        """Nothing that was submitted will be published: the next write takes its sequence numbers."""
+        self.next_seq = self.index.head_seq + 1
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        self._reserving_seq = self.reserved_seq
+
+    def give_up_in_flight(self) -> None:
+        """A commit failed. What it was to say about the floors was not said."""
+        self._logged_floors = (0, 0, 0)
+        self.forget_in_flight()
+
+    @property
+    def is_ephemeral(self) -> bool:
+        return self.config.durability is Durability.EPHEMERAL
+
+    @property
+    def epoch(self) -> int:
+        """Rises with every topic that is created, also under the same name."""
+        return self.id
+
+    def admit(self, count: int, size: int) -> None:
+        """Refuses a write that a topic with `discard: reject` has no room for; nothing is appended then."""
+        config = self.config
+        if config.discard != "reject":
+            return
+        cap_records, cap_bytes = config.cap_records, config.cap_bytes
+        if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
+            raise RecordTooLarge(
+                f'{count} records of {size} bytes are more than topic "{self.name}" may ever hold; '
+                "split the write or raise the caps"
+            )
+        full = cap_records and self.index.live + self.in_flight + count > cap_records
+        if full or (cap_bytes and self.index.live_bytes + self.in_flight_bytes + size > cap_bytes):
+            raise TopicFull(
+                f'topic "{self.name}" is full; delete records or raise its caps',
+                {
+                    "topic": self.name,
+                    "cap_records": cap_records,
+                    "cap_bytes": cap_bytes,
+                    "head_seq": self.index.head_seq,
+                    "earliest_seq": self.index.earliest_seq,
+                },
+            )
+
+    def stay(self) -> None:
+        """A deletion that was under way is decided."""
+        self.leaving = None
+
+    def take_off(self, batch: EncodedBatch) -> None:
+        """These records were submitted."""
+        self.next_seq += batch.count
+        self.in_flight += batch.count
+        self.in_flight_bytes += batch.accounted_bytes
+        self.last_ts_ms = batch.ts_ms
+
+    def reservation(self, batch: EncodedBatch) -> int:
+        """What has to be reserved before these records may be acknowledged without a sync; 0 if nothing."""
+        if batch.last_seq <= self._reserving_seq:
+            return 0
+        self._reserving_seq = batch.last_seq + max(RESERVE_MIN, RESERVE_BATCHES * batch.count)
+        return self._reserving_seq
+
+    def moved_floors(self) -> list[bytes]:
+        """A frame with the floors if they rose since they were last written, else nothing.
+
+        It goes in front of whatever is written next, so that no later deletion or change of a cap is replayed
+        before the eviction that came first.
+        """
+        floors = self.floors
+        now = (floors.cap, floors.ttl, floors.trim)
+        if now == self._logged_floors or not self._kept_something():
+            return []
+        self._logged_floors = now
+        marks = Watermarks(
+            cap=floors.cap, earliest_seq=self.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
+        )
+        return [encode_control(FrameType.EVICT_WATERMARK, self.id, marks.encode())]
+
+    def _kept_something(self) -> bool:
+        """Whether the log has records that the floors last written do not tell to be gone."""
+        return not self.is_ephemeral or max(self._logged_floors) <= self.kept_through
+
+    # ---- what is published ---------------------------------------------------------------------------
+
+    def publish(self, batch: EncodedBatch, *, file: int, base: int, now_ms: int) -> None:
+        """Records that are committed become visible, and those that they push out go."""
+        self.captured = None
+        self.index.append(batch, file=file, base=base)
+        if batch.tags:
+            self.tags.append(batch.first_seq, batch.tags)
+        self.in_flight -= batch.count
+        self.in_flight_bytes -= batch.accounted_bytes
+        self.last_write_ms = now_ms
+        if not self.is_ephemeral or file < CHUNKS_FROM:
+            # Also what was submitted before the topic became ephemeral: its bytes are in the log.
+            self.kept_through = self.index.head_seq
+        self.retain(now_ms)
+        self.waiters.wake()
+
+    def keep_in_memory(self, batch: EncodedBatch, *, now_ms: int) -> None:
+        """Publish the records of an ephemeral topic, whose bytes are kept here."""
+        self._next_chunk += 1
+        self._chunks[self._next_chunk] = memoryview(batch.buffer)
+        self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
+
+    def retain(self, now_ms: int) -> None:
+        """Let go of what is too old or too much. Floors tell readers what they missed."""
+        config, index = self.config, self.index
+        removed = 0
+        if config.ttl_ms and index.live:
+            removed += self._note(index.expire(now_ms, config.ttl_ms), self.floors.raise_ttl)
+        if config.discard == "old":
+            if config.cap_records and index.live > config.cap_records:
+                removed += self._note(index.evict_to_count(config.cap_records), self.floors.raise_cap)
+            if config.cap_bytes and index.live_bytes > config.cap_bytes:
+                removed += self._note(index.evict_to_bytes(config.cap_bytes), self.floors.raise_cap)
+        if removed and len(self._chunks) > self._prune_at:
+            self._prune_chunks()
+
+    def _note(self, removed: Removed, raise_floor: Callable[[Removed], bool]) -> int:
+        if removed.records:
+            self.captured = None
+            raise_floor(removed)
+        return removed.records
+
+    def _prune_chunks(self) -> None:
+        self.index.drop_dead_runs()
+        needed = self.index.files()
+        self._chunks = {number: chunk for number, chunk in self._chunks.items() if number in needed}
+        self._prune_at = max(_PRUNE_AT, 2 * len(self._chunks))
+        self.tags.forget_below(self.index.earliest_seq)
+
+    def view(self, run: Columns, file: int) -> memoryview | None:
+        """The bytes a run points into; None for a segment that is cold."""
+        if not run.segment:
+            return self.log_view(file)
+        if run.source is None:
+            return _NO_BYTES
+        segment = self.segment_of(run)
+        if segment.entry.cold:
+            return None
+        try:
+            return segment.data()
+        except Damaged:
+            return _NO_BYTES  # what a reader needs of it is told record by record
+
+    def log_view(self, file: int) -> memoryview:
+        """The bytes of a log file or a chunk of memory; none for rows that are in no file."""
+        if file == NO_FILE:
+            return _NO_BYTES
+        chunk = self._chunks.get(file)
+        return self.shard.view(file) if chunk is None else chunk
+
+    def adopt(self, file: int, view: memoryview) -> None:
+        """Rows point into a file that the topic's own log does not have."""
+        self._chunks[file] = view
+
+    def segment_of(self, run: Columns) -> Segment:
+        """The segment that a run is the index of."""
+        assert isinstance(run.source, Segment)
+        return run.source
+
+    def reconfigure(self, config: TopicConfig, now_ms: int) -> None:
+        """A new config takes effect, caps at once."""
+        self.captured = None
+        was_ephemeral, self.config = self.is_ephemeral, config
+        if was_ephemeral and not self.is_ephemeral:
+            # From here on they are as good as the others: the next checkpoint puts them into a segment.
+            self.kept_through = self.index.head_seq
+        self.retain(now_ms)
+
+    def promote(self, segments: Sequence[Segment], entries: list[SegmentEntry]) -> None:
+        """Records are now in these segments; `entries` are all that the topic has."""
+        for segment in segments:
+            run = Columns.of_segment(segment.first_seq, segment.rows, source=segment)
+            run.mark(np.flatnonzero(segment.deleted), DELETED)
+            self.index.promote(run)
+        self.segments = entries
+        self.tags.forget_below(self.index.first_log_seq)
+        if self._chunks:
+            self._prune_chunks()
+
+    # ---- deleting ------------------------------------------------------------------------------------
+
+    def delete(self, deletion: Deletion, tables: Mapping[int, TagTable] | None = None) -> DeleteResult:
+        """Remove the records that are meant, none at or above `bound_head`.
+
+        `tables` are tag tables of segments that were loaded ahead, by first sequence number.
+        """
+        self.captured = None
+        index = self.index
+        bound = index.head_seq + 1 if deletion.bound_head is None else deletion.bound_head
+        before = bound if deletion.before_seq is None else min(deletion.before_seq, bound)
+        if deletion.match is not None:
+            seqs = self._tagged(deletion.match, tables or {})
+            removed = index.delete_seqs(seqs[seqs < np.uint64(before)])
+        elif len(deletion.seqs):
+            removed = index.delete_seqs(deletion.seqs[deletion.seqs < np.uint64(bound)])
+        else:
+            removed = index.delete_prefix(before)
+            self.delete_below = max(self.delete_below, before)
+        return DeleteResult(
+            topic=self.name,
+            deleted=removed.records,
+            earliest_seq=index.earliest_seq,
+            head_seq=index.head_seq,
+            count=index.live,
+            bytes=index.live_bytes,
+        )
+
+    def _tagged(self, match: Predicate, tables: Mapping[int, TagTable]) -> Seqs:
+        def table(segment: Segment) -> TagTable:
+            loaded = tables.get(segment.first_seq)
+            # A segment that has grown since its table was loaded has more tags than the table knows.
+            return loaded if loaded is not None and segment.entry.sealed else segment.tags()
+
+        return self.tags.find(match, [table(segment) for segment in self.open_segments()])
+
+    def open_segments(self) -> list[Segment]:
+        """The segments that live records are in."""
+        return [run.source for run in self.index.runs if run.live and isinstance(run.source, Segment)]
+
+    def deleted_rows(self, run: Columns) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which records of a segment were deleted, for its `.del` file."""
+        rows = np.zeros(run.count, np.bool_)
+        rows[(run.deleted_seqs() - np.uint64(run.first_seq)).astype(np.int64)] = True
+        return rows
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    def touch(self, now_ms: int) -> None:
+        """Somebody read: the topic counts as in use."""
+        self.last_read_ms = self.last_consumed_ms = now_ms
+
+    def state(self, now_ms: int) -> TopicState:
+        """Everything about the topic now; `retain` comes before."""
+        index, config = self.index, self.config
+        return TopicState(
+            topic=self.name,
+            config=config,
+            head_seq=index.head_seq,
+            earliest_seq=index.earliest_seq,
+            count=index.live,
+            bytes=index.live_bytes,
+            effective_priority=effective_priority(
+                config.priority,
+                auto_priority=config.auto_priority,
+                now_ms=now_ms,
+                last_consumed_ms=self.last_consumed_ms,
+            ),
+            last_write_ms=self.last_write_ms,
+            last_read_ms=self.last_read_ms,
+        )

@@ -1,0 +1,284 @@
+"""What an engine does by itself: checkpoints when they are due, floors into the log, dead files removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import NotFound, OutcomeUnknown, PenstockError
+from penstock.files import LogPosition
+from penstock.fs import FileSystem
+from penstock.topics.catalog import Catalog
+from penstock.topics.checkpoint import Cut, StoredCut, TopicCut, capture, store
+from penstock.topics.config import EngineConfig
+from penstock.topics.data_directory import META
+from penstock.topics.journal import Journal
+from penstock.topics.recovery import Recovered
+from penstock.topics.segment import SegmentEntry
+from penstock.topics.snapshot import snapshot_name
+from penstock.topics.submission import Change
+from penstock.topics.tier import Tidied, Tiers
+from penstock.topics.topic import Topic
+from penstock.topics.workers import Workers
+
+__all__ = ["Upkeep"]
+
+_LOGGER = logging.getLogger(__name__)
+_TICK_S: Final = 0.25
+_FLOORS_EVERY_S: Final = 1.0
+
+
+class Upkeep:
+    """The background of one engine. Checkpoints are made one at a time, on the thread that tidies up."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        data_dir: str,
+        config: EngineConfig,
+        clock: Clock,
+        workers: Workers,
+        tiers: Tiers,
+        journal: Journal,
+        folders: Sequence[str],
+        found: Recovered,
+        catalog: Catalog,
+    ) -> None:
+        self._fs = fs
+        self._data_dir = data_dir
+        self._meta_dir = os.path.join(data_dir, META)
+        self._config = config
+        self._clock = clock
+        self._workers = workers
+        self._tiers = tiers
+        self._journal = journal
+        self._folders = folders
+        self._catalog = catalog
+        self._number = found.snapshot_number
+        self._good_number = found.loaded_number
+        """Of the last snapshot that is known to be good."""
+        self._doubtful: str | None = None
+        """A snapshot that may or may not be in place."""
+        self._moved = found.moved
+        self._needed: Mapping[str, LogPosition] = found.wal
+        """Where the last snapshot starts reading the logs."""
+        self._foreign = [path for path in found.folders if path not in folders]
+        """Log directories of a start with another number of shards; empty of meaning after a checkpoint."""
+        self._busy = asyncio.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self._checkpointed_s = clock.monotonic()
+        self._checkpointed_bytes = 0
+        self._floors_s = clock.monotonic()
+
+    async def start(self) -> None:
+        """Remove what nothing refers to, and begin to tick."""
+        known = {topic.id: list(topic.segments) for topic in self._catalog.all()}
+        tidied = await self._workers.tidy(lambda: self._tidy(known))
+        for error in tidied.failed:
+            _LOGGER.warning("left behind for the next start: %s", error)
+        if self._moved:
+            await self.checkpoint()
+        self._ticking = asyncio.create_task(self._tick())
+
+    def _tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
+        if self._good_number:
+            # The snapshot that was read may not be durable yet; until it is, the one before counts too.
+            self._fs.sync_dir(self._meta_dir)
+        return self._tiers.tidy(known)
+
+    async def close(self) -> None:
+        """Make a last checkpoint, after which nothing has to be replayed."""
+        async with self._busy:  # a checkpoint under way comes to its end
+            if self._ticking is not None:
+                self._ticking.cancel()
+        if self._ticking is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+        await asyncio.gather(*self._removals)
+        await self._quiesce()
+        try:
+            await self.checkpoint(last=True)
+        except PenstockError as error:
+            _LOGGER.warning("no snapshot at the end, the next start replays the log: %s", error)
+        await self._workers.tidy(self._tiers.close)
+
+    async def _quiesce(self) -> None:
+        """Wait until everything submitted so far is decided."""
+        fences = []
+        for shard in self._journal.shards:
+            fence: Change[None] = Change(lambda: None)
+            shard.submit([], frames=0, sync=True, waiting=fence)
+            fences.append(fence.outcome)
+        await asyncio.gather(*fences, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(_TICK_S)
+            try:
+                self._log_floors()
+                if self._is_due():
+                    await self.checkpoint()
+            except PenstockError as error:
+                self._checkpointed_s = self._clock.monotonic()
+                _LOGGER.warning("a checkpoint failed and will be tried again: %s", error)
+            except Exception:
+                self._checkpointed_s = self._clock.monotonic()
+                _LOGGER.exception("a checkpoint failed and will be tried again")
+
+    def _is_due(self) -> bool:
+        waited_ms = (self._clock.monotonic() - self._checkpointed_s) * 1000
+        grown = self._written() - self._checkpointed_bytes
+        if grown >= self._config.checkpoint_bytes:
+            return True
+        return waited_ms >= self._config.checkpoint_interval_ms and (grown > 0 or self._ages())
+
+    def _written(self) -> int:
+        return sum(shard.submitted_bytes for shard in self._journal.shards)
+
+    def _ages(self) -> bool:
+        """Whether some segment is old enough to be sealed although nothing was written."""
+        age_ms, now_ms = self._config.segment_max_age_ms, self._clock.now_ms()
+        return bool(age_ms) and any(
+            topic.segments
+            and not topic.segments[-1].sealed
+            and now_ms - topic.segments[-1].created_ms >= age_ms
+            for topic in self._catalog.all()
+        )
+
+    def _log_floors(self) -> None:
+        """What expired or was evicted since the last write of its topic goes into the log now and then."""
+        if self._clock.monotonic() - self._floors_s < _FLOORS_EVERY_S:
+            return
+        self._floors_s = self._clock.monotonic()
+        for topic in self._catalog.all():
+            topic.shard.check_room()
+            frames = topic.moved_floors()
+            if frames:
+                change: Change[None] = Change(lambda: None)
+                change.outcome.add_done_callback(_ignore)
+                topic.shard.submit(frames, frames=len(frames), sync=False, waiting=change)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------
+
+    async def checkpoint(self, *, last: bool = False) -> None:
+        """Take a cut, make it durable, let go of what is no longer needed. Raises what the disk raises."""
+        async with self._busy:
+            cut = self._capture(last)
+            written = self._written()
+            number, self._number = self._number, self._number + 1
+            try:
+                stored = await self._workers.tidy(lambda: self._store(cut, number))
+            except BaseException:
+                for topic_cut in cut.topics:
+                    topic_cut.topic.captured = None
+                raise
+            self._good_number = number
+            self._apply(stored)
+            self._checkpointed_s = self._clock.monotonic()
+            self._checkpointed_bytes = written
+            needed, self._needed = self._needed, cut.wal
+            await self._workers.tidy(lambda: self._let_go(stored, needed))
+
+    def _capture(self, last: bool) -> Cut:
+        now_ms = self._clock.now_ms()
+        topics = self._catalog.all()
+        for topic in topics:
+            self._catalog.retain(topic)
+            if last:
+                # Nothing is under way any more: the sequences that were reserved are not needed.
+                topic.reserved_seq = 0
+                topic.captured = None
+        wal = {
+            folder: shard.decided for folder, shard in zip(self._folders, self._journal.shards, strict=True)
+        }
+        return capture(topics, wal, self._catalog.next_topic_id, now_ms)
+
+    def _store(self, cut: Cut, number: int) -> StoredCut:
+        self._retract()
+        try:
+            return store(
+                cut,
+                fs=self._fs,
+                meta_dir=self._meta_dir,
+                number=number,
+                previous=self._good_number,
+                tiers=self._tiers,
+                config=self._config,
+                has_cold=self._config.cold_dir is not None,
+            )
+        except OutcomeUnknown:
+            self._doubtful = os.path.join(self._meta_dir, snapshot_name(number))
+            raise
+
+    def _retract(self) -> None:
+        """Remove a snapshot that may be in place, durably, before what it names is changed again."""
+        if self._doubtful is not None:
+            with contextlib.suppress(NotFound):
+                self._fs.unlink(self._doubtful)
+            self._fs.sync_dir(self._meta_dir)
+            self._doubtful = None
+
+    def _apply(self, stored: StoredCut) -> None:
+        for problem in stored.problems:
+            _LOGGER.warning("%s", problem)
+        for cut in stored.cut.topics:
+            if not cut.topic.gone:
+                cut.topic.promote(cut.grown, cut.segments)
+
+    def _let_go(self, stored: StoredCut, needed: Mapping[str, LogPosition]) -> None:
+        """Log files that neither this snapshot nor the one before needs, and segments that none names."""
+        for folder, shard in zip(self._folders, self._journal.shards, strict=True):
+            start = needed.get(folder)
+            if start is not None:
+                shard.log.drop_before(start.file)
+        if self._foreign and not any(folder in needed for folder in self._foreign):
+            for folder in self._foreign:
+                self._drop_log(folder)
+            self._foreign = []
+        for cut in stored.cut.topics:
+            self._let_go_of_segments(cut)
+
+    def _let_go_of_segments(self, cut: TopicCut) -> None:
+        tier = self._tiers.topic(cut.entry.id)
+        try:
+            for first_seq in cut.dead:
+                tier.delete(first_seq)
+            for entry in cut.moved:
+                tier.drop_hot(entry)
+        except PenstockError as error:
+            _LOGGER.warning('topic "%s": left behind for the next start: %s', cut.entry.name, error)
+
+    def _drop_log(self, folder: str) -> None:
+        """Remove a log that a start with another number of shards left; its records are in segments now."""
+        directory = os.path.join(self._data_dir, folder)
+        for name, _ in self._fs.list_files(directory):
+            if "/" not in name:
+                with contextlib.suppress(NotFound):
+                    self._fs.unlink(os.path.join(directory, name))
+        self._fs.sync_dir(directory)
+
+    # ---- topics that are gone ------------------------------------------------------------------------
+
+    def remove_files(self, topic: Topic) -> None:
+        """A topic was deleted, durably: its segments go, behind whatever is being stored of it."""
+
+        async def remove() -> None:
+            try:
+                await self._workers.tidy(lambda: self._tiers.remove_topic(topic.id))
+            except PenstockError as error:
+                _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
+
+        task = asyncio.create_task(remove())
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+
+
+def _ignore(outcome: asyncio.Future[None]) -> None:
+    outcome.exception()

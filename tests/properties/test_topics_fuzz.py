@@ -1,0 +1,152 @@
+"""Hostile bytes: whatever the decoders are given, only `Corrupt` comes out, or nothing is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.topics.log_doubles import MemoryTopic, StoredSegment, encoded, record
+
+from penstock.errors import Corrupt, InvalidInput
+from penstock.files.log_format import chase
+from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
+from penstock.topics.diff import DiffRequest
+from penstock.topics.frame import FrameType, encode_control
+from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.model import Predicate
+from penstock.topics.predicate import canonical, parse_match
+
+WAL = WalFormat()
+BODIES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
+    "topic": (TopicChange.decode, TopicChange(name="topic", config=b'{"ttl_ms":1}').encode()),
+    "delete": (
+        Deletion.decode,
+        Deletion(
+            before_seq=9,
+            match=Predicate(value="tag", is_prefix=True),
+            seqs=np.array([1, 5], np.uint64),
+            bound_head=12,
+        ).encode(),
+    ),
+    "watermark": (Watermarks.decode, Watermarks(cap=1, earliest_seq=2, ttl=3, trim=4).encode()),
+    "head": (read_head_watermark, bytes(8)),
+}
+LOG = (
+    WAL.mark(0)
+    + encode_control(FrameType.TOPIC_CREATE, 1, BODIES["topic"][1])
+    + bytes(encoded([record("a b", tag="t", node="n", meta={"m": 1}), record("\u20ac/"), record(3)]).buffer)
+    + WAL.mark(77)
+)
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "insert", "double", "u32"]),
+        st.integers(0, 2**20),
+        st.one_of(st.integers(0, 255), st.sampled_from([2**16, 2**31, 2**32 - 1, 2**32 - 5, 38, 42])),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def mutated(raw: bytes, changes: list[tuple[str, int, int]]) -> bytes:
+    data = bytearray(raw)
+    for kind, place, value in changes:
+        at = place % (len(data) + 1)
+        match kind:
+            case "flip" if at < len(data):
+                data[at] ^= 1 << (value % 8)
+            case "cut":
+                del data[at : at + 1 + value % 32]
+            case "insert":
+                data[at:at] = bytes([value % 256]) * (1 + value % 8)
+            case "double":
+                data[at:at] = data[at : at + 64]
+            case "u32":
+                data[at : at + 4] = (value % 2**32).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_bodies_of_control_frames_decode_or_are_corrupt(kind: str) -> None:
+    decode, body = BODIES[kind]
+
+    @settings(max_examples=300)
+    @given(st.binary(max_size=60) | edits.map(lambda changes: mutated(body, changes)))
+    def check(raw: bytes) -> None:
+        try:
+            decode(raw)
+        except Corrupt:
+            pass
+
+    check()
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=300) | edits.map(lambda changes: mutated(LOG, changes)))
+def test_a_scan_of_any_bytes_finds_the_same_frames_as_one_after_the_other(raw: bytes) -> None:
+    view = memoryview(raw)
+    ends, stopped = WAL.frame_ends(view, 0, len(raw))
+    slow, slow_stopped = chase(WAL, view, 0, len(raw))
+    assert (ends.tolist(), stopped) == (slow.tolist(), slow_stopped)
+    table = read_frames(view, 0, ends)
+    assert len(table.index_rows()) == 20 * len(ends)
+    for place, start in enumerate([0, *ends[:-1].tolist()][: len(ends)]):
+        frame = view[start : int(ends[place])]
+        assert bytes(frame) in LOG or frame.nbytes >= 46
+        WAL.read_mark(frame)
+        table.body(place)
+    list(table.tags())
+
+
+def test_no_single_bit_flip_in_the_log_is_believed() -> None:
+    whole = len(WAL.frame_ends(memoryview(LOG), 0, len(LOG))[0])
+    for bit in range(8 * len(LOG)):
+        flipped = bytearray(LOG)
+        flipped[bit // 8] ^= 1 << bit % 8
+        ends, stopped = WAL.frame_ends(memoryview(flipped), 0, len(flipped))
+        assert len(ends) < whole
+        assert stopped <= bit // 8
+
+
+def test_no_single_bit_flip_in_a_segment_is_delivered() -> None:
+    topic = MemoryTopic()
+    topic.write([record("a b", tag="t", node="n", meta={"m": 1}), record(2)])
+    topic.promote(topic.segment_of(2))
+    stored = topic.index.runs[0].source
+    assert isinstance(stored, StoredSegment)
+    request = DiffRequest.of(include_tags=True, nodes=["other"])
+    good = topic.read(request).fragments
+    for bit in range(8 * len(stored.data)):
+        stored.data[bit // 8] ^= 1 << bit % 8
+        try:
+            fragments = topic.read(request).fragments
+            assert fragments == good[: len(fragments)]
+            assert len(fragments) < 2
+        except Corrupt:
+            pass
+        stored.data[bit // 8] ^= 1 << bit % 8
+    assert topic.read(request).fragments == good
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["tag", "Eq", "Glob", "a*"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(json_values)
+def test_any_json_is_a_predicate_or_invalid_input(value: object) -> None:
+    try:
+        predicate = parse_match(value)
+    except InvalidInput:
+        return
+    assert parse_match(list(canonical(predicate))) == predicate

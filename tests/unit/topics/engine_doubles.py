@@ -1,0 +1,134 @@
+"""An engine on a disk in memory, with a clock that stands still, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from penstock.errors import OutcomeUnknown
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
+from penstock.testing.topics_kit import InlineCommitters, InlineWorkers
+from penstock.topics import Engine, EngineConfig, NewRecord, Page, TopicConfig
+
+DATA = "/data"
+COLD = "/cold"
+FSYNC = TopicConfig(durable=True)
+
+
+def rec(value: object, *, tag: str | None = None, node: str | None = None, meta: object = None) -> NewRecord:
+    raw_meta = None if meta is None else msgspec.Raw(json.dumps(meta).encode())
+    return NewRecord(data=msgspec.Raw(json.dumps(value).encode()), tag=tag, node=node, meta=raw_meta)
+
+
+def recs(*values: object, tag: str | None = None) -> list[NewRecord]:
+    return [rec(value, tag=tag) for value in values]
+
+
+class World:
+    """One data directory: open it, stop it, pull the plug, open it again."""
+
+    def __init__(self, *, disk: FakeDisk | None = None, clock: ManualClock | None = None, **config: object):
+        self.clock = clock or ManualClock()
+        self.disk = disk or FakeDisk(clock=self.clock)
+        self.config: dict[str, object] = {"data_dir": DATA, "wal_shards": 1, "wal_file_bytes": 4096, **config}
+        self.engine: Engine
+        self.committers: InlineCommitters
+        self.workers: InlineWorkers
+
+    async def open(self, **changes: object) -> Engine:
+        self.config |= changes
+        self.committers, self.workers = InlineCommitters(), InlineWorkers()
+        self.engine = Engine(
+            EngineConfig(**self.config),  # type: ignore[arg-type]
+            fs=self.disk,
+            clock=self.clock,
+            workers=self.workers,
+            committers=self.committers,
+        )
+        await self.engine.start()
+        return self.engine
+
+    async def restart(self, **changes: object) -> Engine:
+        """A clean stop and a start."""
+        await self.engine.close()
+        return await self.open(**changes)
+
+    async def crash(
+        self, survival: Survival = Survival.NOTHING, *, rng: random.Random | None = None, **changes: object
+    ) -> Engine:
+        """The power goes, with this much of what was not durable, and comes back."""
+        self.unplug(survival, rng)
+        return await self.open(**changes)
+
+    async def abandon(self) -> Engine:
+        """The process dies and comes back while the disk has power: what is not durable still is not."""
+        self._stop_ticking()
+        self.engine._lock.__exit__(None, None, None)
+        return await self.open()
+
+    def unplug(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> None:
+        self._stop_ticking()
+        self.disk = self.disk.crash(survival, rng)
+
+    def _stop_ticking(self) -> None:
+        upkeep = self.engine._upkeep
+        if upkeep is not None and upkeep._ticking is not None:
+            upkeep._ticking.cancel()
+
+    async def kill(self, **changes: object) -> Engine:
+        """The process dies; the machine goes on."""
+        return await self.crash(Survival.EVERYTHING, **changes)
+
+    def files(self) -> list[str]:
+        return [name for name, _ in self.disk.list_files(DATA)]
+
+
+def values(page: Page) -> list[object]:
+    return [json.loads(bytes(record.data)) for record in page.records()]
+
+
+def seqs(page: Page) -> list[int]:
+    return [record.seq for record in page.records()]
+
+
+async def read_all(engine: Engine, topic: str, from_seq: int = 0) -> dict[int, object]:
+    """Every live record by its sequence number, page by page."""
+    found: dict[int, object] = {}
+    while True:
+        page = await engine.diff(topic, from_seq, limit=1000)
+        found |= dict(zip(seqs(page), values(page), strict=True))
+        if page.caught_up:
+            return found
+        assert page.next_from_seq > from_seq
+        from_seq = page.next_from_seq
+
+
+async def settle() -> None:
+    """Let everything that is ready run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def gather_outcomes(calls: Iterable[asyncio.Future[object]]) -> list[object]:
+    return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def fail_to_sync_the_snapshot(world: World) -> None:
+    """A checkpoint that is complete but for the name of its snapshot."""
+    sync_dir = world.disk.sync_dir
+
+    def failing(path: str) -> None:
+        if path.endswith("/meta"):
+            world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ONCE)
+        sync_dir(path)
+
+    world.disk.sync_dir = failing  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await world.engine.checkpoint()
+    world.disk.sync_dir = sync_dir  # type: ignore[method-assign]

@@ -1,0 +1,205 @@
+"""What each class of topic keeps, and what it may lose."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.topics.engine_doubles import FSYNC, World, read_all, recs, seqs, settle
+
+from penstock.testing.disk import Survival
+from penstock.topics import Durability, TopicConfig
+from penstock.topics.topic import RESERVE_MIN
+
+EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
+MEMORY = TopicConfig(durability=Durability.MEMORY)
+DISK = TopicConfig(durability=Durability.DISK)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_fsync_keeps_everything_it_acknowledged(world: World) -> None:
+    engine = await world.open()
+    for n in range(30):
+        await engine.write("t", recs(n), config=FSYNC)
+    for survival in (Survival.NOTHING, Survival.EVERYTHING):
+        engine = await world.crash(survival)
+        assert await read_all(engine, "t") == {n + 1: n for n in range(30)}
+        assert engine.state("t").head_seq == 30
+
+
+async def test_disk_keeps_everything_when_the_process_dies(world: World) -> None:
+    engine = await world.open()
+    for n in range(30):
+        await engine.write("t", recs(n), config=DISK)
+    engine = await world.kill()
+    assert await read_all(engine, "t") == {n + 1: n for n in range(30)}
+
+
+async def test_disk_never_uses_a_sequence_twice_and_its_holes_are_silent(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(0), config=DISK)
+    world.committers.tend()
+    for n in range(1, 5):
+        await engine.write("t", recs(n))
+    engine = await world.crash()
+    head = engine.state("t").head_seq
+    assert head == 1 + RESERVE_MIN
+    page = await engine.diff("t")
+    assert (seqs(page), page.tombstone, page.next_from_seq, page.caught_up) == ([1], None, head, True)
+    assert (await engine.write("t", recs("x"))).first_seq == head + 1
+    for stop in ("kill", "restart", "crash"):
+        engine = await getattr(world, stop)()
+        assert await read_all(engine, "t") == {1: 0, head + 1: "x"}
+        assert engine.problems == []
+
+
+async def test_disk_reserves_before_it_runs_out(world: World) -> None:
+    engine = await world.open(wal_file_bytes=1 << 20)
+    await engine.put_topic("t", DISK)
+    acked = 0
+    for _ in range(2 * RESERVE_MIN // 50 + 2):
+        acked = (await engine.write("t", recs(*range(50)))).last_seq
+    engine = await world.crash()
+    assert (await engine.write("t", recs("x"))).first_seq > acked
+
+
+async def test_a_clean_stop_leaves_no_holes(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1), config=DISK)
+    engine = await world.restart()
+    assert (await engine.write("t", recs(2))).first_seq == 2
+
+
+async def test_memory_comes_back_to_what_survived(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1), config=MEMORY)
+    world.committers.tend()
+    await engine.write("t", recs(2))
+    engine = await world.crash()
+    assert engine.state("t").head_seq == 1
+    assert (await engine.write("t", recs("again"))).first_seq == 2
+    engine = await world.kill()
+    assert await read_all(engine, "t") == {1: 1, 2: "again"}
+    assert engine.problems == []
+
+
+async def test_ephemeral_writes_nothing_and_keeps_config_and_checkpointed_head(world: World) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", EPHEMERAL)
+    calls = len(world.disk.calls)
+    for n in range(100):
+        await engine.write("t", recs(n, n))
+    assert len(world.disk.calls) == calls
+    assert len(await read_all(engine, "t")) == 200
+    await engine.checkpoint()
+    assert len(await read_all(engine, "t")) == 200
+    await engine.write("t", recs("late"))
+    engine = await world.kill()
+    state = engine.state("t")
+    assert (state.config.durability, state.head_seq, state.count) == (Durability.EPHEMERAL, 200, 0)
+    page = await engine.diff("t")
+    assert page.tombstone is not None
+    assert page.tombstone.gap_to == 200
+    assert (await engine.write("t", recs("new"))).first_seq == 201
+    assert engine.problems == []
+
+
+async def test_an_ephemeral_topic_with_a_cap_lets_go_of_its_memory(world: World) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_records=10))
+    for n in range(1000):
+        await engine.write("t", recs(n))
+    assert list((await read_all(engine, "t")).values()) == list(range(990, 1000))
+    assert len(engine._catalog.get("t")._chunks) < 200
+
+
+async def test_a_topic_that_becomes_ephemeral_keeps_what_it_had(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2), config=FSYNC)
+    await engine.put_topic("t", EPHEMERAL)
+    await engine.write("t", recs(3))
+    assert list(await read_all(engine, "t")) == [1, 2, 3]
+    await engine.checkpoint()
+    assert list(await read_all(engine, "t")) == [1, 2, 3]
+    engine = await world.crash()
+    assert list(await read_all(engine, "t")) == [1, 2]
+    assert engine.state("t").head_seq == 3
+    assert engine.problems == []
+
+
+async def test_what_was_evicted_from_it_while_ephemeral_does_not_come_back(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2), config=FSYNC)
+    await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_records=2))
+    await engine.write("t", recs(3, 4))
+    await world.clock.advance(2)
+    await engine.put_topic("t", EPHEMERAL)
+    engine = await world.kill()
+    page = await engine.diff("t")
+    assert (seqs(page), page.tombstone is not None) == ([], True)
+
+
+@pytest.mark.parametrize("config", [FSYNC, DISK, MEMORY])
+async def test_a_topic_that_was_ephemeral_keeps_what_comes_after(world: World, config: TopicConfig) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2), config=EPHEMERAL)
+    await engine.put_topic("t", config)
+    assert (await engine.write("t", recs(3))).first_seq == 3
+    engine = await world.kill()
+    assert await read_all(engine, "t") == {3: 3}
+    assert engine.problems == []
+    await engine.checkpoint()
+    engine = await world.kill()
+    assert await read_all(engine, "t") == {3: 3}
+
+
+async def test_what_an_ephemeral_topic_held_is_kept_by_the_first_checkpoint_after_the_change(
+    world: World,
+) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2), config=EPHEMERAL)
+    await engine.put_topic("t", FSYNC)
+    await engine.write("t", recs(3))
+    await engine.checkpoint()
+    engine = await world.crash()
+    assert await read_all(engine, "t") == {1: 1, 2: 2, 3: 3}
+
+
+async def test_writes_that_cross_a_change_to_ephemeral_stay_in_order_and_readable(world: World) -> None:
+    """1. the change is submitted; 2. so is a write; 3. the change is applied; 4. another write comes."""
+    engine = await world.open(wal_file_bytes=700)
+    await engine.write("t", recs(1), config=DISK)
+    world.committers.hold()
+    change = asyncio.create_task(engine.put_topic("t", EPHEMERAL))
+    await settle()
+    world.committers.all[0].commit()
+    second = asyncio.create_task(engine.write("t", recs(2)))
+    await change
+    third = asyncio.create_task(engine.write("t", recs(3)))
+    await settle()
+    world.committers.release()
+    assert ((await second).first_seq, (await third).first_seq) == (2, 3)
+    await engine.put_topic("other", FSYNC)
+    for _ in range(4):
+        for n in range(10):
+            await engine.write("other", recs("x" * 30, n))
+        await engine.checkpoint()
+        assert await read_all(engine, "t") == {1: 1, 2: 2, 3: 3}
+
+
+async def test_writes_under_way_when_the_engine_closes_are_acknowledged_and_kept(world: World) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", FSYNC)
+    world.committers.hold()
+    writes = [asyncio.create_task(engine.write("t", recs(n))) for n in range(3)]
+    await settle()
+    closing = asyncio.create_task(engine.close())
+    await settle()
+    world.committers.release()
+    await closing
+    assert [(await write).first_seq for write in writes] == [1, 2, 3]
+    assert await read_all(await world.open(), "t") == {1: 0, 2: 1, 3: 2}

@@ -1,0 +1,306 @@
+"""From what is on disk: the same as before, however many logs there are; damage never passes in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+from tests.unit.topics.engine_doubles import (
+    COLD,
+    FSYNC,
+    World,
+    fail_to_sync_the_snapshot,
+    read_all,
+    rec,
+    recs,
+    seqs,
+)
+
+from penstock.errors import PenstockError
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import FakeDisk, Survival
+from penstock.topics import Damaged, Durability, Predicate, TopicConfig
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_progress_is_told(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1), config=FSYNC)
+    engine = await world.kill()
+    assert engine.ready
+    assert engine.replay_progress == 1.0
+
+
+async def test_half_a_write_is_cut_off(world: World) -> None:
+    """The first frames of a write survive a power cut, the last one does not."""
+    engine = await world.open(wal_file_bytes=1 << 16)
+    await engine.put_topic("t", TopicConfig(durability=Durability.MEMORY))
+    await engine.write("t", recs("whole"))
+    world.committers.tend()
+    await engine.write("t", recs(*["x" * 300] * 20))
+    heads = set()
+    plugged = world.disk
+    for seed in range(30):
+        world.disk = plugged.crash(Survival.RANDOM, random.Random(seed))
+        engine = await world.open()
+        heads.add(engine.state("t").head_seq)
+        assert (await engine.write("t", recs("next"))).first_seq == engine.state("t").head_seq
+        engine = await world.kill()
+        assert engine.problems == []
+    assert heads == {1, 21}
+
+
+# ---- another number of logs --------------------------------------------------------------------------
+
+WAYS = [(1, 3), (3, 1), (2, 3), (3, 2), (4, 2)]
+
+
+@pytest.mark.parametrize("stop", ["restart", "kill", "crash"])
+@pytest.mark.parametrize(("before", "after"), WAYS)
+async def test_the_number_of_logs_may_change(world: World, stop: str, before: int, after: int) -> None:
+    engine = await world.open(wal_shards=before)
+    names = [f"t{n}" for n in range(7)]
+    for n, name in enumerate(names):
+        await engine.write(name, recs(*range(n + 1), tag="a"), config=FSYNC)
+    for turn, shards in enumerate((after, before, after, after), 1):
+        engine = await getattr(world, stop)(wal_shards=shards)
+        assert engine.problems == []
+        for n, name in enumerate(names):
+            await engine.write(name, recs(f"{turn}", tag="b"))
+            assert list((await read_all(engine, name)).values()) == [
+                *range(n + 1),
+                *(str(one) for one in range(1, turn + 1)),
+            ]
+    folders = {name.rpartition("/")[0] for name in world.files() if name.endswith(".log")}
+    await engine.checkpoint()
+    await engine.checkpoint()
+    left = {name.rpartition("/")[0] for name in world.files() if name.endswith(".log")}
+    assert len(left) == after, f"{folders} became {left}"
+
+
+async def test_a_delete_in_a_new_log_is_replayed_after_the_records_in_the_old_one(world: World) -> None:
+    engine = await world.open(wal_shards=1)
+    await engine.write("t", recs(1, 2, tag="x"), config=FSYNC)
+    engine = await world.kill(wal_shards=3)
+    await engine.delete("t", match=Predicate(value="x"))
+    for shards in (3, 1, 2):
+        engine = await world.kill(wal_shards=shards)
+        assert await read_all(engine, "t") == {}
+        assert engine.state("t").head_seq == 2
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 2])
+async def test_an_old_config_does_not_come_back_with_an_old_log(world: World, checkpoints: int) -> None:
+    engine = await world.open(wal_shards=1)
+    await engine.put_topic("t", FSYNC)
+    await engine.put_topic("t", TopicConfig(durable=True, cap_records=2))
+    engine = await world.kill(wal_shards=3)
+    await engine.put_topic("t", TopicConfig(durable=True, cap_records=9))
+    for _ in range(checkpoints):
+        await engine.checkpoint()
+    for shards in (3, 2, 1):
+        engine = await world.kill(wal_shards=shards)
+        assert engine.state("t").config.cap_records == 9
+
+
+async def test_a_log_that_came_back_into_use_is_read_from_where_it_counts(world: World) -> None:
+    engine = await world.open(wal_shards=2)
+    await engine.put_topic("t", FSYNC)
+    for turn, shards in enumerate((3, 2, 3, 1, 2, 1)):
+        await engine.write("t", recs(turn))
+        engine = await world.kill(wal_shards=shards)
+        assert list((await read_all(engine, "t")).values()) == list(range(turn + 1))
+        assert engine.problems == []
+
+
+# ---- snapshots ---------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves(world: World) -> None:
+    engine = await world.open(wal_file_bytes=300)
+    for n in range(1, 4):
+        for place in range(10):
+            await engine.write("t", recs(10 * n + place), config=FSYNC)
+        if n < 3:
+            await engine.checkpoint()
+    wanted = await read_all(engine, "t")
+    world.unplug(Survival.EVERYTHING)
+    newest = max(name for name in world.files() if name.startswith("meta/"))
+    world.disk.truncate(f"/data/{newest}", 30)
+    engine = await world.open()
+    assert len(engine.problems) == 1
+    assert newest in engine.problems[0]
+    assert await read_all(engine, "t") == wanted
+    await engine.checkpoint()
+    engine = await world.kill()
+    assert (engine.problems, await read_all(engine, "t")) == ([], wanted)
+
+
+async def test_nothing_goes_before_the_snapshot_that_does_without_it_is_durable(world: World) -> None:
+    """1. a snapshot is in place but its name is not synced; 2. a start removes what it does not name; 3. the
+    power goes, and the snapshot before is there again.
+    """
+    engine = await world.open(segment_max_events=2)
+    await engine.put_topic("t", TopicConfig(durable=True, cap_records=2))
+    await engine.write("t", recs(1, 2))
+    await engine.checkpoint()
+    await engine.write("t", recs(3, 4))
+    await fail_to_sync_the_snapshot(world)
+    await world.abandon()
+    engine = await world.crash()
+    assert (engine.problems, await read_all(engine, "t")) == ([], {3: 3, 4: 4})
+
+
+async def test_an_engine_never_starts_empty_over_data_it_cannot_read(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1), config=FSYNC)
+    await engine.close()
+    for name in world.files():
+        if name.startswith("meta/"):
+            world.disk.truncate(f"/data/{name}", 5)
+    with pytest.raises(Damaged):
+        await world.open()
+    with pytest.raises(Damaged):
+        await world.open()
+
+
+async def test_a_lost_log_file_is_told_and_so_are_the_records_in_it(world: World) -> None:
+    engine = await world.open(wal_file_bytes=700)
+    for n in range(20):
+        await engine.write("t", recs(n), config=FSYNC)
+    world.unplug(Survival.EVERYTHING)
+    logs = sorted(name for name in world.files() if name.endswith(".log"))
+    world.disk.unlink(f"/data/{logs[1]}")
+    engine = await world.open()
+    assert engine.problems
+    found = {}
+    cursor = 0
+    while cursor < 20:
+        try:
+            page = await engine.diff("t", cursor)
+        except Damaged as error:
+            cursor = _end_of(error)
+            continue
+        found |= dict(zip(seqs(page), page.records(), strict=True))
+        cursor = page.next_from_seq
+    assert 0 < len(found) < 20
+    assert engine.state("t").head_seq == 20
+    assert (await engine.write("t", recs("on"))).first_seq == 21
+    await engine.checkpoint()
+    engine = await world.kill()
+    assert (await engine.write("t", recs("on"))).first_seq == 22
+
+
+# ---- every bit of every file -------------------------------------------------------------------------
+
+
+async def _filled() -> tuple[World, dict[str, dict[int, object]]]:
+    """A data directory with a file of every kind, that was left without a last checkpoint."""
+    world = World(
+        clock=ManualClock(), segment_max_events=3, cold_dir=COLD, hot_retain_segments=1, wal_file_bytes=900
+    )
+    engine = await world.open()
+    for n in range(4):
+        await engine.write("f", [rec({"n": n, "k": k}, tag=f"t{k}") for k in range(3)], config=FSYNC)
+        await engine.write("g", recs(f"g{n}"), config=FSYNC)
+        if n < 3:
+            await engine.checkpoint()
+        await engine.delete("f", match=Predicate(value="t1"), before_seq=8)
+    await engine.checkpoint()
+    await engine.write("f", recs("last"))
+    wanted = {name: await read_all(engine, name) for name in ("f", "g")}
+    world.committers.tend()
+    world.unplug(Survival.EVERYTHING)
+    return world, wanted
+
+
+def _files(disk: FakeDisk) -> list[str]:
+    found = [f"{root}/{name}" for root in ("/data", COLD) for name, _ in disk.list_files(root)]
+    return [path for path in found if not path.endswith(".lock")]
+
+
+def _flip(disk: FakeDisk, path: str, bit: int) -> None:
+    file = disk.open_log(path)
+    byte = disk.read(path, bit // 8, 1)[0] ^ (1 << bit % 8)
+    file.write_durably_at(bit // 8, [bytes([byte])])
+    file.close()
+
+
+def _kind(path: str) -> str:
+    name = path.rpartition("/")[2]
+    tier = "cold " if path.startswith(COLD) else ""
+    return tier + (
+        name.partition("-")[0] if name.startswith(("wal", "snapshot")) else name.rpartition(".")[2]
+    )
+
+
+def _end_of(error: Damaged) -> int:
+    assert error.detail is not None
+    return int(str(error.detail["last_seq"]))
+
+
+async def _read_with_patience(engine: object, name: str) -> tuple[dict[int, object], bool]:
+    """What can be read of a topic, and whether some of it was reported to be damaged."""
+    found: dict[int, object] = {}
+    cursor, told = 0, False
+    while True:
+        try:
+            page = await engine.diff(name, cursor, limit=1000)  # type: ignore[attr-defined]
+        except Damaged as error:
+            told = True
+            cursor = _end_of(error)
+            continue
+        found |= {record.seq: json.loads(bytes(record.data)) for record in page.records()}
+        cursor = page.next_from_seq
+        if page.caught_up:
+            return found, told
+
+
+async def test_a_flipped_bit_is_noticed_or_does_not_matter() -> None:
+    """Every kind of file, bits all over it: never a wrong record, never a missing one without a word."""
+    world, wanted = await _filled()
+    base = world.disk
+    kinds = set()
+    rng = random.Random(7)
+    for path in _files(base):
+        kinds.add(_kind(path))
+        size = len(base.crash(Survival.EVERYTHING).read(path)) * 8
+        used = min(size, 8 * 900)
+        for bit in sorted(rng.sample(range(used), min(used, 14))):
+            disk = base.crash(Survival.EVERYTHING)
+            _flip(disk, path, bit)
+            flipped = World(disk=disk, clock=world.clock, **_without_dir(world))
+            await _check_flipped(flipped, wanted, f"{path} bit {bit}")
+    assert {"wal", "CURRENT", "snapshot", "data", "idx", "tags", "del", "cold data"} <= kinds
+
+
+def _without_dir(world: World) -> dict[str, object]:
+    return {key: value for key, value in world.config.items() if key != "data_dir"}
+
+
+async def _check_flipped(world: World, wanted: dict[str, dict[int, object]], why: str) -> None:
+    try:
+        engine = await world.open()
+    except PenstockError:
+        return
+    told = bool(engine.problems)
+    for name, records in wanted.items():
+        if not engine.exists(name):
+            assert told, f"{why}: {name} is gone without a word"
+            continue
+        found, damaged = await _read_with_patience(engine, name)
+        wrong = {seq: value for seq, value in found.items() if records.get(seq, value) != value}
+        assert wrong == {}, f"{why}: wrong records"
+        assert told or set(found) <= set(records), f"{why}: records came back"
+        assert told or damaged or set(records) <= set(found), f"{why}: records are missing without a word"
+    await engine.delete("g", before_seq=100) if engine.exists("g") else None
+    upkeep = engine._upkeep
+    if upkeep is not None and upkeep._ticking is not None:
+        upkeep._ticking.cancel()
+    await asyncio.sleep(0)

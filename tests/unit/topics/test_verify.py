@@ -1,0 +1,184 @@
+"""A data directory against its checksums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirectory, entry
+
+from penstock.errors import NotFound
+from penstock.topics.data_directory import LOCK_FILE, is_in_use
+from penstock.topics.segment import Part
+from penstock.topics.segment_root import LocalSegmentRoot
+from penstock.topics.verify import Severity, VerifyReport, verify
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> DataDirectory:
+    return DataDirectory(tmp_path / "data")
+
+
+def check(made: DataDirectory) -> VerifyReport:
+    return verify(FS, str(made.path))
+
+
+def test_an_untouched_directory_is_clean(made: DataDirectory) -> None:
+    made.write_log(3)
+    report = check(made)
+    assert report.findings == []
+    assert (report.topics, report.stored_records) == (1, 15)
+    assert report.log_frames >= 8
+    assert report.files == 8
+
+
+def test_a_directory_without_a_snapshot_is_its_log(tmp_path: Path) -> None:
+    made = DataDirectory(tmp_path)
+    made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
+    report = check(made)
+    assert report.findings == []
+    assert report.topics == 0
+
+
+def test_there_must_be_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        verify(FS, str(tmp_path / "none"))
+
+
+def test_every_bit_of_a_record_is_checked_and_named(made: DataDirectory) -> None:
+    made.damage(f"{SEALED}.data", 3 * 51 + 20)
+    (finding,) = check(made).problems
+    assert finding.path == f"{SEALED}.data"
+    assert finding.start is not None
+    assert finding.end is not None
+    assert finding.start <= 3 * 51 + 20 < finding.end
+    assert (finding.topic, finding.first_seq) == ("clicks", finding.last_seq)
+    assert "bytes" in str(finding)
+
+
+@pytest.mark.parametrize("part", ["idx", "tags", "del"])
+def test_every_bit_beside_the_records_is_checked(made: DataDirectory, part: str) -> None:
+    size = len((made.path / f"{SEALED}.{part}").read_bytes())
+    for offset in range(size):
+        made.damage(f"{SEALED}.{part}", offset)
+        assert [finding.path for finding in check(made).problems] == [f"{SEALED}.{part}"], offset
+        made.damage(f"{SEALED}.{part}", offset)
+
+
+def test_every_bit_of_every_record_counts(made: DataDirectory) -> None:
+    size = made.entries[0].data_bytes
+    for offset in range(0, size, 7):
+        made.damage(f"{SEALED}.data", offset)
+        assert {finding.path for finding in check(made).problems} == {f"{SEALED}.data"}, offset
+        made.damage(f"{SEALED}.data", offset)
+
+
+def test_bytes_beyond_what_the_snapshot_counts_do_not_matter(made: DataDirectory) -> None:
+    made.damage(f"{GROWING}.data", made.entries[1].data_bytes + 2)
+    made.damage(f"{GROWING}.idx", made.entries[1].idx_bytes + 2)
+    assert check(made).findings == []
+
+
+@pytest.mark.parametrize("part", ["data", "idx", "del"])
+def test_a_missing_file_is_a_problem(made: DataDirectory, part: str) -> None:
+    (made.path / f"{SEALED}.{part}").unlink()
+    (finding,) = check(made).problems
+    assert finding.path == f"{SEALED}.{part}"
+    assert "missing" in finding.text
+    assert (finding.first_seq, finding.last_seq) == (1, 10)
+
+
+def test_tags_may_be_missing_because_they_can_be_made_again(made: DataDirectory) -> None:
+    (made.path / f"{SEALED}.tags").unlink()
+    assert check(made).findings == []
+
+
+@pytest.mark.parametrize("part", ["data", "idx"])
+def test_a_file_that_is_too_short_is_a_problem(made: DataDirectory, part: str) -> None:
+    path = made.path / f"{SEALED}.{part}"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [finding.path for finding in check(made).problems] == [f"{SEALED}.{part}"]
+
+
+def test_deletions_that_are_forgotten_are_a_problem(made: DataDirectory) -> None:
+    made.snapshot(4, entry(1, 10, sealed=True, deleted=3, tag=b"red"), made.entries[1])
+    (finding,) = check(made).problems
+    assert "2 deleted records instead of 3" in finding.text
+
+
+def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(made: DataDirectory) -> None:
+    made.snapshot(4)
+    made.damage("meta/snapshot-0000000000000004.bin", 40)
+    report = check(made)
+    assert [finding.path for finding in report.problems] == ["meta/snapshot-0000000000000004.bin"]
+    assert report.stored_records == 15
+
+
+def test_damage_in_the_log_is_named_with_its_range(made: DataDirectory) -> None:
+    start = made.log.end.offset
+    made.write_log(4)
+    made.write_log(1)
+    made.write_log(1)
+    made.damage(made.active_log(), start + 60)
+    (finding,) = check(made).problems
+    assert finding.path == made.active_log()
+    assert finding.start is not None
+    assert finding.end is not None
+    assert finding.start <= start + 60 < finding.end
+
+
+def test_damage_in_the_log_that_a_snapshot_covers_is_only_a_note(made: DataDirectory) -> None:
+    made.write_log(4)
+    made.write_log(1)
+    made.snapshot(4)
+    made.write_log(1)
+    made.damage(made.active_log(), 200)
+    report = check(made)
+    assert report.problems == []
+    assert [finding.severity for finding in report.findings] == [Severity.NOTE]
+
+
+def test_a_write_that_was_cut_off_is_a_note(made: DataDirectory) -> None:
+    path = made.path / made.active_log()
+    raw = bytearray(path.read_bytes())
+    raw[made.log.end.offset : made.log.end.offset + 5] = b"\x40\0\0\0\x01"
+    path.write_bytes(raw)
+    report = check(made)
+    assert report.problems == []
+    assert "cut off" in report.findings[0].text
+
+
+def test_a_log_file_that_the_snapshot_needs_must_be_there(made: DataDirectory) -> None:
+    (made.path / made.active_log()).unlink()
+    assert made.active_log() in [finding.path for finding in check(made).problems]
+
+
+def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    store = made.root.topic(1)
+    other = LocalSegmentRoot(FS, str(cold))
+    other.topic(1).put(1, [store.view(1, Part.DATA)], store.view(1, Part.IDX))
+    store.delete(1)
+    moved = msgspec.structs.replace(entry(1, 10, sealed=True, tag=b"red"), cold=True)
+    made.snapshot(4, moved, made.entries[1])
+    (note,) = check(made).findings
+    assert (note.severity, "10 records" in note.text) == (Severity.NOTE, True)
+    report = verify(FS, str(made.path), cold=other)
+    assert report.findings == []
+    assert report.stored_records == 15
+
+
+def test_segments_of_a_topic_that_was_deleted_since_the_snapshot_are_not_missed(made: DataDirectory) -> None:
+    made.remove_topic()
+    report = check(made)
+    assert report.findings == []
+    assert report.topics == 0
+
+
+def test_a_directory_is_in_use_while_its_lock_is_held(made: DataDirectory) -> None:
+    assert not is_in_use(FS, str(made.path))
+    assert not (made.path / LOCK_FILE).exists()
+    with FS.lock(str(made.path / LOCK_FILE)):
+        assert is_in_use(FS, str(made.path))
+    assert not is_in_use(FS, str(made.path))

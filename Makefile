@@ -34,6 +34,7 @@ check: env ## Lint, formatting, types and the floors
 bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/buffer.py
 	$(BIN)/python benchmarks/spark.py
+	$(BIN)/python benchmarks/topics.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
@@ -41,7 +42,8 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg pyproject.toml -o requirements.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics \
+		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock
 

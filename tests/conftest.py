@@ -25,7 +25,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 TESTS = Path(__file__).parent
 SPARK_TIMEOUT_S = 300
 """A session starts within the first test that needs it, and a busy machine is slow to do so."""
-TIERS = frozenset({"unit", "conformance", "properties", "crash", "process", "simulation", "mutants", "spark"})
+TIERS = frozenset(
+    {"unit", "conformance", "contract", "properties", "crash", "process", "simulation", "mutants", "spark"}
+)
 
 
 @pytest.hookimpl(tryfirst=True)

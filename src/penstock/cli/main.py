@@ -29,6 +29,25 @@ _BUFFER = LazyGroup(
     },
 )
 
+_TOPICS = LazyGroup(
+    "topics",
+    help="Run the event-log server, use one, and look after its data.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "serve": ("penstock.cli.topics.serve:serve", "Serve topics over HTTP."),
+        "put": ("penstock.cli.topics.put:put", "Create a topic, or change how it keeps its records."),
+        "write": ("penstock.cli.topics.write:write", "Append lines of a file or of standard input."),
+        "diff": ("penstock.cli.topics.diff:diff", "Print records behind a sequence; follow new ones."),
+        "delete": ("penstock.cli.topics.delete:delete", "Delete records for good, or a whole topic."),
+        "ls": ("penstock.cli.topics.ls:ls", "List topics."),
+        "stat": ("penstock.cli.topics.stat:stat", "Show one topic: sequences, size, config."),
+        "verify": ("penstock.cli.topics.verify:verify", "Check every checksum of a data directory."),
+        "backup": ("penstock.cli.topics.backup:backup", "Copy a data directory, also while it is served."),
+        "restore": ("penstock.cli.topics.restore:restore", "Put a backup in place as a data directory."),
+    },
+)
+_GROUPS = {"buffer": _BUFFER, "topics": _TOPICS}
+
 
 class _ReaderGone(Exception):
     """Whoever read our output has gone, as in `penstock … | head`."""
@@ -36,7 +55,7 @@ class _ReaderGone(Exception):
 
 class _Root(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _BUFFER if cmd_name == "buffer" else super().get_command(ctx, cmd_name)
+        return _GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
         """Keeps a broken pipe away from click, which would call it a failure."""
@@ -67,6 +86,7 @@ cli = _Root(
         "redrive": ("penstock.cli.redrive:redrive", "Put a pipeline's bad records back into its queue."),
         "compact": ("penstock.cli.compact:compact", "Join the small files of a pipeline's tables."),
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
+        "topics": ("", "Run an event-log server, use one, look after its data."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },
 )

@@ -1,0 +1,185 @@
+"""`penstock topics diff`: the records of a topic, and every gap between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import click
+import msgspec
+
+from penstock.cli.display import time_text
+from penstock.cli.failure import ExitCode
+from penstock.cli.topics.target import Server, run, server_options
+from penstock.topics.client import Client
+from penstock.topics.limits import DIFF_LIMIT_MAX, SEQ_MAX
+from penstock.topics.model import Page, Tombstone
+
+__all__ = ["diff"]
+
+
+class _Shown(msgspec.Struct):
+    """What people see of a record; `data` stays the text that it is."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    data: msgspec.Raw
+    tag: str = msgspec.field(name="$tag", default="-")
+    node: str = msgspec.field(name="$node", default="-")
+
+
+_SHOWN = msgspec.json.Decoder(_Shown)
+
+
+def _position(ctx: click.Context, option: click.Parameter, text: str) -> int | str:
+    if text == "latest":
+        return text
+    if text.isascii() and text.isdigit() and int(text) <= SEQ_MAX:
+        return int(text)
+    raise click.BadParameter(f"{text!r} is neither a sequence nor 'latest'")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    after: int | str
+    follow: bool
+    left: int | None
+    form: str
+    nodes: tuple[str, ...]
+    tags: bool
+    meta: bool
+    fail_on_gap: bool
+
+
+@click.command()
+@click.argument("topic")
+@server_options
+@click.option(
+    "--after",
+    callback=_position,
+    metavar="SEQ|latest",
+    default="0",
+    show_default=True,
+    help="Begin behind this sequence; 0 is the beginning, latest the end.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Wait for more.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option("--raw", is_flag=True, help="Only the data of the records, one per line.")
+@click.option(
+    "--node", "nodes", multiple=True, metavar="NAME", help="Leave out what NAME wrote; may be repeated."
+)
+@click.option("--no-tags", is_flag=True, help="Leave out the tags.")
+@click.option("--no-meta", is_flag=True, help="Leave out meta.")
+@click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
+def diff(
+    topic: str,
+    url: str,
+    key: str | None,
+    timeout: str,
+    retry_for: str,
+    as_json: bool,
+    after: int | str,
+    follow: bool,
+    limit: int | None,
+    raw: bool,
+    nodes: tuple[str, ...],
+    no_tags: bool,
+    no_meta: bool,
+    fail_on_gap: bool,
+) -> int:
+    """Print the records of TOPIC up to its head: sequence, time, node, tag, data.
+
+    Records that were evicted or have expired are told on standard error, with --json as an object
+    `{"tombstone": …}` among the records. What was deleted leaves no gap.
+    """
+    if raw and as_json:
+        raise click.UsageError("Give --raw or --json, not both.")
+    job = _Job(
+        after=after,
+        follow=follow,
+        left=limit,
+        form="raw" if raw else "json" if as_json else "text",
+        nodes=nodes,
+        tags=not no_tags,
+        meta=not no_meta,
+        fail_on_gap=fail_on_gap,
+    )
+    return run(_print(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), topic, job))
+
+
+async def _print(server: Server, topic: str, job: _Job) -> int:
+    output = sys.stdout.buffer
+    async with server.client() as client:
+        async for page in _pages(client, topic, job):
+            if page.tombstone is not None:
+                _tell_gap(topic, page.tombstone, job)
+                if job.fail_on_gap:
+                    return ExitCode.PROBLEM
+            wanted = page.fragments if job.left is None else page.fragments[: job.left]
+            output.writelines(_line(fragment, job.form) for fragment in wanted)
+            output.flush()
+            if job.left is not None:
+                job.left -= len(wanted)
+                if job.left <= 0:
+                    break
+    return ExitCode.OK
+
+
+async def _pages(client: Client, topic: str, job: _Job) -> AsyncIterator[Page]:
+    from_seq = await _start(client, topic, job.after)
+    if job.follow:
+        async for page in client.follow(
+            topic, from_seq, limit=_limit(job), node=job.nodes, include_tags=job.tags, include_meta=job.meta
+        ):
+            yield page
+        return
+    while True:
+        page = await client.diff(
+            topic, from_seq, limit=_limit(job), node=job.nodes, include_tags=job.tags, include_meta=job.meta
+        )
+        yield page
+        if page.caught_up:
+            return
+        from_seq = page.next_from_seq
+
+
+async def _start(client: Client, topic: str, after: int | str) -> int:
+    return after if isinstance(after, int) else (await client.state(topic, touch=False)).head_seq
+
+
+def _limit(job: _Job) -> int:
+    return DIFF_LIMIT_MAX if job.left is None else min(job.left, DIFF_LIMIT_MAX)
+
+
+def _line(fragment: bytes, form: str) -> bytes:
+    if form == "json":
+        return fragment + b"\n"
+    shown = _SHOWN.decode(fragment)
+    if form == "raw":
+        return bytes(shown.data) + b"\n"
+    fields = (str(shown.seq), time_text(shown.ts_ms), _readable(shown.node), _readable(shown.tag))
+    return (
+        "\t".join(fields).encode()
+        + b"\t"
+        + _readable(bytes(shown.data).decode("utf-8", "replace")).encode()
+        + b"\n"
+    )
+
+
+def _readable(text: str) -> str:
+    """Nothing that would disturb a terminal or a column."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _tell_gap(topic: str, gap: Tombstone, job: _Job) -> None:
+    if job.form == "json":
+        sys.stdout.buffer.write(msgspec.json.encode({"tombstone": dataclasses.asdict(gap)}) + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    if gap.reason == "recreated":
+        text = f"{topic} was removed and created again; reading starts over at {gap.earliest_seq}"
+    else:
+        text = f"records {gap.gap_from} to {gap.gap_to} of {topic} are gone ({gap.reason})"
+    click.echo(f"gap: {text}", err=True)

@@ -1,0 +1,196 @@
+"""`penstock topics write`: lines of JSON in, records out, and an account of every line."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import click
+
+from penstock.cli.buffer.framing import Lines
+from penstock.cli.buffer.source import open_source, read_chunks
+from penstock.cli.display import Progress, print_json, print_pairs
+from penstock.cli.failure import ExitCode
+from penstock.cli.topics.lines import Batch, Batcher
+from penstock.cli.topics.target import Server, complain, run, server_options
+from penstock.errors import OutcomeUnknown, PenstockError
+from penstock.topics.client import Client
+from penstock.topics.limits import BATCH_RECORDS_MAX
+from penstock.units import format_count, format_duration, format_size
+
+__all__ = ["write"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Account:
+    """What became of the lines so far."""
+
+    written: int = 0
+    written_bytes: int = 0
+    unknown: int = 0
+    first_seq: int | None = None
+    last_seq: int | None = None
+    not_written_from: int | None = None
+    """Line, counted from 1, of the first record that is not known to be written."""
+    error: PenstockError | None = None
+    stopped_by: signal.Signals | None = None
+
+
+@click.command()
+@click.argument("topic")
+@server_options
+@click.option("--file", "path", default="-", metavar="FILE", help="What to read; - is standard input.")
+@click.option(
+    "--batch-records",
+    type=click.IntRange(min=1, max=BATCH_RECORDS_MAX),
+    default=1000,
+    show_default=True,
+    help="Records of one write; each write is applied as a whole.",
+)
+@click.option("--tag", metavar="TEXT", help="The tag of records that have none.")
+@click.option("--node", metavar="NAME", help="Who writes; readers of that name skip their own records.")
+@click.option(
+    "--envelope",
+    is_flag=True,
+    help="Each line is an object with data and perhaps tag, node and meta, as `diff --json` prints it.",
+)
+@click.option("--no-create", is_flag=True, help="Fail if the topic does not exist.")
+def write(
+    topic: str,
+    url: str,
+    key: str | None,
+    timeout: str,
+    retry_for: str,
+    as_json: bool,
+    path: str,
+    batch_records: int,
+    tag: str | None,
+    node: str | None,
+    envelope: bool,
+    no_create: bool,
+) -> int:
+    """Append the lines of a file, or of standard input, to TOPIC: each line is one JSON value.
+
+    Writes one batch after the other, so the order of the lines is kept, and stops at the first failure.
+    Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every line is.
+    """
+    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
+    options = _Options(tag=tag, node=node, create=False if no_create else None)
+    batcher = Batcher(records_max=batch_records, envelope=envelope)
+    with Progress() as progress:
+        account = run(_write(server, topic, open_source(path), batcher, options, progress))
+        elapsed_s = progress.elapsed_s
+    return _report(topic, account, elapsed_s, as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    tag: str | None
+    node: str | None
+    create: bool | None
+
+
+async def _write(
+    server: Server, topic: str, descriptor: int, batcher: Batcher, options: _Options, progress: Progress
+) -> _Account:
+    account = _Account()
+    stop = _stop_on_signal(account)
+    async with server.client() as client:
+        try:
+            async for batch in _batches(descriptor, batcher, stop):
+                await _send(client, topic, batch, options, account)
+                if account.error is not None:
+                    break
+                size = format_size(account.written_bytes)
+                progress.show(f"{format_count(account.written)} records written, {size}")
+        except PenstockError as error:
+            account.error = error
+            account.not_written_from = batcher.next_line
+    return account
+
+
+def _stop_on_signal(account: _Account) -> asyncio.Event:
+    stop = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if account.stopped_by is not None:  # asked twice: do not insist on finishing
+            raise KeyboardInterrupt
+        account.stopped_by = number
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> AsyncIterator[Batch]:
+    """Full batches, and a short one whenever the input pauses at the end of a chunk."""
+    lines = Lines()
+    async for chunk in read_chunks(descriptor, stop):
+        for batch in batcher.add(lines.feed(chunk)):
+            yield batch
+        for batch in batcher.flush():
+            yield batch
+    if not stop.is_set():
+        for batch in [*batcher.add(lines.finish()), *batcher.flush()]:
+            yield batch
+
+
+async def _send(client: Client, topic: str, batch: Batch, options: _Options, account: _Account) -> None:
+    try:
+        result = await client.write(
+            topic, batch.records, tag=options.tag, node=options.node, create=options.create
+        )
+    except PenstockError as error:
+        account.error = error
+        account.not_written_from = batch.first_line
+        account.unknown = len(batch.records) if isinstance(error, OutcomeUnknown) else 0
+        return
+    account.written += len(batch.records)
+    account.written_bytes += batch.size
+    account.first_seq = account.first_seq or result.first_seq
+    account.last_seq = result.last_seq
+
+
+def _report(topic: str, account: _Account, elapsed_s: float, as_json: bool) -> int:
+    rate = account.written / elapsed_s if elapsed_s > 0 else 0.0
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "written": account.written,
+                "written_bytes": account.written_bytes,
+                "unknown": account.unknown,
+                "not_written_from_line": account.not_written_from,
+                "first_seq": account.first_seq,
+                "last_seq": account.last_seq,
+                "seconds": round(elapsed_s, 3),
+                "stopped_by": None if account.stopped_by is None else account.stopped_by.name,
+            }
+        )
+    else:
+        print_pairs(_pairs(account, elapsed_s, rate), topic)
+    return _complain(account)
+
+
+def _pairs(account: _Account, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
+    sequences = "-" if account.first_seq is None else f"{account.first_seq}-{account.last_seq}"
+    return [
+        ("written", f"{account.written:,} records, {format_size(account.written_bytes)}"),
+        ("sequences", sequences),
+        ("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"),
+    ]
+
+
+def _complain(account: _Account) -> int:
+    if account.error is not None:
+        click.echo(f"nothing from line {account.not_written_from:,} on is known to be written", err=True)
+        if account.unknown:
+            click.echo(f"its batch of {account.unknown:,} records may be there all the same", err=True)
+        return complain(account.error)
+    if account.stopped_by is not None:
+        click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)
+        return ExitCode.INTERRUPTED if account.stopped_by is signal.SIGINT else ExitCode.TERMINATED
+    return ExitCode.OK

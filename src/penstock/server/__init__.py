@@ -1,0 +1,5 @@
+"""The HTTP edge: `penstock.server.http` is any server's transport, `penstock.server.topics` the `/v0` API."""
+
+from __future__ import annotations
+
+__all__ = []

@@ -1,0 +1,140 @@
+"""One TCP port: accepts connections, tells HTTP/1.1 from HTTP/2, keeps time, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import cast
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.server.http.head_h1 import response_head
+from penstock.server.http.host import Host
+from penstock.server.http.limits import HttpLimits
+from penstock.server.http.message import Application, Fault
+from penstock.server.http.protocol_h1 import H1Connection
+from penstock.server.http.protocol_h2 import PREFACE, H2Connection
+
+__all__ = ["Listener"]
+
+_BACKLOG = 2048
+
+
+class _Newcomer(asyncio.Protocol):
+    """A connection before its first bytes, which tell the protocol."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._first = b""
+        self._ticks = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._host.is_full or self._host.draining:
+            self._turn_away()
+            return
+        self._host.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._first + data
+        if len(data) < len(PREFACE) and PREFACE.startswith(data):
+            self._first = data
+            return
+        self._host.connections.discard(self)
+        is_h2 = data.startswith(PREFACE)
+        protocol = H2Connection(self._host) if is_h2 else H1Connection(self._host)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.connections.discard(self)
+
+    def _turn_away(self) -> None:
+        response = self._host.app.fault(Fault.OVERLOADED, "the server has as many connections as it may")
+        body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
+        self._transport.write(response_head(response, len(body), self._host.date, keep_alive=False) + body)
+        self._transport.close()
+
+    def tick(self) -> None:
+        self._ticks += 1
+        if self._ticks >= self._host.limits.head_timeout_s:
+            self.abort()
+
+    def drain(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class Listener:
+    """Serves an application on one port.
+
+    listener = Listener(app, limits)
+    address = await listener.bind("127.0.0.1", 0)
+    ...
+    await listener.drain(timeout_s=10)
+    """
+
+    def __init__(
+        self, app: Application, limits: HttpLimits | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._app = app
+        self._limits = limits or HttpLimits()
+        self._clock = clock
+        self._host: Host | None = None
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Accept connections from now on; the address says which port 0 became. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        shared = self._host = Host(self._app, self._limits, self._clock, loop)
+        self._server = await loop.create_server(lambda: _Newcomer(shared), host, port, backlog=_BACKLOG)
+        self._ticker = loop.create_task(self._keep_time())
+        name = self._server.sockets[0].getsockname()
+        return name[0], name[1]
+
+    @property
+    def connections(self) -> int:
+        return len(self._host.connections) if self._host is not None else 0
+
+    def tick(self) -> None:
+        """A second has passed."""
+        if self._host is not None:
+            self._host.set_date()
+            for connection in list(self._host.connections):
+                connection.tick()
+
+    async def _keep_time(self) -> None:
+        while True:
+            await self._clock.sleep(1)
+            self.tick()
+
+    async def stop_accepting(self) -> None:
+        """No new connections, and no second request on those that are open."""
+        if self._host is None or self._server is None:
+            return
+        self._host.draining = True
+        self._server.close()
+        for connection in list(self._host.connections):
+            connection.drain()
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Let what is under way finish, then close every connection; false when some had to be cut off."""
+        await self.stop_accepting()
+        if self._host is None:
+            return True
+        deadline = self._clock.monotonic() + timeout_s
+        while self._host.connections and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.01)
+        left = list(self._host.connections)
+        for connection in left:
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        await asyncio.sleep(0)  # lets the aborted connections say goodbye
+        return not left

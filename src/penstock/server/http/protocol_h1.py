@@ -1,0 +1,410 @@
+"""HTTP/1.1: keep-alive, pipelining, chunked bodies, `Expect: 100-continue`, with a bound on everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final, NoReturn, cast
+
+import httptools
+
+from penstock.server.http.flight import Flight
+from penstock.server.http.head_h1 import response_head
+from penstock.server.http.host import Host
+from penstock.server.http.message import Fault, Request, Response
+
+__all__ = ["H1Connection"]
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_LENGTH: Final = b"0"
+
+
+class _Refused(Exception):
+    """Stops the parser: the response says why, and is the last of the connection."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+class H1Connection(asyncio.Protocol):
+    """One HTTP/1.1 client. Requests are answered one after the other, in the order in which they came.
+
+    The parser's callbacks fill one request at a time. What is malformed or refused becomes the last response:
+    it is sent after those before it, and what the client still sends is thrown away for a moment, so that it
+    gets to read the answer.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        # The request being read.
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_held_bytes = 0
+        """How much of it counts in the budget."""
+        self._in_body = False
+        self._quiet_bytes = 0
+        """Bytes parsed since anything came of them: a head, a piece of a body, an end."""
+        self._replayed_head = b""
+        self._continue_due = False
+        # The requests being answered.
+        self._waiting: deque[tuple[Request, int, bool]] = deque()
+        self._flight: Flight | None = None
+        self._flight_held_bytes = 0
+        self._keep_alive = True
+        self._is_head_request = False
+        self._sender: asyncio.Task[None] | None = None
+        self._last: Response | None = None
+        self._is_deaf = False
+        """Nothing more is read from this client."""
+        self._has_left = False
+        # The client's pace.
+        self._can_write: asyncio.Future[None] | None = None
+        self._held_answer_bytes = 0
+        self._answered = 0
+        self._mark: tuple[int, int, bool, bool] = (0, 0, False, False)
+        self._ticks = 0
+
+    # --- the transport -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._host.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._quiet_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(error)
+        else:
+            if self._quiet_bytes > self._host.limits.head_bytes_max:
+                self._end_with(self._head_too_large())
+
+    def eof_received(self) -> bool:
+        """A client that stops sending has left, unless its answer is about to come."""
+        self._has_left = True
+        is_short = self._flight is not None and not self._flight.is_patient and self._sender is None
+        return is_short or bool(self._flight is None and self._waiting)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.connections.discard(self)
+        self._is_deaf = True
+        self._drop_requests()
+        if self._flight is not None:
+            self._flight.abandon()
+        if self._sender is not None:
+            self._sender.cancel()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._can_write = self._host.loop.create_future()
+        self._held_answer_bytes = self._transport.get_write_buffer_size()
+        self._host.budget.take(self._held_answer_bytes)
+
+    def resume_writing(self) -> None:
+        self._give_back_answer()
+        if self._can_write is not None and not self._can_write.done():
+            self._can_write.set_result(None)
+        self._can_write = None
+
+    def _drop_requests(self) -> None:
+        """Forget what was read and not begun, and give its bytes back."""
+        waiting_bytes = sum(held for _, held, _ in self._waiting)
+        self._host.budget.give(waiting_bytes + self._body_held_bytes + self._flight_held_bytes)
+        self._body_held_bytes = self._flight_held_bytes = 0
+        self._waiting.clear()
+        self._body = []
+
+    def _give_back_answer(self) -> None:
+        self._host.budget.give(self._held_answer_bytes)
+        self._held_answer_bytes = 0
+
+    # --- the parser ----------------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer: nothing here has a meaning for one
+        name = name.lower()
+        if name in self._headers:
+            value = self._headers[name] + b", " + value
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        headers, limits = self._headers, self._host.limits
+        if self._quiet_bytes > limits.head_bytes_max and self._head_size() > limits.head_bytes_max:
+            raise _Refused(self._head_too_large())
+        self._quiet_bytes = 0
+        if self._parser.should_upgrade() and not self._replayed_head:
+            self._replayed_head = self._head_without_upgrade()
+            return
+        self._in_body = True
+        length = int(headers.get(b"content-length", _NO_LENGTH))
+        if length > limits.body_screened_bytes or b"transfer-encoding" in headers or b"expect" in headers:
+            self._screen(length)
+
+    def on_body(self, body: bytes) -> None:
+        self._quiet_bytes = 0
+        self._body.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._host.limits.body_screened_bytes:
+            self._hold_body()
+
+    def on_message_complete(self) -> None:
+        self._quiet_bytes = 0
+        if not self._in_body:
+            return  # the head of a request that asks for another protocol; it is read again without that
+        body = self._body
+        whole = body[0] if len(body) == 1 else b"".join(body)
+        request = Request(self._parser.get_method(), self._url, self._headers, whole)
+        arrived = (request, self._body_held_bytes, self._stays())
+        self._url, self._headers, self._body = b"", {}, []
+        self._body_bytes = self._body_held_bytes = 0
+        self._in_body = self._continue_due = False
+        if self._flight is None and not self._waiting:
+            self._start(*arrived)
+        else:
+            self._waiting.append(arrived)
+            if len(self._waiting) == self._host.limits.pipelined_max:
+                self._transport.pause_reading()
+
+    def _stays(self) -> bool:
+        """Whether the connection stays open; a client of HTTP/1.0 gets a new one each time."""
+        if not self._parser.should_keep_alive():
+            return False
+        return b"connection" not in self._headers or self._parser.get_http_version() != "1.0"
+
+    # --- what is not accepted ------------------------------------------------------------------------------
+
+    def _screen(self, length: int) -> None:
+        """Refuse a large or announced body before it is read."""
+        limits, app = self._host.limits, self._host.app
+        if length > limits.body_bytes_max:
+            raise _Refused(self._body_too_large())
+        refusal = app.screen(Request(self._parser.get_method(), self._url, self._headers))
+        if refusal is None and not self._host.budget.fits(length):
+            refusal = self._overloaded()
+        if refusal is not None:
+            raise _Refused(refusal)
+        if self._headers.get(b"expect", b"").lower() == b"100-continue":
+            self._continue_due = True
+            self._say_continue()
+
+    def _say_continue(self) -> None:
+        if self._continue_due and self._flight is None and not self._waiting:
+            self._continue_due = False
+            self._transport.write(_CONTINUE)
+
+    def _hold_body(self) -> None:
+        """Count what came of a large body in the budget."""
+        if self._body_bytes > self._host.limits.body_bytes_max:
+            raise _Refused(self._body_too_large())
+        if self._host.budget.is_spent:
+            raise _Refused(self._overloaded())
+        self._host.budget.take(self._body_bytes - self._body_held_bytes)
+        self._body_held_bytes = self._body_bytes
+
+    def _head_size(self) -> int:
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+
+    def _head_too_large(self) -> Response:
+        most = self._host.limits.head_bytes_max
+        return self._host.app.fault(Fault.MALFORMED, f"the request's head is larger than {most} bytes")
+
+    def _body_too_large(self) -> Response:
+        most = self._host.limits.body_bytes_max
+        return self._host.app.fault(Fault.TOO_LARGE, f"the request's body is larger than {most} bytes")
+
+    def _overloaded(self) -> Response:
+        return self._host.app.fault(Fault.OVERLOADED, "the server holds as many bytes for clients as it may")
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head once more, without the wish for another protocol, which is not granted.
+
+        The parser takes everything after such a head for that other protocol, though clients may send a body.
+        """
+        kept = [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in self._headers.items()
+            if name not in (b"connection", b"upgrade", b"http2-settings")
+        ]
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self._parser.get_method(), self._url, b"".join(kept))
+
+    def _read_on_without_upgrade(self, rest: bytes) -> None:
+        head, self._url, self._headers = self._replayed_head, b"", {}
+        if head.startswith(b"CONNECT "):
+            self._end_with(self._host.app.fault(Fault.MALFORMED, "this server is not a proxy"))
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserError as error:
+            self._refuse(error)
+            return
+        self._replayed_head = b""
+        if rest:
+            self.data_received(rest)
+
+    def _refuse(self, error: httptools.HttpParserError) -> None:
+        cause = error.__context__
+        if isinstance(cause, _Refused):
+            self._end_with(cause.response)
+        elif isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
+            self._crash(cause)
+        else:
+            self._end_with(self._host.app.fault(Fault.MALFORMED, f"not an HTTP request: {error}"))
+
+    def _crash(self, cause: BaseException) -> NoReturn:
+        self.abort()
+        raise cause
+
+    def _end_with(self, response: Response) -> None:
+        self._is_deaf = True
+        self._last = response
+        self._body = []
+        if self._flight is None and not self._waiting:
+            self._send_last(response)
+
+    def _send_last(self, response: Response) -> None:
+        self._last = None
+        if self._transport.is_closing():
+            return
+        self._keep_alive = False
+        self._write(response)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._ticks = 0
+
+    # --- answering -----------------------------------------------------------------------------------------
+
+    def _start(self, request: Request, held_bytes: int, keep_alive: bool) -> None:
+        self._flight_held_bytes = held_bytes
+        self._keep_alive = keep_alive and not self._host.draining
+        self._is_head_request = request.method == b"HEAD"
+        if self._host.budget.is_spent and not held_bytes:
+            self._deliver(self._overloaded())
+            return
+        self._flight = flight = Flight(self._host.app.answer(request), self._deliver)
+        flight.start()
+
+    def _deliver(self, response: Response) -> None:
+        if response.stream is not None:
+            self._sender = self._host.loop.create_task(self._send_stream(response))
+            return
+        self._write(response)
+        self._finish()
+
+    def _finish(self) -> None:
+        """The response is with the transport: go on with what came behind the request."""
+        self._flight = None
+        self._answered += 1
+        if self._flight_held_bytes:
+            self._host.budget.give(self._flight_held_bytes)
+            self._flight_held_bytes = 0
+        if not self._keep_alive:
+            self._close()
+        elif self._waiting:
+            # Not from here: a long row of requests that are answered at once would nest as deep.
+            self._host.loop.call_soon(self._next)
+        elif self._last is not None:
+            self._send_last(self._last)
+        elif self._has_left:
+            self._close()
+        elif self._continue_due:
+            self._say_continue()
+
+    def _close(self) -> None:
+        self._is_deaf = True
+        self._drop_requests()
+        self._transport.close()
+
+    def _next(self) -> None:
+        if self._flight is not None or not self._waiting or self._transport.is_closing():
+            return
+        if len(self._waiting) == self._host.limits.pipelined_max and not self._is_deaf:
+            self._transport.resume_reading()
+        self._start(*self._waiting.popleft())
+
+    def _write(self, response: Response) -> None:
+        if self._transport.is_closing():
+            return  # lost a moment ago, and not told yet: a write to it may raise
+        body = response.body
+        size = len(body) if isinstance(body, bytes) else sum(map(len, body))
+        head = response_head(response, size, self._host.date, keep_alive=self._keep_alive)
+        if self._is_head_request:
+            self._transport.write(head)
+        elif isinstance(body, bytes):
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, *body])
+
+    async def _send_stream(self, response: Response) -> None:
+        """Piece by piece, in chunks, or to the end of the connection for a client that knows no chunks."""
+        stream = response.stream
+        assert stream is not None
+        is_chunked = self._parser.get_http_version() != "1.0"
+        self._keep_alive = self._keep_alive and is_chunked
+        head = response_head(
+            response, None, self._host.date, keep_alive=self._keep_alive, is_chunked=is_chunked
+        )
+        try:
+            if not self._transport.is_closing():
+                self._transport.write(head)
+            if not self._is_head_request:
+                async for piece in stream:
+                    if self._transport.is_closing():
+                        return
+                    if piece:
+                        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+                    if self._can_write is not None:
+                        await self._can_write
+                if is_chunked and not self._transport.is_closing():
+                    self._transport.write(b"0\r\n\r\n")
+        finally:
+            self._sender = None
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+        self._finish()
+
+    # --- patience ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        limits = self._host.limits
+        mark = (self._answered, self._body_bytes, self._quiet_bytes > 0, self._can_write is not None)
+        if mark != self._mark:
+            self._mark, self._ticks = mark, 0
+            return
+        self._ticks += 1
+        if self._can_write is not None:
+            patience = limits.write_timeout_s
+        elif self._flight is not None:
+            return
+        elif self._is_deaf:
+            patience = limits.linger_s
+        elif self._in_body:
+            patience = limits.body_timeout_s
+        else:
+            patience = limits.head_timeout_s if self._quiet_bytes else limits.idle_timeout_s
+        if self._ticks >= patience:
+            self.abort()
+
+    def drain(self) -> None:
+        self._keep_alive = False
+        if self._flight is None and not self._waiting and not self._in_body:
+            self._close()
+
+    def abort(self) -> None:
+        self._is_deaf = True
+        self._transport.abort()

@@ -1,0 +1,370 @@
+"""Cleartext HTTP/2 with prior knowledge: many requests at once over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final, cast
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from penstock.server.http.frame_lengths import FrameLengths
+from penstock.server.http.host import Host
+from penstock.server.http.message import Fault, Response
+from penstock.server.http.stream_h2 import H2Stream
+
+__all__ = ["PREFACE", "H2Connection"]
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_PING: Final = b"penstock"
+_WINDOW_AT_FIRST: Final = 65_535
+
+
+class H2Connection(asyncio.Protocol):
+    """One HTTP/2 client.
+
+    Answers wait here for the client's windows, up to a cap; while more than that waits, no further request is
+    begun. A client that takes back requests by the hundreds, or reads nothing for long, is cut off.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._h2 = _new_state_machine(host)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._streams: dict[int, H2Stream] = {}
+        self._waiting: deque[H2Stream] = deque()
+        self._outbox_bytes = 0
+        self._can_write = True
+        self._held_answer_bytes = 0
+        self._is_closed = False
+        self._resets = 0
+        self._received = 0
+        self._received_mark = -1
+        self._lengths = FrameLengths(
+            length_max=self._h2.max_inbound_frame_size,
+            head_length_max=host.limits.head_bytes_max,
+            skip=len(PREFACE),
+        )
+        self._silent_ticks = 0
+        self._pieces_sent = 0
+        self._pieces_mark = -1
+        self._stalled_ticks = 0
+
+    # --- the transport -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._host.connections.add(self)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(self._host.limits.connection_window_bytes - _WINDOW_AT_FIRST)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        self._received += 1
+        if not self._lengths.allow(data):
+            self._close(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
+            return
+        try:
+            events = self._h2.receive_data(data)
+        except h2.exceptions.ProtocolError:
+            # What is wrong is in the GOAWAY frame that is waiting to be sent.
+            self._close()
+            return
+        for event in events:
+            self._take(event)
+        if self._is_closed:
+            return
+        self._send_waiting()
+        self._start_waiting()
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closed = True
+        self._host.connections.discard(self)
+        self._give_back_answer()
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+
+    def pause_writing(self) -> None:
+        self._can_write = False
+        self._held_answer_bytes = self._transport.get_write_buffer_size()
+        self._host.budget.take(self._held_answer_bytes)
+        # What a client sends may ask for more answers; it has not read the ones it has.
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._can_write = True
+        self._give_back_answer()
+        if not self._is_closed and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._send_waiting()
+            self._start_waiting()
+            self._flush()
+
+    def _give_back_answer(self) -> None:
+        self._host.budget.give(self._held_answer_bytes)
+        self._held_answer_bytes = 0
+
+    def _flush(self) -> None:
+        data = self._h2.data_to_send()
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _close(self, error: h2.errors.ErrorCodes | None = None) -> None:
+        self._is_closed = True
+        if error is not None:
+            self._h2.close_connection(error)
+        self._flush()
+        self._transport.close()
+
+    # --- what the client sends -----------------------------------------------------------------------------
+
+    def _take(self, event: h2.events.Event) -> None:
+        if isinstance(event, h2.events.RequestReceived):
+            self._open(event)
+        elif isinstance(event, h2.events.DataReceived):
+            self._take_body(event)
+        elif isinstance(event, h2.events.StreamEnded):
+            stream = self._streams.get(event.stream_id)
+            if stream is not None and not stream.is_answered:
+                stream.is_complete = True
+                self._waiting.append(stream)
+        elif isinstance(event, h2.events.StreamReset):
+            self._take_back(event.stream_id)
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self._close()
+
+    def _open(self, event: h2.events.RequestReceived) -> None:
+        stream = H2Stream(event.stream_id, event.headers)
+        stream.is_complete = event.stream_ended is not None
+        self._streams[stream.id] = stream
+        refusal = self._screen(stream)
+        if refusal is not None:
+            self._answer(stream, refusal)
+
+    def _screen(self, stream: H2Stream) -> Response | None:
+        """Refuse by the head what would not be accepted with its body."""
+        limits, app = self._host.limits, self._host.app
+        length = stream.declared_bytes
+        if stream.is_complete or (length is not None and length <= limits.body_screened_bytes):
+            return None
+        if length is not None and length > limits.body_bytes_max:
+            return self._too_large()
+        refusal = app.screen(stream.request())
+        if refusal is None and not self._host.budget.fits(length or 0):
+            refusal = self._overloaded()
+        return refusal
+
+    def _take_body(self, event: h2.events.DataReceived) -> None:
+        size = event.flow_controlled_length or 0
+        if size:
+            self._h2.acknowledge_received_data(size, event.stream_id)
+        stream = self._streams.get(event.stream_id)
+        if stream is None or stream.is_answered:
+            return
+        stream.is_complete = event.stream_ended is not None
+        stream.body.append(event.data or b"")
+        stream.body_bytes += len(event.data or b"")
+        limits, budget = self._host.limits, self._host.budget
+        if stream.body_bytes <= limits.body_screened_bytes:
+            return
+        if stream.body_bytes > limits.body_bytes_max:
+            self._answer(stream, self._too_large())
+        elif budget.is_spent:
+            self._answer(stream, self._overloaded())
+        else:
+            budget.take(stream.body_bytes - stream.held_bytes)
+            stream.held_bytes = stream.body_bytes
+
+    def _take_back(self, stream_id: int) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._drop(stream)
+        self._resets += 1
+        if self._resets > self._host.limits.resets_per_tick_max:
+            self._close(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+
+    def _too_large(self) -> Response:
+        most = self._host.limits.body_bytes_max
+        return self._host.app.fault(Fault.TOO_LARGE, f"the request's body is larger than {most} bytes")
+
+    def _overloaded(self) -> Response:
+        return self._host.app.fault(Fault.OVERLOADED, "the server holds as many bytes for clients as it may")
+
+    # --- answering -----------------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._can_write and self._outbox_bytes <= self._host.limits.outbox_bytes_max:
+            stream = self._waiting.popleft()
+            if stream.id not in self._streams:
+                continue
+            if self._host.budget.is_spent and not stream.held_bytes:
+                self._answer(stream, self._overloaded())
+            else:
+                stream.fly(self._host.app.answer(stream.request()), self._deliver)
+
+    def _deliver(self, stream: H2Stream, response: Response) -> None:
+        if stream.id in self._streams and not self._is_closed:
+            self._answer(stream, response)
+            self._flush()
+
+    def _answer(self, stream: H2Stream, response: Response) -> None:
+        stream.is_answered = True
+        self._forget_body(stream)
+        head = stream.response_headers(response, self._host.date)
+        is_bare = stream.is_head_request or (response.stream is None and not response.body)
+        try:
+            self._h2.send_headers(stream.id, head, end_stream=is_bare)
+        except h2.exceptions.ProtocolError:
+            self._drop(stream)  # the client has taken the request back already
+            return
+        if is_bare:
+            self._end(stream)
+        elif response.stream is not None:
+            stream.sender = self._host.loop.create_task(self._send_stream(stream, response))
+        else:
+            body = response.body
+            self._outbox_bytes += stream.put([body] if isinstance(body, bytes) else body)
+            stream.has_all = True
+            self._send(stream)
+
+    def _send_waiting(self) -> None:
+        if self._outbox_bytes:
+            for stream in list(self._streams.values()):
+                if stream.outbox:
+                    self._send(stream)
+
+    def _send(self, stream: H2Stream) -> None:
+        """As much as the windows let through."""
+        try:
+            while stream.outbox and self._can_write:
+                room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
+                if room <= 0:
+                    return
+                piece = stream.next_piece(room)
+                self._outbox_bytes -= len(piece)
+                self._pieces_sent += 1
+                self._h2.send_data(stream.id, piece)
+            if not stream.outbox:
+                stream.wake()
+                if stream.has_all:
+                    self._h2.end_stream(stream.id)
+                    self._end(stream)
+        except h2.exceptions.ProtocolError:
+            self._drop(stream)  # the client has taken the request back already
+
+    async def _send_stream(self, stream: H2Stream, response: Response) -> None:
+        pieces = response.stream
+        assert pieces is not None
+        try:
+            async for piece in pieces:
+                if not piece:
+                    continue
+                self._outbox_bytes += stream.put([piece])
+                self._send(stream)
+                self._flush()
+                await stream.emptied()
+            if stream.id in self._streams:
+                stream.has_all = True
+                self._send(stream)
+                self._flush()
+        finally:
+            stream.sender = None
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _end(self, stream: H2Stream) -> None:
+        """The response is complete; if the client is still sending, that is of no use any more."""
+        self._streams.pop(stream.id, None)
+        if not stream.is_complete:
+            self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.NO_ERROR)
+        if self._host.draining and not self._streams:
+            self._host.loop.call_soon(self.drain)
+
+    def _drop(self, stream: H2Stream) -> None:
+        self._streams.pop(stream.id, None)
+        self._forget_body(stream)
+        self._outbox_bytes -= stream.outbox_bytes
+        stream.abandon()
+
+    def _forget_body(self, stream: H2Stream) -> None:
+        self._host.budget.give(stream.held_bytes)
+        stream.held_bytes = 0
+        stream.body = []
+
+    # --- patience ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self._resets = 0
+        if not self._is_closed:
+            self._watch_bodies()
+            self._watch_outbox()
+        self._watch_client()
+
+    def _watch_client(self) -> None:
+        """Ask a client that has been silent whether it is there; without a word it is gone."""
+        limits = self._host.limits
+        if self._received != self._received_mark:
+            self._received_mark, self._silent_ticks = self._received, 0
+            return
+        self._silent_ticks += 1
+        if self._silent_ticks >= limits.ping_interval_s + limits.ping_timeout_s:
+            self.abort()
+        elif self._silent_ticks == limits.ping_interval_s and self._can_write and not self._is_closed:
+            self._h2.ping(_PING)
+            self._flush()
+
+    def _watch_outbox(self) -> None:
+        if not self._outbox_bytes or self._pieces_sent != self._pieces_mark:
+            self._pieces_mark, self._stalled_ticks = self._pieces_sent, 0
+            return
+        self._stalled_ticks += 1
+        if self._stalled_ticks >= self._host.limits.write_timeout_s:
+            self._close(h2.errors.ErrorCodes.FLOW_CONTROL_ERROR)
+
+    def _watch_bodies(self) -> None:
+        for stream in list(self._streams.values()):
+            if stream.is_stalled(self._host.limits.body_timeout_s):
+                self._drop(stream)
+                self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
+        self._flush()
+
+    def drain(self) -> None:
+        if self._is_closed:
+            return
+        if not self._streams:
+            self._close(h2.errors.ErrorCodes.NO_ERROR)
+
+    def abort(self) -> None:
+        self._is_closed = True
+        self._transport.abort()
+
+
+def _new_state_machine(host: Host) -> h2.connection.H2Connection:
+    config = h2.config.H2Configuration(
+        client_side=False,
+        header_encoding=None,
+        validate_outbound_headers=False,
+        normalize_outbound_headers=False,
+    )
+    codes, limits = h2.settings.SettingCodes, host.limits
+    machine = h2.connection.H2Connection(config)
+    # As initial values, so that they hold from the first frame and not from the client's acknowledgement.
+    machine.local_settings = h2.settings.Settings(
+        client=False,
+        initial_values={
+            codes.ENABLE_PUSH: 0,
+            codes.MAX_CONCURRENT_STREAMS: limits.streams_max,
+            codes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            codes.MAX_HEADER_LIST_SIZE: limits.head_bytes_max,
+        },
+    )
+    return machine

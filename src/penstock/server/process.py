@@ -1,0 +1,177 @@
+"""The server as a process: binds, recovers, serves, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Final, Protocol
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, Unavailable
+from penstock.server.http.limits import HttpLimits
+from penstock.server.http.listener import Listener
+from penstock.server.settings import ServerSettings, check_exposure
+from penstock.server.topics.routes import TopicsApi, topics_app
+from penstock.server.topics.seam import TopicsEngine
+
+__all__ = ["ManagedEngine", "run", "serve", "settle", "tune"]
+
+_LOG = logging.getLogger(__name__)
+
+DRAIN_S: Final = 10.0
+_SWITCH_INTERVAL_S: Final = 0.0005
+_SPARE_FILES: Final = 256
+"""File descriptors kept for the log, segments and cold reads."""
+
+
+class ManagedEngine(TopicsEngine, Protocol):
+    """An engine whose life the process owns."""
+
+    async def start(self) -> None:
+        """Recover; `ready` from then on."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def serve(
+    settings: ServerSettings,
+    engine: ManagedEngine,
+    stop: asyncio.Event,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until `stop` is set. The port answers before the log is replayed, with 503 until it is.
+
+    What the engine raises while it recovers comes out of here, after the port is closed again.
+    """
+    check_exposure(settings)
+    api = TopicsApi(engine, clock=clock)
+    app = topics_app(
+        api,
+        settings.keys,
+        in_flight_per_key_max=settings.in_flight_per_key_max,
+        probes_need_key=settings.probes_need_key,
+    )
+    listener = Listener(app, _limits(settings), clock=clock)
+    try:
+        host, port = await listener.bind(settings.host, settings.port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
+    try:
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, host, port)
+        if on_bound is not None:
+            on_bound(host, port)
+        if await _recover(engine, stop):
+            _LOG.info("ready")
+            if on_ready is not None:
+                on_ready()
+            await stop.wait()
+        _LOG.info("shutting down")
+    finally:
+        api.drain()
+        if not await listener.drain(timeout_s=DRAIN_S):
+            _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
+        await engine.close()
+
+
+async def _recover(engine: ManagedEngine, stop: asyncio.Event) -> bool:
+    """Whether the engine is ready; false when the process is to stop first."""
+    starting = asyncio.ensure_future(engine.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            return True
+        return False
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _limits(settings: ServerSettings) -> HttpLimits:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    known = HttpLimits()
+    most = known.connections_max if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
+    return HttpLimits(
+        body_bytes_max=settings.body_bytes_max,
+        body_screened_bytes=min(known.body_screened_bytes, settings.body_bytes_max),
+        connections_max=max(min(known.connections_max, most), 16),
+        held_bytes_max=max(known.held_bytes_max, 2 * settings.body_bytes_max),
+    )
+
+
+def write_port_file(path: str, host: str, port: int) -> None:
+    """`host:port` in one step, so that whoever waits for the file never reads half of it."""
+    staged = f"{path}.{os.getpid()}.tmp"
+    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        with open(staged, "w", encoding="ascii") as file:
+            file.write(text)
+        os.replace(staged, path)
+    except OSError as error:
+        raise ConfigError(f"TOPICS_PORT_FILE {path} cannot be written: {error.strerror}") from error
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
+    """Run `main` on the quickest loop there is; SIGINT and SIGTERM set the event it is given."""
+    tune()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_with_signals(main))
+
+
+async def _with_signals(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await main(stop)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def tune() -> None:
+    """Process-wide settings that a server wants and a library must not touch."""
+    # The commit thread comes back from its sync and needs the interpreter, which the loop holds.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Requests leave nothing behind for the cycle collector, so it need not look as often.
+    gc.set_threshold(50_000, 20, 100)
+    if sys.platform == "linux":
+        _keep_large_buffers()
+
+
+def settle() -> None:
+    """Take what recovery built out of the cycle collector's sight: it stays, and there may be a lot of it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _keep_large_buffers() -> None:
+    """Let glibc reuse the memory of large joins; otherwise each one faults its pages in anew."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mmap_threshold, trim_threshold, top_pad = -3, -1, -2
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 64 << 20)

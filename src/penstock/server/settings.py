@@ -1,0 +1,145 @@
+"""`TOPICS_*` of the environment as settings. A value that makes no sense is refused with a sentence."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import ConfigError
+from penstock.server.auth import Keyring
+from penstock.topics.config import EngineConfig
+
+__all__ = ["ServerSettings", "check_exposure"]
+
+_TRUE: Final = frozenset({"1", "true"})
+_FALSE: Final = frozenset({"", "0", "false"})
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Everything `penstock topics serve` needs to know."""
+
+    host: str = "127.0.0.1"
+    port: int = 4000
+    port_file: str | None = None
+    keys: Keyring = field(default_factory=Keyring)
+    probes_need_key: bool = False
+    allow_no_keys: bool = False
+    body_bytes_max: int = 64 * 1024**2
+    in_flight_per_key_max: int = 1000
+    log_level: str = "info"
+    engine: EngineConfig
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> ServerSettings:
+        """Raises `ConfigError`, which names the variable."""
+        env = _Environment(environ)
+        host, port = env.address()
+        return cls(
+            host=host,
+            port=port,
+            port_file=env.text("TOPICS_PORT_FILE"),
+            keys=Keyring.parse(env.text("TOPICS_API_KEYS") or ""),
+            probes_need_key=env.flag("TOPICS_PROBE_AUTH"),
+            allow_no_keys=env.flag("TOPICS_ALLOW_INSECURE_NO_AUTH"),
+            body_bytes_max=env.number("TOPICS_MAX_BODY_BYTES", 64 * 1024**2, least=1),
+            in_flight_per_key_max=env.number("TOPICS_MAX_INFLIGHT_PER_KEY", 1000),
+            log_level=env.level("TOPICS_LOG"),
+            engine=env.engine(),
+        )
+
+
+class _Environment:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str) -> str | None:
+        return self._environ.get(name, "").strip() or None
+
+    def flag(self, name: str) -> bool:
+        text = (self.text(name) or "").lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise ConfigError(f"{name} is {text!r}: write 1 or true, 0 or false")
+
+    def number(self, name: str, default: int, *, least: int = 0) -> int:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) >= least):
+            raise ConfigError(f"{name} is {text!r}: write a whole number of at least {least}")
+        return int(text)
+
+    def level(self, name: str) -> str:
+        text = (self.text(name) or "info").lower()
+        level = "warning" if text == "warn" else text
+        if level not in _LEVELS:
+            raise ConfigError(f"{name} is {text!r}: write one of {', '.join(_LEVELS)}")
+        return level
+
+    def shards(self) -> int:
+        """What cannot be read, or is 0, is the default: so says the contract."""
+        text = self.text("TOPICS_WAL_SHARDS") or ""
+        count = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+        return count or min(os.cpu_count() or 1, 8)
+
+    def address(self) -> tuple[str, int]:
+        host = self.text("TOPICS_HOST") or "127.0.0.1"
+        port = self.number("TOPICS_PORT", 4000)
+        if ":" in host and not _is_ip(host):
+            host, _, text = host.rpartition(":")
+            if not (text.isascii() and text.isdigit()):
+                raise ConfigError(f"TOPICS_HOST ends in {text!r}, which is not a port: write host:port")
+            port = int(text)
+        if port > 65535:
+            raise ConfigError(f"the port is {port}: write one from 0 to 65535")
+        return host.removeprefix("[").removesuffix("]"), port
+
+    def engine(self) -> EngineConfig:
+        known = EngineConfig(data_dir=self.text("TOPICS_DATA_DIR") or "./topics-data")
+        return EngineConfig(
+            data_dir=known.data_dir,
+            cold_dir=self.text("TOPICS_COLD_DIR"),
+            wal_shards=self.shards(),
+            segment_max_events=self.number("TOPICS_SEGMENT_MAX_EVENTS", known.segment_max_events, least=1),
+            segment_max_bytes=self.number("TOPICS_SEGMENT_MAX_BYTES", known.segment_max_bytes, least=1),
+            segment_max_age_ms=self.number("TOPICS_SEGMENT_MAX_AGE_MS", known.segment_max_age_ms),
+            hot_retain_segments=self.number("TOPICS_HOT_RETAIN_SEGMENTS", known.hot_retain_segments),
+            hot_retain_bytes=self.number("TOPICS_HOT_RETAIN_BYTES", known.hot_retain_bytes),
+            max_topics=self.number("TOPICS_MAX_TOPICS", known.max_topics),
+            max_total_bytes=self.number("TOPICS_MAX_TOTAL_BYTES", known.max_total_bytes),
+        )
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Raises `ConfigError` if others could reach a server without keys."""
+    if len(settings.keys) or settings.allow_no_keys or _is_loopback(settings.host):
+        return
+    raise ConfigError(
+        f"TOPICS_HOST {settings.host!r} can be reached from other machines and there are no keys: "
+        "set TOPICS_API_KEYS, or bind to 127.0.0.1, "
+        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)

@@ -1,0 +1,165 @@
+"""Request bodies and queries, checked. Payloads stay JSON text: they are never turned into objects."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from penstock.server.errors import UnsupportedMediaType
+from penstock.server.http.message import Request
+from penstock.topics.config import TopicConfig
+from penstock.topics.errors import InvalidRequest
+from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
+from penstock.topics.model import NewRecord
+
+__all__ = [
+    "DeleteBody",
+    "DiffBody",
+    "WriteBody",
+    "query_flag",
+    "query_number",
+    "read_config",
+    "read_delete",
+    "read_diff",
+    "read_write",
+]
+
+T = TypeVar("T")
+
+# The decoder knows no bound of 64 bits; `_check_u64` is the other half.
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _WireRecord(NewRecord, gc=False):
+    """`meta` as the decoder takes it: JSON text, `null` included, which the engine takes for absent."""
+
+    meta: msgspec.Raw = None  # type: ignore[assignment]
+
+
+class WriteBody(msgspec.Struct):
+    """The body of a write."""
+
+    records: list[_WireRecord]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicConfig | None = None
+    disable_backpressure: bool = False
+
+
+class DiffBody(msgspec.Struct):
+    """The body of a diff."""
+
+    from_seq: _U64 = 0
+    limit: _U32 = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: _U32 = 0
+    max_batch_bytes: _U64 = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        if self.node is None:
+            return ()
+        return (self.node,) if isinstance(self.node, str) else tuple(self.node)
+
+
+class DeleteBody(msgspec.Struct):
+    """The body of a delete of records; at least one selector is there."""
+
+    before_seq: _U64 | None = None
+    match: object = None
+
+
+_WRITE: Final = msgspec.json.Decoder(WriteBody)
+_DIFF: Final = msgspec.json.Decoder(DiffBody)
+_DELETE: Final = msgspec.json.Decoder(DeleteBody)
+_CONFIG: Final = msgspec.json.Decoder(TopicConfig)
+
+
+def read_write(request: Request) -> WriteBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    body = _read(_WRITE, request)
+    if body.idempotency_key is None:
+        body.idempotency_key = _key_of_header(request)
+    return body
+
+
+def read_diff(request: Request) -> DiffBody:
+    """An empty body asks for everything. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    if not request.body:
+        return DiffBody()
+    body = _read(_DIFF, request)
+    _check_u64("from_seq", body.from_seq)
+    _check_u64("max_batch_bytes", body.max_batch_bytes)
+    for node in body.nodes:
+        if len(node.encode()) > NODE_BYTES_MAX:
+            raise InvalidRequest(f"a node has at most {NODE_BYTES_MAX} bytes")
+    return body
+
+
+def read_delete(request: Request) -> DeleteBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`, also when nothing is selected."""
+    body = _read(_DELETE, request)
+    if body.before_seq is None and body.match is None:
+        raise InvalidRequest("say what to delete: before_seq, match, or both")
+    if body.before_seq is not None:
+        _check_u64("before_seq", body.before_seq)
+    return body
+
+
+def read_config(request: Request) -> TopicConfig:
+    """An empty body is the default config. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    return _read(_CONFIG, request) if request.body else TopicConfig()
+
+
+def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
+    """`true` or `1`, `false` or `0`; anything else is the default."""
+    text = query.get(name)
+    if text in ("true", "1"):
+        return True
+    return False if text in ("false", "0") else default
+
+
+def query_number(query: dict[str, str], name: str, default: int) -> int:
+    """A whole number; anything else is the default."""
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else default
+
+
+def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
+    content_type = request.headers.get(b"content-type", b"")
+    if content_type != b"application/json" and not content_type.lstrip().lower().startswith(
+        b"application/json"
+    ):
+        raise UnsupportedMediaType("send the body as `Content-Type: application/json`")
+    body = request.body
+    try:
+        if not body.isascii():
+            # The decoder does not look into the text of payloads.
+            str(body, "utf-8")
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is not what it should be: {error}") from None
+
+
+def _check_u64(name: str, value: int) -> None:
+    if value > SEQ_MAX:
+        raise InvalidRequest(f"{name} must be below 2^64")
+
+
+def _key_of_header(request: Request) -> str | None:
+    header = request.headers.get(b"idempotency-key")
+    if not header:
+        return None
+    try:
+        return header.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the Idempotency-Key header is not UTF-8") from None

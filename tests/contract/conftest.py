@@ -1,0 +1,31 @@
+"""One server per session for everything that needs no settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.contract.topics_server import PROTOCOLS, Api, Server, fresh_name, serving
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("contract") / "data", TOPICS_WAL_SHARDS="2") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def h1(server: Server) -> Api:
+    return server.api("h1")
+
+
+@pytest.fixture(scope="session", params=PROTOCOLS)
+def api(request: pytest.FixtureRequest, server: Server) -> Api:
+    """The API over HTTP/1.1 and over cleartext HTTP/2 with prior knowledge."""
+    return server.api(request.param)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that nobody else uses; nothing is there yet."""
+    return fresh_name()

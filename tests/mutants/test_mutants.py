@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.topic_mutants import TOPIC_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
+ALL_MUTANTS = (*MUTANTS, *TOPIC_MUTANTS)
 _SUMMARY = re.compile(r"^FAILED \S+ - (\S+?):? ?.*$", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})
 """A mutant that fails this way is a broken program, not a bug that a test noticed."""
@@ -40,15 +42,15 @@ def run_tests(sources: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_named_test_passes_without_its_bug() -> None:
-    done = run_tests(SOURCES, *sorted({mutant.test for mutant in MUTANTS}))
+    done = run_tests(SOURCES, *sorted({mutant.test for mutant in ALL_MUTANTS}))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_names_are_unique() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({mutant.name for mutant in ALL_MUTANTS}) == len(ALL_MUTANTS)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", ALL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_known_bug_is_caught_by_its_named_test(mutant: Mutant, tmp_path: Path) -> None:
     sources = tmp_path / "src"
     shutil.copytree(SOURCES, sources)  # with its compiled files, which stay valid where nothing changes

@@ -12,6 +12,7 @@ when that file, its name and `CURRENT` are durable does anything go on.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import secrets
 import threading
@@ -225,6 +226,12 @@ class AppendLog:
         Ask again rather than keep it: after a failed sync the file's bytes are kept in memory instead.
         """
         return self._views[file]
+
+    def path(self, file: int) -> str | None:
+        """Where a file is on disk; None if it was dropped, or if its bytes are kept in memory instead."""
+        view = self._views.get(file)
+        mapped = view is not None and isinstance(view.obj, mmap.mmap)
+        return self._path(file_name(file)) if mapped else None
 
     def files(self) -> list[int]:
         """The numbers of the files that are here, in order; the last one is active."""

@@ -113,6 +113,7 @@ class _Environment:
             segment_max_age_ms=self.number("TOPICS_SEGMENT_MAX_AGE_MS", known.segment_max_age_ms),
             hot_retain_segments=self.number("TOPICS_HOT_RETAIN_SEGMENTS", known.hot_retain_segments),
             hot_retain_bytes=self.number("TOPICS_HOT_RETAIN_BYTES", known.hot_retain_bytes),
+            segment_process=True,
             max_topics=self.number("TOPICS_MAX_TOPICS", known.max_topics),
             max_total_bytes=self.number("TOPICS_MAX_TOTAL_BYTES", known.max_total_bytes),
         )

@@ -11,7 +11,7 @@ it is in the captured state, everything after it is behind the log positions tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,8 +24,9 @@ from penstock.topics.columns import Columns
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import SegmentEntry
-from penstock.topics.segment_build import build, rows_that_fit
 from penstock.topics.segment_deleted import DeletedRows
+from penstock.topics.segment_growth import Growth, grow, sealed
+from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.segment_reader import Segment
 from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.tier import Tiers, TopicTier, choose
@@ -45,6 +46,9 @@ class TopicCut:
     rows: Columns | None
     """Copies of the rows that are in the log only; None if there are none worth keeping."""
     views: dict[int, memoryview]
+    """The bytes of the log files that the rows are in."""
+    files: dict[int, str] | None
+    """The same files by path; None when some of the bytes are in memory only."""
     deleted: dict[int, DeletedRows]
     """By first sequence number: what the deletion files of its segments have to say, where it is new."""
     dead: list[int]
@@ -91,6 +95,7 @@ def _capture_topic(topic: Topic) -> TopicCut:
             entry=topic.captured,
             rows=None,
             views={},
+            files=None,
             deleted={},
             dead=[],
             segments=list(topic.segments),
@@ -122,11 +127,13 @@ def _capture_topic(topic: Topic) -> TopicCut:
         checkpointed_seq=topic.kept_through,
     )
     topic.captured = entry
+    files = set() if rows is None else set(rows.files())
     return TopicCut(
         topic=topic,
         entry=entry,
         rows=rows,
-        views={} if rows is None else {file: topic.log_view(file) for file in set(rows.files())},
+        views={file: topic.log_view(file) for file in files},
+        files=topic.log_paths(files),
         deleted=_new_deletions(topic, dead),
         dead=sorted(dead),
         segments=[segment for segment in topic.segments if segment.first_seq not in dead],
@@ -154,6 +161,7 @@ def store(
     tiers: Tiers,
     config: EngineConfig,
     has_cold: bool,
+    process: SegmentProcess | None = None,
 ) -> StoredCut:
     """Write segments and a snapshot; durable on return. Blocks. After an error the state before holds.
 
@@ -163,7 +171,7 @@ def store(
     for topic_cut in cut.topics:
         tier = tiers.topic(topic_cut.entry.id)
         if topic_cut.rows is not None:
-            _store_rows(topic_cut, tier, config, cut.now_ms)
+            _store_rows(topic_cut, tier, config, cut.now_ms, process)
         _seal_by_age(topic_cut, tier, config, cut.now_ms)
         _store_deletions(topic_cut, tier)
         if has_cold:
@@ -182,60 +190,26 @@ def store(
     return StoredCut(cut=cut, problems=problems)
 
 
-def _store_rows(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
-    """Append the rows to the active segment, and start as many new ones as their limits ask for."""
-    rows = cut.rows
-    assert rows is not None
-    at, end = rows.first_seq, rows.end_seq
-    while at < end:
-        active = _active(cut.segments, at)
-        events_left = config.segment_max_events - (active.count if active else 0)
-        bytes_left = config.segment_max_bytes - (active.data_bytes if active else 0)
-        length = rows.length[at - rows.first_seq :]
-        fitting = rows_that_fit(length, events_left=events_left, bytes_left=bytes_left)
-        if not fitting and active is not None:
-            _replace(cut.segments, _sealed(tier, active))
-            continue
-        part = rows.part(at, at + max(fitting, 1) - 1)
-        at = part.end_seq
-        try:
-            _store_part(cut, tier, active, part, now_ms)
-        except Damaged:
-            if active is None:
-                raise
-            # The active segment is not what it was: leave it as it is, with what can be read of it.
-            _replace(cut.segments, msgspec.structs.replace(active, sealed=True))
-            at = part.first_seq
-    _seal_full(cut, tier, config)
-
-
-def _store_part(
-    cut: TopicCut, tier: TopicTier, active: SegmentEntry | None, part: Columns, now_ms: int
+def _store_rows(
+    cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int, process: SegmentProcess | None
 ) -> None:
-    frames: Callable[[int], memoryview] = cut.views.__getitem__
-    built = build(part, frames, data_offset=active.data_bytes if active else 0)
-    if active is None:
-        cut.segments.append(tier.start(built, now_ms))
+    assert cut.rows is not None
+    growth = Growth(
+        topic_id=cut.entry.id,
+        segments=cut.segments,
+        rows=cut.rows,
+        now_ms=now_ms,
+        events_max=config.segment_max_events,
+        bytes_max=config.segment_max_bytes,
+    )
+    grown = None
+    if process is not None and cut.files is not None:
+        grown = process.grow(growth, cut.files)
+    if grown is None:
+        cut.segments = grow(growth, tier, cut.views.__getitem__)
     else:
-        _replace(cut.segments, tier.append(active, built))
-
-
-def _active(segments: list[SegmentEntry], next_seq: int) -> SegmentEntry | None:
-    """The segment that takes the next record; one that ends elsewhere is as good as sealed."""
-    if segments and not segments[-1].sealed and segments[-1].end_seq == next_seq:
-        return segments[-1]
-    return None
-
-
-def _replace(segments: list[SegmentEntry], entry: SegmentEntry) -> None:
-    segments[-1] = entry
-
-
-def _seal_full(cut: TopicCut, tier: TopicTier, config: EngineConfig) -> None:
-    last = cut.segments[-1]
-    full = last.count >= config.segment_max_events or last.data_bytes >= config.segment_max_bytes
-    if full and not last.sealed:
-        _replace(cut.segments, _sealed(tier, last))
+        tier.forget_views(entry for entry in grown if entry not in cut.segments)
+        cut.segments = grown
 
 
 def _seal_by_age(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
@@ -244,14 +218,7 @@ def _seal_by_age(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: i
         is_last = place == len(cut.segments) - 1
         old = config.segment_max_age_ms and now_ms - entry.created_ms >= config.segment_max_age_ms
         if not entry.sealed and (old or not is_last):
-            cut.segments[place] = _sealed(tier, entry)
-
-
-def _sealed(tier: TopicTier, entry: SegmentEntry) -> SegmentEntry:
-    try:
-        return tier.seal(entry)
-    except Damaged:
-        return msgspec.structs.replace(entry, sealed=True)  # it will not grow; readers are told what is wrong
+            cut.segments[place] = sealed(tier, entry)
 
 
 def _store_deletions(cut: TopicCut, tier: TopicTier) -> None:

@@ -117,6 +117,8 @@ class EngineConfig:
     checkpoint_bytes: int = 64 * 1024**2
     """Log bytes after which records move from the log into segments."""
     checkpoint_interval_ms: int = 60_000
+    segment_process: bool = False
+    """Build segments in a process of their own, so that it takes no time away from requests."""
     max_topics: int = 100_000
     max_total_bytes: int = 0
     """Accounted bytes over all topics; 0 sets no bound."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -51,8 +52,7 @@ Views: TypeAlias = Callable[[Columns, int], memoryview | None]
 """The bytes of a file that a run points into, by the number of the file; None when they must be fetched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffRequest:
+class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader asks for, within the limits of the contract."""
 
     from_seq: int = 0

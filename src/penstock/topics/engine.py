@@ -54,6 +54,7 @@ from penstock.topics.model import (
 )
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
+from penstock.topics.segment_process import await_earlier
 from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.tier import Tiers
@@ -170,6 +171,8 @@ class Engine:
             self._lock.__exit__(None, None, None)
 
     def _recover(self, tiers: Tiers, folders: Sequence[str]) -> Recovered:
+        await_earlier(self._fs, self._data_dir)
+
         def progress(done: float) -> None:
             self.replay_progress = done
 

@@ -146,6 +146,10 @@ class Shard:
         """The bytes of a log file that rows point into."""
         return self.log.view(file)
 
+    def path(self, file: int) -> str | None:
+        """Where the file is on disk; None if it is not, or if its bytes there cannot be trusted any more."""
+        return self.log.path(file)
+
     @property
     def is_read_only(self) -> bool:
         """Whether the last commit failed and the log has not been mended since."""

@@ -94,8 +94,7 @@ class RemoveResult:
     routers_removed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where the records of one write stand: `first_seq` to `last_seq`, without a gap."""
 
     topic: str
@@ -139,8 +138,7 @@ class DeleteResult:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to a diff. `fragments` are the records as JSON objects, ready to be joined by commas."""
 
     topic: str

@@ -15,7 +15,7 @@ Whatever is interrupted is done again. While both copies exist the hot one is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -107,6 +107,11 @@ class TopicTier:
             return segment.tags()
         except Damaged:
             return None  # it is told to whoever looks for tags; the segment must not stay open because of it
+
+    def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
+        """Somebody else wrote these segments: what is mapped of them may be of a file that was replaced."""
+        for entry in entries:
+            self._views.forget(self._key(entry.first_seq))
 
     def write_deleted(self, entry: SegmentEntry, deleted: DeletedRows) -> SegmentEntry:
         """Keep which records of a segment are deleted: all of them, not only the new ones; durable on return.

@@ -7,7 +7,7 @@ ahead of the published head by what was submitted and is not decided yet; reader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -260,6 +260,17 @@ class Topic:
             return _NO_BYTES
         chunk = self._chunks.get(file)
         return self.shard.view(file) if chunk is None else chunk
+
+    def log_paths(self, files: Iterable[int]) -> dict[int, str] | None:
+        """Where these files are on disk; None when the bytes of one are in memory only."""
+        paths: dict[int, str] = {}
+        for file in files:
+            path = None if file in self._chunks else self.shard.path(file)
+            if file != NO_FILE and path is None:
+                return None
+            if path is not None:
+                paths[file] = path
+        return paths
 
     def adopt(self, file: int, view: memoryview) -> None:
         """Rows point into a file that the topic's own log does not have."""

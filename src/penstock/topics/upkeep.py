@@ -20,6 +20,7 @@ from penstock.topics.data_directory import META
 from penstock.topics.journal import Journal
 from penstock.topics.recovery import Recovered
 from penstock.topics.segment import SegmentEntry
+from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.snapshot import snapshot_name
 from penstock.topics.submission import Change
 from penstock.topics.tier import Tidied, Tiers
@@ -70,6 +71,7 @@ class Upkeep:
         """Where the last snapshot starts reading the logs."""
         self._foreign = [path for path in found.folders if path not in folders]
         """Log directories of a start with another number of shards; empty of meaning after a checkpoint."""
+        self._process = SegmentProcess(data_dir) if config.segment_process else None
         self._busy = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -107,7 +109,12 @@ class Upkeep:
             await self.checkpoint(last=True)
         except PenstockError as error:
             _LOGGER.warning("no snapshot at the end, the next start replays the log: %s", error)
-        await self._workers.tidy(self._tiers.close)
+        await self._workers.tidy(self._end)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._tiers.close()
 
     async def _quiesce(self) -> None:
         """Wait until everything submitted so far is decided."""
@@ -212,6 +219,7 @@ class Upkeep:
                 tiers=self._tiers,
                 config=self._config,
                 has_cold=self._config.cold_dir is not None,
+                process=self._process,
             )
         except OutcomeUnknown:
             self._doubtful = os.path.join(self._meta_dir, snapshot_name(number))

@@ -10,7 +10,7 @@ from penstock.topics.config import EngineConfig
 def test_an_empty_environment_gives_the_defaults_of_the_contract() -> None:
     settings = ServerSettings.from_env({})
     assert (settings.host, settings.port, settings.port_file) == ("127.0.0.1", 4000, None)
-    assert settings.engine == EngineConfig(data_dir="./topics-data")
+    assert settings.engine == EngineConfig(data_dir="./topics-data", segment_process=True)
     assert (settings.body_bytes_max, settings.in_flight_per_key_max) == (67_108_864, 1000)
     assert (settings.probes_need_key, settings.allow_no_keys, len(settings.keys)) == (False, False, 0)
 
@@ -51,6 +51,7 @@ def test_every_variable_reaches_its_setting() -> None:
         segment_max_age_ms=0,
         hot_retain_segments=5,
         hot_retain_bytes=6,
+        segment_process=True,
         max_topics=8,
         max_total_bytes=10,
     )

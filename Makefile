@@ -23,7 +23,7 @@ demo: env ## Run the whole path: a click stream through Spark into tables, with 
 	$(BIN)/penstock demo
 
 test: check ## Run the static checks, then every tier of tests
-	$(BIN)/python -m pytest -n $(JOBS) --durations 10
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 
 check: env ## Lint, formatting, types and the floors
 	$(BIN)/ruff check .

@@ -116,14 +116,14 @@ async def test_a_reader_that_waits_is_woken_by_what_is_published(world: World) -
     assert len(waiting.result().fragments) == 1
 
 
-async def test_what_was_evicted_before_a_delete_does_not_come_back_with_the_room_it_made(
-    world: World,
-) -> None:
+async def test_what_had_expired_does_not_come_back_with_a_longer_life(world: World) -> None:
     engine = await world.open()
-    await engine.put_topic("t", TopicConfig(durable=True, cap_records=2))
-    await engine.write("t", [rec(1), rec(2), rec(3, tag="x")])
-    await engine.delete("t", match=Predicate(value="x"))
-    assert await read_all(await world.kill(), "t") == {2: 2}
+    await engine.put_topic("t", TopicConfig(durable=True, ttl_ms=1000))
+    await engine.write("t", recs(1, 2))
+    world.clock.jump_wall(2000)
+    await engine.write("t", recs(3))
+    await engine.put_topic("t", TopicConfig(durable=True))
+    assert await read_all(await world.kill(), "t") == {3: 3}
 
 
 async def test_everything_that_a_snapshot_names_survives_a_power_cut(world: World) -> None:

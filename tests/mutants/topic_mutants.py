@@ -13,6 +13,7 @@ WRITE = "tests/unit/topics/test_engine_write.py"
 RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
 RECOVERY = "tests/unit/topics/test_recovery.py"
+RELOCATION = "tests/unit/topics/test_cold_relocation.py"
 
 
 TOPIC_MUTANTS = (
@@ -126,11 +127,11 @@ TOPIC_MUTANTS = (
     ),
     # Retention and deletion
     Mutant(
-        name="a delete is logged without the floors before it",
-        file="topics/catalog.py",
-        old="        frames = [*topic.moved_floors(), encode_control(",
-        new="        frames = [encode_control(",
-        test=f"{PROMISES}::test_what_was_evicted_before_a_delete_does_not_come_back_with_the_room_it_made",
+        name="nothing is logged of what expired",
+        file="topics/topic.py",
+        old="        if now == self._logged_floors or not self._kept_something():\n",
+        new="        if now:\n",
+        test=f"{PROMISES}::test_what_had_expired_does_not_come_back_with_a_longer_life",
     ),
     Mutant(
         name="a deletion moves the floor",
@@ -178,8 +179,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="log files go that the snapshot before still needs",
         file="topics/upkeep.py",
-        old="            needed, self._needed = self._needed, cut.wal\n",
-        new="            needed = self._needed = cut.wal\n",
+        old="        needed, self._needed = self._needed, cut.wal\n",
+        new="        needed = self._needed = cut.wal\n",
         test=f"{RECOVERY}::test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves",
     ),
     Mutant(
@@ -192,9 +193,10 @@ TOPIC_MUTANTS = (
     Mutant(
         name="hot records go before it is known that they are cold",
         file="topics/checkpoint.py",
-        old="        cut.moved.append(moved)\n",
-        new="        cut.moved.append(moved)\n        tier.drop_hot(moved)\n",
-        test=f"{PROMISES}::test_hot_records_stay_until_it_is_durable_that_they_are_cold",
+        old="        _record_moves(topic_cut, copied)\n",
+        new="        _record_moves(topic_cut, copied)\n"
+        "        for entry in topic_cut.moved:\n            tier.drop_hot(entry)\n",
+        test=f"{RELOCATION}::test_hot_data_stays_until_the_snapshot_that_says_cold_is_durable",
     ),
     # Recovery
     Mutant(

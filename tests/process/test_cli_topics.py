@@ -143,14 +143,64 @@ def test_delete_removes_records_or_the_topic(server: Server) -> None:
     assert server.json("delete", "t", "--tag-prefix", "red/")["deleted"] == 2
     assert server.json("delete", "t", "--tag", "blue", "--before", "4")["deleted"] == 1
     assert b"deleted 0" in server.run("delete", "t", "--tag", "red")
-    server.run("delete", "t", "--topic", "--if-empty", code=3)
+    told = penstock(
+        "topics", "delete", "t", "--topic", "--if-empty", "--url", server.url, "--key", KEY, code=2
+    )
+    assert b"hint" not in told.stderr
     assert server.json("delete", "t", "--topic", "--yes")["deleted"] is True
     assert b"there was no topic" in server.run("delete", "t", "--topic", "--yes")
+
+
+def test_what_a_topic_cannot_become_is_a_wrong_request(server: Server) -> None:
+    server.run("put", "t", "--type", "log")
+    told = penstock("topics", "put", "t", "--type", "queue", "--url", server.url, "--key", KEY, code=2)
+    assert b"hint" not in told.stderr
+
+
+def test_one_is_not_told_as_many(server: Server) -> None:
+    assert b"1 record," in server.run("write", "one", given=b"1")
+    assert b"cap                 1 record, then" in server.run("put", "one", "--cap-records", "1")
+    assert b"deleted 1 record of one" in server.run("delete", "one", "--before", "2")
+
+
+def test_ls_tells_which_topics_are_durable(server: Server) -> None:
+    server.run("put", "a", "--durability", "fsync")
+    server.run("put", "b")
+    header, *rows = (line.split() for line in server.run("ls").splitlines())
+    place = header.index(b"durable") - len(header)
+    assert [row[place] for row in rows] == [b"yes", b"no"]
+
+
+def test_removing_a_topic_needs_a_yes_where_nobody_can_be_asked(server: Server) -> None:
+    server.run("put", "t")
+    told = penstock(
+        "topics", "delete", "t", "--topic", "--url", server.url, "--key", KEY, given=b"y\n", code=2
+    )
+    assert b"give --yes" in told.stderr
+    assert server.json("stat", "t")["topic"] == "t"
+
+
+def test_a_copy_of_a_topic_with_a_gap_goes_on_behind_it(server: Server) -> None:
+    server.run("put", "small", "--cap-records", "2")
+    server.run("write", "small", given=b"1\n2\n3\n4\n5\n")
+    told = penstock(
+        *("topics", "write", "copy", "--envelope", "--url", server.url, "--key", KEY),
+        given=server.run("diff", "small", "--json"),
+    )
+    assert b"gap: line 1 of the input tells of records 1 to 3, which are gone (cap)" in told.stderr
+    assert server.run("diff", "copy", "--raw") == b"4\n5\n"
+
+
+def test_the_help_tells_that_stat_shows_the_server_too() -> None:
+    assert b"Show one topic, or how the server is." in penstock("topics", "--help").stdout
+    assert b"-1000 to 1000" in penstock("topics", "put", "--help").stdout
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["put", "t", "--priority", "1001"],
+        ["put", "t", "--priority", "-1001"],
         ["delete", "t"],
         ["delete", "t", "--topic", "--tag", "x"],
         ["delete", "t", "--tag", "x", "--tag-prefix", "y"],
@@ -217,6 +267,86 @@ def test_verify_names_the_file_and_the_bytes_that_were_damaged(tmp_path: Path) -
     assert finding["start"] <= 500 < finding["end"]
     assert finding["topic"] == "t"
     assert b"1 problem found" in penstock("topics", "verify", data, code=5).stdout
+
+
+@pytest.mark.parametrize("arguments", [["verify", "DIR"], ["backup", "DIR", "TARGET"]])
+def test_a_directory_of_something_else_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    places = {"DIR": str(tmp_path), "TARGET": str(tmp_path.parent / "target")}
+    told = penstock("topics", *(places.get(word, word) for word in arguments), code=2)
+    assert (
+        told.stderr
+        == (
+            f"error: {tmp_path} is no data directory of topics; "
+            "name the one given to the server (TOPICS_DATA_DIR)\n"
+        ).encode()
+    )
+    places["DIR"] = str(tmp_path / "none")
+    told = penstock("topics", *(places.get(word, word) for word in arguments), code=2)
+    assert b"hint" not in told.stderr
+
+
+def test_offline_commands_say_what_fits_them(tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "backup"
+    with serving(data) as server, server.client() as client:
+        client.write("t", [{"n": n} for n in range(100)])
+        told = penstock("topics", "serve", given=b"", code=3, TOPICS_DATA_DIR=str(data), TOPICS_PORT="0")
+        assert b"in use by process" in told.stderr
+        assert b"hint" not in told.stderr
+        told = penstock(
+            "topics",
+            "serve",
+            given=b"",
+            code=3,
+            TOPICS_DATA_DIR=str(tmp_path / "other"),
+            TOPICS_PORT=server.url.rpartition(":")[2],
+        )
+        assert b"hint" not in told.stderr
+    penstock("topics", "backup", data, target)
+    told = penstock("topics", "backup", data, target, code=2)
+    assert b"not empty" in told.stderr
+    assert b"hint" not in told.stderr
+    stored = next(target.glob("topics/*/*.data"))
+    stored.write_bytes(b"\xff" + stored.read_bytes()[1:])
+    told = penstock("topics", "restore", target, tmp_path / "again", code=5)
+    assert b"hint: keep the bytes; `penstock topics verify`" in told.stderr
+    told = penstock("topics", "write", "t", "--file", tmp_path / "none", code=2)
+    assert b"doctor" not in told.stderr
+
+
+def test_verify_joins_what_was_lost_side_by_side(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data) as server, server.client() as client:
+        client.write("t", [{"n": n} for n in range(100)])
+    (stored,) = data.glob("topics/*/*.data")
+    stored.write_bytes(bytes(len(stored.read_bytes())))
+    told = penstock("topics", "verify", data, code=5).stdout
+    assert b"100 records cannot be read; the first: stored record 1" in told
+    assert b"-> records 1 to 100 of t" in told
+    assert b"1 problem found: 1 topic, 100 records in segments" in told
+
+
+def test_old_segments_are_checked_and_backed_up_from_the_cold_tier(tmp_path: Path) -> None:
+    data, cold, target = tmp_path / "data", tmp_path / "cold", tmp_path / "backup"
+    small = {
+        "TOPICS_SEGMENT_MAX_EVENTS": "20",
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+        "TOPICS_COLD_DIR": str(cold),
+    }
+    for _ in range(2):  # what one start has sealed, the stop of the next one moves
+        with serving(data, **small) as server, server.client() as client:
+            client.write("t", [{"n": n} for n in range(60)])
+    assert list(cold.rglob("*.data"))
+    told = penstock("topics", "verify", data).stdout
+    assert b"records of t not checked: they are in the cold tier; give --cold" in told
+    assert penstock("topics", "verify", data, "--cold", cold).stdout.startswith(
+        b"clean: 1 topic, 120 records"
+    )
+    told = penstock("topics", "backup", data, target, code=2).stderr
+    assert b"name it with --cold" in told
+    penstock("topics", "backup", data, target, "--cold", cold)
+    penstock("topics", "restore", target, tmp_path / "again")
+    with serving(tmp_path / "again") as server, server.client() as client:
+        assert client.state("t").count == 120
 
 
 def server_clean(data: Path) -> bool:

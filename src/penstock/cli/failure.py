@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
@@ -55,6 +57,16 @@ _BY_KIND: tuple[tuple[type[errors.PenstockError], ExitCode, str], ...] = (
     ),
 )
 
+_COMMANDS: Final = "penstock.cli."
+_BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
+    "topics": (
+        (errors.PermissionDenied, "check who may read and write there"),
+        (errors.StorageFull, "make room, then run it again"),
+        (errors.Corrupt, "keep the bytes; `penstock topics verify` lists what is damaged"),
+    ),
+}
+"""Hints of groups of commands that do not work on a STORE; where they have none, the message says it all."""
+
 
 def exit_code(error: errors.PenstockError) -> ExitCode:
     """The code for an error, by what should be done about it."""
@@ -62,8 +74,21 @@ def exit_code(error: errors.PenstockError) -> ExitCode:
 
 
 def hint(error: errors.PenstockError) -> str:
-    """What to do next, or nothing when the message itself says it."""
-    return next((text for kind, _, text in _BY_KIND if isinstance(error, kind)), "")
+    """What to do next, or nothing when the message itself says it; fits the command that raised the error."""
+    hints = _BY_GROUP.get(_group(error)) or [(kind, text) for kind, _, text in _BY_KIND]
+    return next((text for kind, text in hints if isinstance(error, kind)), "")
+
+
+def _group(error: errors.PenstockError) -> str:
+    """The group of the command that an error passed through, `topics` for example, or nothing."""
+    step = error.__traceback__
+    while step is not None:
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        group, _, command = module.removeprefix(_COMMANDS).partition(".")
+        if module.startswith(_COMMANDS) and command:
+            return group
+        step = step.tb_next
+    return ""
 
 
 def report(error: errors.PenstockError) -> None:

@@ -40,7 +40,7 @@ _TOPICS = LazyGroup(
         "diff": ("penstock.cli.topics.diff:diff", "Print records behind a sequence; follow new ones."),
         "delete": ("penstock.cli.topics.delete:delete", "Delete records for good, or a whole topic."),
         "ls": ("penstock.cli.topics.ls:ls", "List topics."),
-        "stat": ("penstock.cli.topics.stat:stat", "Show one topic: sequences, size, config."),
+        "stat": ("penstock.cli.topics.stat:stat", "Show one topic, or how the server is."),
         "verify": ("penstock.cli.topics.verify:verify", "Check every checksum of a data directory."),
         "backup": ("penstock.cli.topics.backup:backup", "Copy a data directory, also while it is served."),
         "restore": ("penstock.cli.topics.restore:restore", "Put a backup in place as a data directory."),

@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-from penstock.errors import Conflict, NotFound, PenstockError
+from penstock.errors import Conflict, NotFound, PenstockError, StorageFull
 from penstock.files.atomic import write_durably
 from penstock.files.log_file import CURRENT, LogHeader, LogPosition, file_name
 from penstock.files.log_format import LogFormat
@@ -34,6 +34,8 @@ _FIRST_FILE_BYTES = 4 * 1024**2
 _PREPARED = "next-"
 _DAMAGED = "damaged-"
 _ERASED_BYTES = 64
+_SPARE_BYTES = 64 * 1024
+"""Kept free in every file for what must be possible when the device is full."""
 
 
 class AppendLog:
@@ -61,6 +63,7 @@ class AppendLog:
         self._next_frame = next_frame
         self._salt_of = salt
         self._mark_bytes = len(fmt.mark(0))
+        self._spare_bytes = min(_SPARE_BYTES, file_bytes // 16)
         self._mutex = threading.Condition()
         self._views: dict[int, memoryview] = {}
         self._keep: set[int] = set()
@@ -98,7 +101,9 @@ class AppendLog:
         first = max(next_frame, found.next_frame)
         log = cls(fs, directory, fmt, file_bytes=file_bytes, next_frame=first, salt=salt)
         log._clear_leftovers()
-        log._views = {file.number: file.view for file in found.files}
+        # An older snapshot may need them; `drop_before` removes them.
+        log._views = dict.fromkeys(found.older, memoryview(b""))
+        log._views |= {file.number: file.view for file in found.files}
         log._keep = {damage.file for damage in found.damage}
         log._strays = list(found.strays)
         log._number, log._end, log._durable = *found.end, found.end.offset
@@ -122,7 +127,12 @@ class AppendLog:
 
     @property
     def room(self) -> int:
-        """How many bytes one append may have without starting a new file."""
+        """How many bytes one append may have without starting a new file; -1 while none can be made."""
+        return -1 if self._last_room < 0 else max(0, self._last_room - self._spare_bytes)
+
+    @property
+    def _last_room(self) -> int:
+        """The same, with the reserve that is kept for what makes room again."""
         if self._file is None or self._broken:
             return -1
         return self._file.size - self._end - self._mark_bytes
@@ -134,18 +144,29 @@ class AppendLog:
             return False
         return self._end * 2 > self._file.size or self._file.size < self._file_bytes
 
-    def reserve(self, byte_count: int) -> None:
+    def reserve(self, byte_count: int, *, urgent: bool = False) -> None:
         """Make sure that one append of so many bytes needs no new file; start one if it would.
 
+        On a full device an urgent one, such as a deletion, gets the reserve at the end of the file instead.
         Raises what starting a file raises; nothing that was delivered is touched then.
         """
         if self._broken:
             self._replace_broken(byte_count)
         elif byte_count > self.room:
-            self._rotate(byte_count)
+            try:
+                self._rotate(byte_count)
+            except StorageFull:
+                if not urgent or byte_count > self._last_room:
+                    raise
 
     def append(
-        self, buffers: Sequence[Buffer], byte_count: int, frame_count: int, *, sync: bool
+        self,
+        buffers: Sequence[Buffer],
+        byte_count: int,
+        frame_count: int,
+        *,
+        sync: bool,
+        urgent: bool = False,
     ) -> LogPosition:
         """Write whole frames and return where they begin; with `sync` they are durable then.
 
@@ -153,7 +174,7 @@ class AppendLog:
         after something else was appended. Raises `StorageFull` or another error of the file system.
         """
         if byte_count > self.room:
-            self.reserve(byte_count)
+            self.reserve(byte_count, urgent=urgent)
         marked = self._durable > self._vouched
         if marked:
             buffers = [self._fmt.mark(self._durable ^ self._salt), *buffers]
@@ -299,7 +320,7 @@ class AppendLog:
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
         head = header.encode(self._fmt) + carried
-        staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count)
+        staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count + self._spare_bytes)
         number = self._next_frame
         self._next_frame = number + 3
         path = self._path(file_name(number))

@@ -37,8 +37,9 @@ class QueueFull(Unavailable):
 class Entry:
     """Frames that are committed together or not at all, and what became of them.
 
-    `context` is the submitter's own. After delivery either `position` or `error` is set. `append_s` is how
-    long the write took, `sync_s` how long until it was durable; where one call does both it counts as sync.
+    `context` is the submitter's own. An `urgent` entry may use the reserve of a log whose device is full.
+    After delivery either `position` or `error` is set. `append_s` is how long the write took, `sync_s` how
+    long until it was durable; where one call does both it counts as sync.
     """
 
     buffers: Sequence[Buffer]
@@ -46,6 +47,7 @@ class Entry:
     frame_count: int
     sync: bool
     context: object = None
+    urgent: bool = False
     generation: int = 0
     position: LogPosition | None = None
     error: PenstockError | None = None
@@ -78,7 +80,7 @@ def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | 
     while first < len(entries):
         start_s = time.perf_counter()
         try:
-            log.reserve(entries[first].byte_count)
+            log.reserve(entries[first].byte_count, urgent=entries[first].urgent)
             last, byte_count = _fitting(entries, first, log.room)
             _append(log, entries[first:last], byte_count, start_s)
         except PenstockError as error:
@@ -108,7 +110,8 @@ def _append(log: AppendLog, entries: Sequence[Entry], byte_count: int, start_s: 
         frame_count = sum([entry.frame_count for entry in entries])
         sync = any(entry.sync for entry in entries)
     write_s = time.perf_counter()
-    file, offset = log.append(buffers, byte_count, frame_count, sync=sync)
+    urgent = entries[0].urgent
+    file, offset = log.append(buffers, byte_count, frame_count, sync=sync, urgent=urgent)
     end_s = time.perf_counter()
     append_s, sync_s = (write_s - start_s, end_s - write_s) if sync else (end_s - start_s, 0.0)
     for entry in entries:

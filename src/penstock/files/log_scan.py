@@ -81,6 +81,7 @@ class ScannedFile:
 class LogScan:
     """What a directory holds. Frames include the log's own marks; headers are left out.
 
+    `older` are files before the start that was asked for.
     `strays` are files that an attempt to start a file left behind and that never held anything of their own.
     `next_frame` is above the number of every file that is here or known to be missing.
     """
@@ -89,6 +90,7 @@ class LogScan:
     files: list[ScannedFile]
     damage: list[LogDamage] = field(default_factory=list)
     strays: list[int] = field(default_factory=list)
+    older: list[int] = field(default_factory=list)
     next_frame: int = 1
 
     @property
@@ -113,7 +115,7 @@ def scan(fs: FileSystem, directory: str, fmt: LogFormat, *, start: LogPosition |
     """Read every file of the log; changes nothing.
 
     `start` is where the reader's own records take over, such as the position of a snapshot: files before it
-    are left out, as strays, and one that is missing from there on is damage.
+    are left out, as `older`, and one that is missing from there on is damage.
     """
     return _Scanner(fs, directory, fmt, start).scan()
 
@@ -154,7 +156,8 @@ class _Scanner:
             directory=self._directory,
             files=files,
             damage=sorted(self._damage, key=lambda damage: (damage.file, damage.start)),
-            strays=[number for number in numbers if number not in chain],
+            strays=[number for number in numbers if number not in chain and number >= self._start.file],
+            older=[number for number in numbers if number not in chain and number < self._start.file],
             next_frame=self._next_frame(numbers, files),
         )
 

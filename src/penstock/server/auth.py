@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,6 +65,11 @@ class Principal:
 
     def may_name(self, name: str) -> bool:
         return not self.prefixes or name.startswith(self.prefixes)
+
+    @property
+    def name_filter(self) -> Callable[[str], bool] | None:
+        """What `may_name` tells, or None when that is always yes."""
+        return self.may_name if self.prefixes else None
 
     def require_name(self, name: str) -> None:
         """Raises `Forbidden` for a name outside the key's prefixes."""

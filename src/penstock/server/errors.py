@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Unavailable
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError, PermissionDenied, Unavailable
 from penstock.server.http.message import HeaderList, Response
 from penstock.topics.errors import TopicError
 
@@ -130,8 +130,8 @@ def response_to(error: Exception) -> Response:
         if STATUS.get(error.code, 500) == 500:
             _LOG.error("%s: %s", type(error).__name__, error)
         return error_response(error.code if error.code in STATUS else "internal", str(error), error.detail)
-    if isinstance(error, Unavailable):
-        # A full disk, a store that does not answer: nothing was applied, and it may pass.
+    if isinstance(error, Unavailable | PermissionDenied):
+        # A full disk, a store that does not answer or has no credentials: nothing was applied, it may pass.
         _LOG.warning("%s: %s", type(error).__name__, error)
         return error_response("not_ready", str(error))
     if isinstance(error, InvalidInput | LimitExceeded):

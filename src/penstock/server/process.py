@@ -12,17 +12,19 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
 from penstock.server.http.limits import HttpLimits
 from penstock.server.http.listener import Listener
-from penstock.server.settings import ServerSettings, check_exposure
+from penstock.server.settings import ServerSettings, check_exposure, check_places
 from penstock.server.topics.routes import TopicsApi, topics_app
 from penstock.server.topics.seam import TopicsEngine
 
 __all__ = ["ManagedEngine", "run", "serve", "settle", "tune"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,9 +55,11 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set. The port answers before the log is replayed, with 503 until it is.
 
-    What the engine raises while it recovers comes out of here, after the port is closed again.
+    What the engine raises before it has to wait, such as a directory that is in use, comes out of here before
+    the port is taken; what it raises later, after the port is closed again and its file is gone.
     """
     check_exposure(settings)
+    check_places(settings)
     api = TopicsApi(engine, clock=clock)
     app = topics_app(
         api,
@@ -64,44 +68,68 @@ async def serve(
         probes_need_key=settings.probes_need_key,
     )
     listener = Listener(app, _limits(settings), clock=clock)
+    starting = await _begin(engine)
     try:
-        host, port = await listener.bind(settings.host, settings.port)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
-    try:
+        host, port = await _bind(listener, settings)
         if settings.port_file is not None:
             write_port_file(settings.port_file, host, port)
         if on_bound is not None:
             on_bound(host, port)
-        if await _recover(engine, stop):
+        if await _recovered(starting, stop, settings.port_file):
             _LOG.info("ready")
             if on_ready is not None:
                 on_ready()
             await stop.wait()
         _LOG.info("shutting down")
     finally:
+        await _given_up(starting)
         api.drain()
         if not await listener.drain(timeout_s=DRAIN_S):
             _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
         await engine.close()
 
 
-async def _recover(engine: ManagedEngine, stop: asyncio.Event) -> bool:
-    """Whether the engine is ready; false when the process is to stop first."""
+async def _begin(engine: ManagedEngine) -> asyncio.Task[None]:
+    """The start of the engine, as far as it gets without waiting. Raises what ends it there."""
     starting = asyncio.ensure_future(engine.start())
+    await asyncio.sleep(0)
+    if starting.done():
+        await starting
+    return starting
+
+
+async def _bind(listener: Listener, settings: ServerSettings) -> tuple[str, int]:
+    try:
+        return await listener.bind(settings.host, settings.port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
+
+
+async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None) -> bool:
+    """Whether the engine is ready; false when the process is to stop first."""
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            await starting
-            return True
-        return False
+        if not starting.done():
+            return False
+        await starting
+    except Exception:
+        if port_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(port_file)
+        raise
     finally:
-        for task in (starting, stopping):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _given_up(stopping)
+    return True
+
+
+async def _given_up(task: asyncio.Task[T]) -> None:
+    """Cancel it and wait until it is over; a task that is over stays what it is."""
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def _limits(settings: ServerSettings) -> HttpLimits:

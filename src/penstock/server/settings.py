@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import socket
@@ -10,14 +11,33 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.objects.settings import StoreAddress
 from penstock.server.auth import Keyring
-from penstock.topics.config import EngineConfig
+from penstock.topics.config import WAL_SHARDS_MAX, EngineConfig
 
-__all__ = ["ServerSettings", "check_exposure"]
+__all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
 
 _TRUE: Final = frozenset({"1", "true"})
 _FALSE: Final = frozenset({"", "0", "false"})
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_PREFIX: Final = "TOPICS_"
+_READ: Final = (
+    *("HOST", "PORT", "PORT_FILE", "DATA_DIR", "COLD_DIR", "LOG"),
+    *("API_KEYS", "PROBE_AUTH", "ALLOW_INSECURE_NO_AUTH"),
+    *("WAL_SHARDS", "SEGMENT_MAX_EVENTS", "SEGMENT_MAX_BYTES", "SEGMENT_MAX_AGE_MS"),
+    *("HOT_RETAIN_SEGMENTS", "HOT_RETAIN_BYTES"),
+    *("MAX_BODY_BYTES", "MAX_TOPICS", "MAX_INFLIGHT_PER_KEY", "MAX_TOTAL_BYTES"),
+)
+_NOT_READ: Final = frozenset(
+    {
+        # Of the contract, for what is not there yet or cannot be set.
+        *("MAX_ROUTERS", "MAX_WATCH_SESSIONS", "MAX_SSE_CONNECTIONS", "MAX_SSE_CONNECTIONS_PER_KEY"),
+        *("MAX_BATCH_RECORDS", "MAX_RECORD_BYTES", "MAX_META_BYTES", "MAX_TAG_BYTES", "MAX_NODE_BYTES"),
+        *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM", "TEST_MIN_HEARTBEAT_MS"),
+        # Of the client, which may well have the same environment.
+        *("URL", "API_KEY"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +107,21 @@ class _Environment:
     def shards(self) -> int:
         """What cannot be read, or is 0, is the default: so says the contract."""
         text = self.text("TOPICS_WAL_SHARDS") or ""
-        count = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
-        return count or min(os.cpu_count() or 1, 8)
+        digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+        if not digits:
+            return min(os.cpu_count() or 1, 8)
+        if len(digits) > 4 or int(digits) > WAL_SHARDS_MAX:
+            raise ConfigError(f"TOPICS_WAL_SHARDS is {text[:20]!r}: write 1 to {WAL_SHARDS_MAX}")
+        return int(digits)
+
+    def cold_dir(self) -> str | None:
+        place = self.text("TOPICS_COLD_DIR")
+        if place is not None and "://" in place:
+            try:
+                StoreAddress.parse(place)
+            except ConfigError as error:
+                raise ConfigError(f"TOPICS_COLD_DIR: {str(error).removeprefix('store: ')}") from error
+        return place
 
     def address(self) -> tuple[str, int]:
         host = self.text("TOPICS_HOST") or "127.0.0.1"
@@ -103,10 +136,19 @@ class _Environment:
         return host.removeprefix("[").removesuffix("]"), port
 
     def engine(self) -> EngineConfig:
+        try:
+            return self._engine()
+        except ConfigError as error:
+            # The engine speaks of its fields; they have the names of the variables.
+            field_name, _, rest = str(error).partition(":")
+            known = field_name in EngineConfig.__dataclass_fields__
+            raise ConfigError(f"{_PREFIX}{field_name.upper()}:{rest}" if known else str(error)) from error
+
+    def _engine(self) -> EngineConfig:
         known = EngineConfig(data_dir=self.text("TOPICS_DATA_DIR") or "./topics-data")
         return EngineConfig(
             data_dir=known.data_dir,
-            cold_dir=self.text("TOPICS_COLD_DIR"),
+            cold_dir=self.cold_dir(),
             wal_shards=self.shards(),
             segment_max_events=self.number("TOPICS_SEGMENT_MAX_EVENTS", known.segment_max_events, least=1),
             segment_max_bytes=self.number("TOPICS_SEGMENT_MAX_BYTES", known.segment_max_bytes, least=1),
@@ -117,6 +159,19 @@ class _Environment:
             max_topics=self.number("TOPICS_MAX_TOPICS", known.max_topics),
             max_total_bytes=self.number("TOPICS_MAX_TOTAL_BYTES", known.max_total_bytes),
         )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each `TOPICS_*` that means nothing; it never quotes a value, which may be a secret."""
+    names = sorted(name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX))
+    sentences = []
+    for name in names:
+        if name in _READ or name in _NOT_READ:
+            continue
+        nearest = difflib.get_close_matches(name, _READ, n=1)
+        hint = f"; did you mean {_PREFIX}{nearest[0]}?" if nearest else ""
+        sentences.append(f"{_PREFIX}{name} is set and has no meaning{hint}")
+    return sentences
 
 
 def _is_ip(host: str) -> bool:
@@ -136,6 +191,17 @@ def check_exposure(settings: ServerSettings) -> None:
         "set TOPICS_API_KEYS, or bind to 127.0.0.1, "
         "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
     )
+
+
+def check_places(settings: ServerSettings) -> None:
+    """Raises `ConfigError` if a directory of the settings is something else."""
+    places = {"TOPICS_DATA_DIR": settings.engine.data_dir, "TOPICS_COLD_DIR": settings.engine.cold_dir}
+    for name, place in places.items():
+        if place is None or "://" in place:
+            continue
+        path = os.path.expanduser(place) if name == "TOPICS_COLD_DIR" else place
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise ConfigError(f"{name} is {place!r}, which is no directory")
 
 
 def _is_loopback(host: str) -> bool:

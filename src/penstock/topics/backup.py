@@ -2,7 +2,8 @@
 
 A backup is what a crash at one moment would have left: a snapshot, the segments it names as far as it names
 them, and the log from the positions it records up to a frame that was complete when it was read. Its
-`backup.json` is written last; a directory without it is no backup.
+`backup.json` is written last; a directory without it is no backup. Until then there is `backup.unfinished`,
+which tells the next attempt that it may begin by removing what is there.
 
 The order makes it consistent. 1. The snapshot says which segments count, and how much of them. 2. Those bytes
 never change, so they can be copied at leisure; where a segment has vanished there is a newer snapshot, or
@@ -12,6 +13,7 @@ since the snapshot, such as a deletion, is in the log before it is in them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -20,16 +22,20 @@ from typing import Final
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Conflict, NotFound
-from penstock.files import Buffer, FileSystem, write_durably
+from penstock.errors import Conflict, NotFound, PenstockError, Rejected
+from penstock.files import Buffer, DirectoryLock, FileSystem, write_durably
 from penstock.files.log_file import CURRENT, file_name
 from penstock.fs import stage
-from penstock.topics.backup_manifest import MANIFEST, BackupManifest, CopiedFile
+from penstock.topics.backup_manifest import MANIFEST, BackupManifest, CopiedFile, is_backup_path
 from penstock.topics.data_directory import (
     META,
+    UNFINISHED,
     LogGroup,
+    check_data_directory,
+    data_store,
     is_in_use,
     log_groups,
+    remove_files,
     removed_topics,
     scan_log,
     segment_path,
@@ -39,9 +45,8 @@ from penstock.topics.data_directory import (
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import Part, SegmentEntry, checksum
 from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
-from penstock.topics.segment_store import SegmentStore
 from penstock.topics.snapshot import LoadedSnapshot, TopicEntry, encode_snapshot, load_latest
-from penstock.topics.verify import verify
+from penstock.topics.verify import verify_files
 
 __all__ = ["backup"]
 
@@ -67,15 +72,51 @@ def backup(
 ) -> BackupManifest:
     """Copy a data directory to `target`, which must be empty or not exist; durable and checked on return.
 
-    Segments in the cold tier are copied from `cold`; a backup never depends on it. Raises `Damaged` when the
-    directory, or the copy, does not stand up to its checksums, and `Conflict` when the server moved on
-    faster than it could be copied. What a failed call leaves in `target` is no backup.
+    Records in the cold tier are copied from `cold`; a backup never depends on it. Raises `Rejected` when
+    `directory` is no data directory, `target` has something else in it, or `cold` is needed and not given,
+    `Damaged` when the directory, or the copy, does not stand up to its checksums, `LockHeld` when another
+    backup is being written there, and `Conflict` when the server moved on faster than it could be copied. A
+    failed call removes what it wrote; what it could not remove, the next one does.
     """
-    fs.stat(directory)
-    if fs.list_files(target):
-        raise Conflict(f"{target} is not empty; a backup needs a directory of its own")
-    fs.make_dirs(target)
-    copy = _Copy(fs, directory, target, cold, on_progress)
+    check_data_directory(fs, directory)
+    _check_target(fs, target)
+    with DirectoryLock(fs, target, name=UNFINISHED, note="pid="):
+        _check_target(fs, target)  # nobody writes here from now on
+        remove_files(fs, target, _remains(fs, target))
+        try:
+            copy = _Copy(fs, directory, target, cold, on_progress)
+            manifest = _copy_in_rounds(copy, fs, directory, clock, sleep)
+        except BaseException:
+            with contextlib.suppress(PenstockError):
+                remove_files(fs, target, [*_remains(fs, target), UNFINISHED])
+            raise
+        fs.unlink(os.path.join(target, UNFINISHED))
+    return manifest
+
+
+def _check_target(fs: FileSystem, target: str) -> None:
+    names = [name for name, _ in fs.list_files(target)]
+    if not names:
+        return
+    strangers = [name for name in names if name != UNFINISHED and not _is_ours(name)]
+    if strangers or UNFINISHED not in names:
+        raise Rejected(
+            f"{target} is not empty (it has {(strangers or names)[0]}); a backup needs a directory of its own"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an unfinished backup may have left this file: a part of it, or its list before it counted."""
+    return is_backup_path(name) or name.startswith(f"{MANIFEST}.")
+
+
+def _remains(fs: FileSystem, target: str) -> list[str]:
+    return [name for name, _ in fs.list_files(target) if _is_ours(name)]
+
+
+def _copy_in_rounds(
+    copy: _Copy, fs: FileSystem, directory: str, clock: Clock, sleep: Callable[[float], None]
+) -> BackupManifest:
     for _ in range(_ROUNDS_MAX):
         loaded = load_latest(fs, os.path.join(directory, META))
         try:
@@ -94,7 +135,7 @@ def _await_newer(
     waited_s = 0.0
     while max(snapshot_numbers(fs, directory), default=0) <= number:
         if waited_s >= _NEWER_SNAPSHOT_S or not is_in_use(fs, directory):
-            raise Damaged(f"{why}; `penstock topics verify` tells more")
+            raise Damaged(why)
         sleep(_LOOK_EVERY_S)
         waited_s += _LOOK_EVERY_S
 
@@ -144,9 +185,11 @@ class _Copy:
         for path in self._done.keys() - self._wanted:
             self._fs.unlink(os.path.join(self._target, path))
             del self._done[path]
+        if not self._done:
+            raise Rejected(f"there is nothing in {self._directory} to back up yet")
         for folder in {os.path.dirname(path) for path in self._done}:
             self._fs.sync_dir(os.path.join(self._target, folder))
-        report = verify(self._fs, self._target, on_progress=self._tell)
+        report = verify_files(self._fs, self._target, on_progress=self._tell)
         if report.problems:
             raise Damaged(f"the copy is damaged, and so may be the original: {report.problems[0]}")
         files = [self._done[path] for path in sorted(self._done)]
@@ -170,22 +213,18 @@ class _Copy:
         """Copy its segments; the entry says afterwards that none of them is in the cold tier."""
         for entry in topic.segments:
             self._tell(f"copying {topic.name}: {len(self._done):,} files so far")
-            self._take_segment(self._store_of(topic, entry), topic, entry)
+            self._take_segment(topic, entry)
         segments = tuple(msgspec.structs.replace(entry, cold=False) for entry in topic.segments)
         return msgspec.structs.replace(topic, segments=segments)
 
-    def _store_of(self, topic: TopicEntry, entry: SegmentEntry) -> SegmentStore:
-        hot = self._hot.topic(topic.id)
-        if not entry.cold or hot.exists(entry.first_seq, Part.IDX):
-            return hot
-        if self._cold is None:
-            raise Conflict(
-                f"{topic.name} has records in the cold tier; give it, so that the backup has them too"
+    def _take_segment(self, topic: TopicEntry, entry: SegmentEntry) -> None:
+        hot, data = self._hot.topic(topic.id), data_store(topic, entry, self._hot, self._cold)
+        if data is None:
+            raise Rejected(
+                f"{topic.name} has records in the cold tier, and the backup must have them too; "
+                "name it with --cold"
             )
-        return self._cold.topic(topic.id)
-
-    def _take_segment(self, store: SegmentStore, topic: TopicEntry, entry: SegmentEntry) -> None:
-        for part, size in ((Part.DATA, entry.data_bytes), (Part.IDX, entry.idx_bytes)):
+        for part, store, size in ((Part.DATA, data, entry.data_bytes), (Part.IDX, hot, entry.idx_bytes)):
             path = segment_path(topic, entry, part)
             known = self._done.get(path)
             if known is not None and known.size == size:
@@ -195,7 +234,7 @@ class _Copy:
         # Of a segment that still grows the tags may be ahead of the snapshot; they can be made again.
         for part in (Part.TAGS, Part.DEL) if entry.sealed else (Part.DEL,):
             try:
-                content = store.view(entry.first_seq, part)
+                content = hot.view(entry.first_seq, part)
             except NotFound:
                 continue
             self._put(segment_path(topic, entry, part), content)

@@ -10,12 +10,11 @@ import msgspec
 
 from penstock.errors import NotFound, Rejected, Unsupported
 from penstock.files import FileSystem
-from penstock.topics.data_directory import META, TOPICS, WAL
+from penstock.topics.data_directory import MANIFEST, META, TOPICS, WAL
 from penstock.topics.errors import Damaged
 
-__all__ = ["MANIFEST", "BackupManifest", "CopiedFile", "read_manifest"]
+__all__ = ["MANIFEST", "BackupManifest", "CopiedFile", "is_backup_path", "read_manifest"]
 
-MANIFEST: Final = "backup.json"
 _VERSION: Final = 1
 _PATH = re.compile(rf"({META}|{TOPICS}|{WAL})(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 
@@ -43,6 +42,11 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
+def is_backup_path(path: str) -> bool:
+    """Whether a file of a backup may have this path, which is relative to it."""
+    return _PATH.fullmatch(path) is not None
+
+
 def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
     """What the backup in a directory consists of.
 
@@ -60,6 +64,6 @@ def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
     if manifest.version != _VERSION:
         raise Unsupported(f"{path} has version {manifest.version}, this program reads {_VERSION}")
     for file in manifest.files:
-        if _PATH.fullmatch(file.path) is None:
+        if not is_backup_path(file.path):
             raise Damaged(f"{path} names {file.path[:100]!r}, which is no file of a backup")
     return manifest

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.control import TopicChange
+from penstock.topics.control import TopicChange, write_head_watermark
 from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, TopicNotFound
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.journal import Journal, Shard
@@ -164,8 +164,13 @@ class Catalog:
         """Make a change durable, then apply it; it is applied even if the caller has gone."""
         topic.shard.check_room()
         frames = [*topic.moved_floors(), encode_control(kind, topic.id, body, ts_ms=self._clock.now_ms())]
+        if kind is FrameType.CONFIG_UPDATE and topic.is_ephemeral and topic.next_seq > 1:
+            # No record of it is in the log; its sequence numbers must not be used again all the same.
+            used = write_head_watermark(topic.next_seq - 1)
+            frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, used))
         change = Change(apply)
-        topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change)
+        # Changes are small, and deletions are what makes room on a full disk.
+        topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change, urgent=True)
         return change.outcome
 
     def _enter(self, topic: Topic) -> None:

@@ -4,20 +4,21 @@ A checkpoint is one cut through all topics, taken in one step of the event loop:
 it is in the captured state, everything after it is behind the log positions that are captured with it.
 
 1. `capture` copies what is in the log only, and the floors, deletions and segments of every topic.
-2. `store` writes segments, deletion files and cold copies, then a snapshot that names them. Until that is
-   durable nothing refers to them, so a crash anywhere leaves the state before.
+2. `store` writes segments and deletion files, then a snapshot that names them, and says which segments are
+   cold: those that were copied before. Until that is durable nothing refers to them, so a crash anywhere
+   leaves the state before.
 3. The engine puts the new segments into the index and lets go of log files and segments that nothing needs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from penstock.errors import PenstockError
 from penstock.files.log_file import LogPosition
 from penstock.fs import FileSystem
 from penstock.topics.columns import Columns
@@ -25,16 +26,17 @@ from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_deleted import DeletedRows
-from penstock.topics.segment_growth import Growth, grow, sealed
+from penstock.topics.segment_growth import FramesLost, Growth, grow, sealed
 from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.segment_reader import Segment
 from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
-from penstock.topics.tier import Tiers, TopicTier, choose
+from penstock.topics.tier import Tiers, TopicTier
 from penstock.topics.topic import Topic
 
-__all__ = ["Cut", "StoredCut", "TopicCut", "capture", "store"]
+__all__ = ["Cut", "TopicCut", "capture", "store"]
 
 _CONFIG = msgspec.json.Encoder()
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,14 +69,6 @@ class Cut:
     wal: Mapping[str, LogPosition]
     next_topic_id: int
     now_ms: int
-
-
-@dataclass(slots=True, kw_only=True)
-class StoredCut:
-    """A cut that is durable."""
-
-    cut: Cut
-    problems: list[str]
 
 
 def capture(topics: Iterable[Topic], wal: Mapping[str, LogPosition], next_topic_id: int, now_ms: int) -> Cut:
@@ -160,22 +154,21 @@ def store(
     previous: int,
     tiers: Tiers,
     config: EngineConfig,
-    has_cold: bool,
+    copied: Mapping[tuple[int, int], SegmentEntry],
     process: SegmentProcess | None = None,
-) -> StoredCut:
+) -> None:
     """Write segments and a snapshot; durable on return. Blocks. After an error the state before holds.
 
+    `copied` are segments that are in the cold tier, by topic id and first sequence number.
     Raises `OutcomeUnknown` when the snapshot may be in place: it has to go before anything is stored again.
     """
-    problems: list[str] = []
     for topic_cut in cut.topics:
         tier = tiers.topic(topic_cut.entry.id)
         if topic_cut.rows is not None:
             _store_rows(topic_cut, tier, config, cut.now_ms, process)
         _seal_by_age(topic_cut, tier, config, cut.now_ms)
         _store_deletions(topic_cut, tier)
-        if has_cold:
-            problems += _move(topic_cut, tier, config)
+        _record_moves(topic_cut, copied)
     snapshot = Snapshot(
         next_topic_id=cut.next_topic_id,
         created_ms=cut.now_ms,
@@ -187,7 +180,6 @@ def store(
     for topic_cut in cut.topics:
         _load_grown(topic_cut, tiers.topic(topic_cut.entry.id))
     write_snapshot(fs, meta_dir, number, snapshot, previous=previous or None)
-    return StoredCut(cut=cut, problems=problems)
 
 
 def _store_rows(
@@ -203,13 +195,18 @@ def _store_rows(
         bytes_max=config.segment_max_bytes,
     )
     grown = None
-    if process is not None and cut.files is not None:
-        grown = process.grow(growth, cut.files)
-    if grown is None:
-        cut.segments = grow(growth, tier, cut.views.__getitem__)
-    else:
-        tier.forget_views(entry for entry in grown if entry not in cut.segments)
-        cut.segments = grown
+    try:
+        if process is not None and cut.files is not None:
+            grown = process.grow(growth, cut.files)
+        if grown is None:
+            grown = grow(growth, tier, cut.views.__getitem__)
+    except FramesLost as error:
+        # After a failed sync the kernel may have dropped a page; the log keeps what was written in memory.
+        fresh = {file: cut.topic.log_view(file) for file in cut.views}
+        grown = grow(growth, tier, fresh.__getitem__, give_up_lost=True)
+        _LOGGER.error('topic "%s": %s', cut.entry.name, error)
+    tier.forget_views(entry for entry in grown if entry not in cut.segments)
+    cut.segments = grown
 
 
 def _seal_by_age(cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int) -> None:
@@ -231,25 +228,13 @@ def _store_deletions(cut: TopicCut, tier: TopicTier) -> None:
             cut.segments[place] = tier.write_deleted(entry, padded)
 
 
-def _move(cut: TopicCut, tier: TopicTier, config: EngineConfig) -> list[str]:
-    """Copy old segments to the cold tier. One that cannot be copied stays where it is and is tried again."""
-    problems: list[str] = []
-    moving = choose(
-        cut.segments, retain_segments=config.hot_retain_segments, retain_bytes=config.hot_retain_bytes
-    )
-    by_seq = {entry.first_seq: place for place, entry in enumerate(cut.segments)}
-    for entry in moving:
-        try:
-            moved = tier.relocate(entry)
-        except Damaged as error:
-            problems.append(f'topic "{cut.entry.name}" stays hot: {error}')
-            continue
-        except PenstockError as error:
-            problems.append(f'topic "{cut.entry.name}" stays hot: {error}')
-            break
-        cut.segments[by_seq[entry.first_seq]] = moved
-        cut.moved.append(moved)
-    return problems
+def _record_moves(cut: TopicCut, copied: Mapping[tuple[int, int], SegmentEntry]) -> None:
+    """Segments whose records are in the cold tier are cold from here on."""
+    for place, entry in enumerate(cut.segments):
+        copy = copied.get((cut.entry.id, entry.first_seq))
+        if copy is not None and not entry.cold and copy.idx_xxh3 == entry.idx_xxh3:
+            cut.segments[place] = msgspec.structs.replace(entry, cold=True)
+            cut.moved.append(cut.segments[place])
 
 
 def _load_grown(cut: TopicCut, tier: TopicTier) -> None:

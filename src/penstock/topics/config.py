@@ -9,11 +9,15 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from penstock.errors import ConfigError
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import SEQ_MAX
 from penstock.topics.names import is_topic_name
 
-__all__ = ["Durability", "EngineConfig", "TopicConfig"]
+__all__ = ["WAL_SHARDS_MAX", "Durability", "EngineConfig", "TopicConfig"]
+
+WAL_SHARDS_MAX: Final = 64
+"""Each shard has a thread and two preallocated files."""
 
 _LEASE_MS: Final = (100, 86_400_000)
 _JITTER_MS_MAX: Final = 5000
@@ -26,6 +30,23 @@ _U64_FIELDS: Final = (
     "max_deliveries",
     "ttl_ms",
 )
+
+_LEAST: Final = {
+    "wal_shards": 1,
+    "wal_file_bytes": 256,
+    "wal_queue_max": 1,
+    "sync_interval_ms": 1,
+    "segment_max_events": 1,
+    "segment_max_bytes": 1,
+    "segment_max_age_ms": 0,
+    "hot_retain_segments": 0,
+    "hot_retain_bytes": 0,
+    "checkpoint_bytes": 1,
+    "checkpoint_interval_ms": 1,
+    "max_topics": 0,
+    "max_total_bytes": 0,
+}
+_MOST: Final = {"wal_shards": WAL_SHARDS_MAX}
 
 _U64 = Annotated[int, msgspec.Meta(ge=0)]
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
@@ -96,7 +117,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Where an engine keeps its topics and when it tidies up. The defaults are those of the contract."""
+    """Where an engine keeps its topics and when it tidies up. The defaults are those of the contract.
+
+    Raises `ConfigError` for a value that cannot be meant.
+    """
 
     data_dir: str
     cold_dir: str | None = None
@@ -122,3 +146,28 @@ class EngineConfig:
     max_topics: int = 100_000
     max_total_bytes: int = 0
     """Accounted bytes over all topics; 0 sets no bound."""
+
+    def __post_init__(self) -> None:
+        if not self.data_dir:
+            raise ConfigError("data_dir: expected a directory, found nothing")
+        if self.cold_dir is not None:
+            _check_cold_dir(self.cold_dir, self.data_dir)
+        for name, least in _LEAST.items():
+            _check_number(name, getattr(self, name), least, _MOST.get(name))
+
+
+def _check_cold_dir(cold: str, data: str) -> None:
+    if not cold:
+        raise ConfigError("cold_dir: expected a directory or a store url, or None to keep all in data_dir")
+    # Relocation ends with the removal of the hot copy, which must not be the only one.
+    local = cold.removeprefix("file://")
+    if "://" not in local and os.path.realpath(os.path.expanduser(local)) == os.path.realpath(data):
+        raise ConfigError("cold_dir: expected another place than data_dir, found the same directory")
+
+
+def _check_number(name: str, value: object, least: int, most: int | None) -> None:
+    expected = f"a whole number of at least {least}" if most is None else f"{least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: expected {expected}, found {value!r}")
+    if value < least or (most is not None and value > most):
+        raise ConfigError(f"{name}: expected {expected}, found {value}")

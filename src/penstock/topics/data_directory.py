@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, cast
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.files import FileSystem, LockHeld
 from penstock.files.log_file import LogPosition, file_number
 from penstock.files.log_scan import LogDamage, LogScan, scan
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.segment import Part, SegmentEntry, segment_name
-from penstock.topics.segment_root import topic_folder
+from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot, topic_folder
+from penstock.topics.segment_store import SegmentStore
 from penstock.topics.snapshot import Snapshot, TopicEntry, snapshot_name
 
 __all__ = [
     "LOCK_FILE",
+    "MANIFEST",
     "META",
+    "RESTORING",
     "TOPICS",
+    "UNFINISHED",
     "WAL",
     "LogGroup",
+    "check_data_directory",
+    "data_store",
     "is_in_use",
     "log_groups",
+    "remove_files",
     "removed_topics",
     "scan_log",
     "segment_path",
@@ -35,6 +44,12 @@ LOCK_FILE: Final = ".topics.lock"
 META: Final = "meta"
 TOPICS: Final = "topics"
 WAL: Final = "wal"
+MANIFEST: Final = "backup.json"
+"""Where it is, a backup is whole."""
+UNFINISHED: Final = "backup.unfinished"
+"""Held by who writes a backup, and there until it is whole."""
+RESTORING: Final = "restoring"
+"""The folder for what is not in place yet; there until a restore is complete."""
 
 _LOOKS: Final = 10
 _PREFIX, _SUFFIX = "snapshot-", ".bin"
@@ -46,6 +61,40 @@ class LogGroup:
 
     path: str
     start: LogPosition
+
+
+def check_data_directory(fs: FileSystem, directory: str) -> None:
+    """Raises `NotFound` unless there is a directory, `Rejected` unless it is one of topics, and complete."""
+    fs.stat(directory)
+    if _exists(fs, directory, UNFINISHED) and not _exists(fs, directory, MANIFEST):
+        raise Rejected(f"{directory} is a backup that was not finished; take it again, or remove it")
+    if _exists(fs, directory, RESTORING):
+        raise Rejected(f"{directory} was not restored to the end; restore it again")
+    if not any(_exists(fs, directory, name) for name in (META, WAL, LOCK_FILE)):
+        raise Rejected(
+            f"{directory} is no data directory of topics; name the one given to the server (TOPICS_DATA_DIR)"
+        )
+
+
+def _exists(fs: FileSystem, directory: str, name: str) -> bool:
+    try:
+        fs.stat(os.path.join(directory, name))
+    except NotFound:
+        return False
+    return True
+
+
+def remove_files(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
+    """Remove files below a directory, and the folders that are empty then; nothing there is fine."""
+    folders: set[str] = set()
+    for name in names:
+        with contextlib.suppress(NotFound):
+            fs.unlink(os.path.join(directory, name))
+        while name := os.path.dirname(name):
+            folders.add(name)
+    for folder in sorted(folders, key=len, reverse=True):
+        with contextlib.suppress(PenstockError):  # somebody else has a file in it, or it is gone
+            fs.remove_dir(os.path.join(directory, folder))
 
 
 def is_in_use(fs: FileSystem, directory: str) -> bool:
@@ -76,6 +125,23 @@ def snapshot_path(number: int) -> str:
 def segment_path(topic: TopicEntry, entry: SegmentEntry, part: Part) -> str:
     """Where a file of a segment is, or would be if it were not in the cold tier."""
     return os.path.join(TOPICS, topic_folder(topic.id), f"{segment_name(entry.first_seq)}.{part.value}")
+
+
+def data_store(
+    topic: TopicEntry, entry: SegmentEntry, hot: LocalSegmentRoot, cold: SegmentRoot | None
+) -> SegmentStore | None:
+    """Where the data file of a segment is read; None if that is the cold tier, and it is not given.
+
+    Only data files leave the hot tier. What the cold one has beside them is as old as the move.
+    """
+    near = hot.topic(topic.id)
+    if near.exists(entry.first_seq, Part.DATA):
+        return near
+    if cold is None:
+        return None if entry.cold else near
+    far = cold.topic(topic.id)
+    # A snapshot from before the move still counts when the newest one cannot be read.
+    return far if entry.cold or far.exists(entry.first_seq, Part.DATA) else near
 
 
 def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> list[LogGroup]:

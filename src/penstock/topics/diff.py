@@ -110,6 +110,7 @@ class Walk:
 
     __slots__ = (
         "_budget",
+        "_floors",
         "_fragments",
         "_index",
         "_needed",
@@ -127,6 +128,7 @@ class Walk:
         self, index: TopicIndex, floors: Floors, request: DiffRequest, *, now_ms: int, ttl_ms: int
     ) -> None:
         self._index = index
+        self._floors = floors
         self._request = request
         self._style = Style(include_tags=request.include_tags, include_meta=request.include_meta)
         self._oldest_ms = max(now_ms - ttl_ms, 0) if ttl_ms else 0
@@ -144,6 +146,8 @@ class Walk:
     def step(self, views: Views) -> ByteRange | None:
         """Examines the next rows. Raises `Damaged` when the first record of the page cannot be read."""
         assert self._needed is None, "the range that was asked for has not been supplied"
+        if self._is_overtaken():
+            return None
         self.next_seq = max(self.next_seq, self._index.earliest_seq)
         found = self._index.run_from(self.next_seq)
         if found is None:
@@ -171,9 +175,27 @@ class Walk:
         needed, self._needed = self._needed, None
         assert needed is not None, "nothing was asked for"
         self.cold_reads += 1
+        if self._is_overtaken():
+            return
         seqs = needed.places.astype(np.uint64) + np.uint64(needed.run.first_seq)
         still = needed.places[self._index.are_live(seqs)]
         self._take(replace(needed, places=still), Frames(needed.run, data, needed.start))
+
+    def _is_overtaken(self) -> bool:
+        """Whether records that were to be examined next were lost since the walk began.
+
+        A page that has records ends before them, so that the next one tells; else this one does.
+        """
+        if self._floors.floor <= self.next_seq:
+            return False
+        if self._fragments:
+            self.done = True
+            return True
+        index, told = self._index, self.tombstone
+        if told is None or told.reason != "recreated":
+            seen = self.next_seq - 1 if told is None else self._request.from_seq
+            self.tombstone = tombstone_for(self._floors, seen, index.earliest_seq, index.head_seq)
+        return False
 
     def page(self, topic: str) -> Page:
         """The finished page."""

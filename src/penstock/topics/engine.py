@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.files import AppendLog, DirectoryLock, OsFileSystem
 from penstock.fs import FileSystem
 from penstock.topics.catalog import Catalog
+from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.control import Deletion
 from penstock.topics.data_directory import LOCK_FILE
@@ -54,6 +55,7 @@ from penstock.topics.model import (
 )
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
+from penstock.topics.relocation import ColdThread
 from penstock.topics.segment_process import await_earlier
 from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
@@ -88,7 +90,9 @@ class Engine:
         """What the last start found to be damaged, a sentence each."""
         self._fs = OsFileSystem() if fs is None else fs
         self._clock = clock
+        self._cold_thread = ColdThread() if workers is None else None
         self._workers = ThreadWorkers() if workers is None else workers
+        self._owner: ColdOwner | None = None
         self._sync_times = SyncTimes()
         self._committers = committers or group_committer(
             sync_interval_s=config.sync_interval_ms / 1000,
@@ -130,10 +134,10 @@ class Engine:
         self._state = "starting"
         self._lock.__enter__()
         try:
-            cold = None if self.config.cold_dir is None else open_cold_store(self.config.cold_dir, self._fs)
-            tiers = Tiers(LocalSegmentRoot(self._fs, self._data_dir), cold)
+            tiers = self._open_tiers()
             folders = shard_folders("wal", self.config.wal_shards)
             found = await self._workers.tidy(lambda: self._recover(tiers, folders))
+            await self._workers.tidy(lambda: self._claim_cold(found))
             logs = await self._workers.tidy(lambda: [self._open_log(found, folder) for folder in folders])
             self._journal = Journal([self._shard(log, number) for number, log in enumerate(logs)])
             self._catalog.open(self._journal, found.topics, found.next_topic_id)
@@ -146,6 +150,7 @@ class Engine:
                 config=self.config,
                 clock=self._clock,
                 workers=self._workers,
+                run_cold=self._workers.tidy if self._cold_thread is None else self._cold_thread,
                 tiers=tiers,
                 journal=self._journal,
                 folders=folders,
@@ -167,8 +172,34 @@ class Engine:
                 with contextlib.suppress(PenstockError):
                     self._journal.close()
         finally:
-            self._workers.close()
+            self._close_workers()
             self._lock.__exit__(None, None, None)
+
+    def _close_workers(self) -> None:
+        if self._cold_thread is not None:
+            self._cold_thread.close()
+        self._workers.close()
+
+    def _open_tiers(self) -> Tiers:
+        """Both tiers. Raises `ConfigError` if the cold one cannot be one."""
+        hot, place = LocalSegmentRoot(self._fs, self._data_dir), self.config.cold_dir
+        if place is None:
+            return Tiers(hot)
+        check_apart(self._data_dir, place)
+        cold = open_cold_store(place, self._fs)
+        self._owner = ColdOwner(self._fs, self._data_dir, cold, place)
+        return Tiers(hot, cold, self._owner.check)
+
+    def _claim_cold(self, found: Recovered) -> None:
+        """Raises `ConfigError` if the cold place is not the one that old records are in, or not ours."""
+        has_cold = any(entry.cold for topic in found.topics for entry in topic.segments)
+        if self._owner is not None:
+            self._owner.claim(has_cold=has_cold)
+        elif has_cold:
+            raise ConfigError(
+                "old records are in a cold place and none is set; "
+                "set TOPICS_COLD_DIR (cold_dir) to the place that was used before"
+            )
 
     def _recover(self, tiers: Tiers, folders: Sequence[str]) -> Recovered:
         await_earlier(self._fs, self._data_dir)
@@ -214,7 +245,7 @@ class Engine:
             try:
                 await self._workers.tidy(self._journal.close)
             finally:
-                self._workers.close()
+                self._close_workers()
                 self._lock.__exit__(None, None, None)
 
     async def __aenter__(self) -> Engine:
@@ -354,9 +385,9 @@ class Engine:
         deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.index.head_seq + 1)
         tables = {}
         if match is not None:
-            segments = [segment for segment in topic.open_segments() if segment.entry.sealed]
+            segments = topic.open_segments()
             tables = await self._workers.fetch(
-                lambda: {segment.first_seq: segment.tags() for segment in segments}
+                lambda: {(segment.first_seq, segment.entry.count): segment.tags() for segment in segments}
             )
             if self._catalog.find(name) is not topic:
                 raise TopicNotFound(name)

@@ -9,17 +9,18 @@ on with the next submission.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import PenstockError
 from penstock.files import AppendLog, CommitStats, Entry, GroupCommitter, LogPosition
 from penstock.fs import Buffer
-from penstock.topics.errors import ShuttingDown, Throttled
+from penstock.topics.errors import CommitFailed, ShuttingDown, Throttled
 
 __all__ = [
     "Committed",
@@ -31,6 +32,10 @@ __all__ = [
     "shard_folders",
     "shard_number",
 ]
+
+_LOGGER = logging.getLogger(__name__)
+_WAITING_BYTES_MAX: Final = 256 * 1024**2
+"""What may wait for one shard's commit, in bytes: memory stays bounded when the disk is slow."""
 
 
 class Committed(Protocol):
@@ -80,6 +85,7 @@ class Shard:
         self._generation = 0
         self._closed = False
         self._waiting = 0
+        self._waiting_bytes = 0
         self._queue_max = queue_max
         self.submit_full = 0
         """How often there was no room."""
@@ -93,21 +99,34 @@ class Shard:
         """Raises `Throttled` or `ShuttingDown` if a submission now would not be taken."""
         if self._closed:
             raise ShuttingDown("the event log is closing; retry when it is back")
-        if self._waiting >= self._queue_max:
+        if self._waiting >= self._queue_max or self._waiting_bytes >= _WAITING_BYTES_MAX:
             self.submit_full += 1
             raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
 
-    def submit(self, buffers: Sequence[Buffer], *, frames: int, sync: bool, waiting: Committed) -> None:
-        """Queue frames that are committed together or not at all; `check_room` comes before."""
+    def submit(
+        self,
+        buffers: Sequence[Buffer],
+        *,
+        frames: int,
+        sync: bool,
+        waiting: Committed,
+        urgent: bool = False,
+    ) -> None:
+        """Queue frames that are committed together or not at all; `check_room` comes before.
+
+        What is urgent may use the log's reserve when the disk is full.
+        """
         entry = Entry(
             buffers=buffers,
             byte_count=sum(map(len, buffers)),
             frame_count=frames,
             sync=sync,
             context=waiting,
+            urgent=urgent,
         )
         self._committer.submit(entry)
         self._waiting += 1
+        self._waiting_bytes += entry.byte_count
         self.submitted_bytes += entry.byte_count
 
     def _deliver(self, entries: list[Entry]) -> None:
@@ -116,6 +135,7 @@ class Shard:
 
     def _decide(self, entries: list[Entry]) -> None:
         self._waiting -= len(entries)
+        self._waiting_bytes -= sum([entry.byte_count for entry in entries])
         failed: list[Entry] = []
         for entry in entries:
             if entry.error is None:
@@ -124,7 +144,12 @@ class Shard:
                 # Who waits gets the entry: if it led back to them, the written bytes would stay in memory
                 # until the cycle collector comes, which is rarely.
                 entry.context, entry.buffers = None, ()
-                waiting.committed(entry, entry.position)
+                try:
+                    waiting.committed(entry, entry.position)
+                except Exception as error:
+                    # Whatever is wrong with one must not keep the others from being decided.
+                    _LOGGER.exception("a committed entry could not be published")
+                    waiting.failed(CommitFailed(f"the write is in the log, but not published: {error}"))
                 file, offset = entry.position
                 self.decided = LogPosition(file, offset + entry.byte_count)
             else:

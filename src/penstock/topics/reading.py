@@ -11,6 +11,7 @@ from penstock.topics.diff import ByteRange, DiffRequest, Walk
 from penstock.topics.errors import Damaged, TopicNotFound
 from penstock.topics.limits import WAIT_MS_MAX
 from penstock.topics.model import Page
+from penstock.topics.segment_reader import Segment
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 
@@ -58,15 +59,31 @@ class Reader:
         while not walk.done:
             needed = walk.step(topic.view)
             if needed is not None:
-                walk.supply(await self._fetch(topic, needed))
+                await self._supply(walk, topic, needed)
         return walk.page(topic.name)
 
-    async def _fetch(self, topic: Topic, needed: ByteRange) -> memoryview:
-        """The bytes of a cold segment; none if they are gone: the walk tells of the records it needs."""
+    async def _supply(self, walk: Walk, topic: Topic, needed: ByteRange) -> None:
+        """Hand the walk the bytes of a cold segment. Raises `Unavailable` when its tier does not answer.
+
+        If the bytes are gone the walk gets none: they may not be needed any more. Raises `Damaged`, with why
+        they are gone, if they are.
+        """
         segment = topic.segment_of(needed.run)
         try:
-            return await self._workers.fetch(lambda: segment.read_bytes(needed.start, needed.stop))
-        except Damaged:
+            data = await self._workers.fetch(lambda: segment.read_bytes(needed.start, needed.stop))
+        except Damaged as error:
             if topic.gone:
                 raise TopicNotFound(topic.name) from None
-            return memoryview(b"")
+            self._supply_nothing(walk, topic, segment, error)
+        else:
+            walk.supply(data)
+
+    def _supply_nothing(self, walk: Walk, topic: Topic, segment: Segment, cause: Damaged) -> None:
+        try:
+            walk.supply(memoryview(b""))
+        except Damaged:
+            first, last = segment.first_seq, segment.entry.end_seq - 1
+            raise Damaged(
+                f'records {first} to {last} of topic "{topic.name}" cannot be read: {cause}',
+                {"topic": topic.name, "first_seq": first, "last_seq": last},
+            ) from cause

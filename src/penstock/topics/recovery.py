@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.errors import Corrupt
 from penstock.files import LogScan, ScannedFile, scan
-from penstock.files.log_file import LogPosition
-from penstock.files.log_scan import FrameRun
+from penstock.files.log_file import LogHeader, LogPosition
+from penstock.files.log_scan import FrameRun, LogDamage
 from penstock.fs import FileSystem
 from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
@@ -141,11 +141,13 @@ class _Recovery:
         groups = [group for group in there if not self._is_covered(group)]
         self._named = {group.path for group in groups if group.start.file}
         logs = [self._read_log(group) for group in groups]
+        self._check_beginning(logs)
         gone = self._deleted_topics()
         for entry in self._snapshot.topics:
             if entry.id not in gone:
                 self._topics[entry.id] = self._from_snapshot(entry)
         self._create_topics(gone)
+        self._report_nameless(gone, logs)
         for done, topic in enumerate(self._topics.values()):
             self._replay(topic)
             self._on_progress(0.5 + 0.5 * (done + 1) / len(self._topics))
@@ -211,6 +213,33 @@ class _Recovery:
             if any(np.any(piece.frames.heads["type"] == FrameType.TOPIC_DELETE) for piece in pieces)
         }
 
+    def _check_beginning(self, logs: Sequence[FoundLog]) -> None:
+        """Raises `Damaged` if the log goes on where a snapshot ended and there is no snapshot."""
+        if self._loaded.snapshot is not None:
+            return
+        for log in logs:
+            header = LogHeader.decode(_FORMAT, log.found.files[0].view) if log.found.files else None
+            if header is not None and header.previous.file:
+                raise Damaged(
+                    f"the beginning of {log.path} is in a snapshot, and there is none in {META}; "
+                    "restore it from a backup"
+                )
+
+    def _report_nameless(self, gone: set[int], logs: Sequence[FoundLog]) -> None:
+        """Records whose topic cannot be told: they are named, and their files are kept."""
+        found = {log.path: log.found for log in logs}
+        for topic_id, pieces in self._pieces.items():
+            if topic_id in self._topics or topic_id in gone:
+                continue
+            for piece in pieces:
+                seqs = piece.frames.heads["seq"][piece.frames.heads["type"] == FrameType.APPEND]
+                if len(seqs):
+                    which = f"records {seqs.min()} to {seqs.max()} of topic {topic_id}"
+                    reason = f"{which}, whose creation cannot be read"
+                    damage = LogDamage(file=piece.file, start=0, end=len(piece.view), reason=reason)
+                    found[piece.log].damage.append(damage)
+                    self._problems.append(f"{piece.log}/{damage}")
+
     def _create_topics(self, gone: set[int]) -> None:
         """Topics that only the log knows."""
         for topic_id, pieces in self._pieces.items():
@@ -226,11 +255,27 @@ class _Recovery:
 
     def _from_snapshot(self, entry: TopicEntry) -> Topic:
         index = TopicIndex()
-        for segment in entry.segments:
-            index.add_run(self._load(entry, segment))
+        segments: list[SegmentEntry] = []
+        for named in entry.segments:
+            segment = named
+            if self._loaded.rejected:
+                there = self._tiers.topic(entry.id).as_it_is_now(named)
+                if there is None:
+                    self._problems.append(
+                        f'topic "{entry.name}": segment {named.first_seq} is gone; the newest snapshot, '
+                        "which cannot be read, may not have needed it any more"
+                    )
+                    continue
+                segment = there
+            run = self._load(entry, segment)
+            index.add_run(run)
+            # What cannot be opened must not grow: no checkpoint could open it either.
+            segments.append(
+                segment if run.source is not None else msgspec.structs.replace(segment, sealed=True)
+            )
         index.skip_to(entry.head_seq)
         topic = Topic(name=entry.name, id=entry.id, config=_CONFIG.decode(entry.config), index=index)
-        topic.segments = list(entry.segments)
+        topic.segments = segments
         topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
         topic.delete_below = entry.delete_below
         topic.reserved_seq = entry.reserved_head
@@ -262,7 +307,10 @@ class _Recovery:
             self._append(topic, piece, file, start, len(kinds))
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
             topic.index.skip_to(topic.reserved_seq)
-        topic.index.delete_prefix(max(topic.floors.floor, topic.delete_below))
+        gone = max(topic.floors.floor, topic.delete_below)
+        # What was lost or deleted had been there, if only in memory: its numbers are used.
+        topic.index.skip_to(gone - 1)
+        topic.index.delete_prefix(gone)
         topic.settle(self._now_ms)
 
     def _home(self, topic_id: int) -> str:
@@ -311,6 +359,9 @@ class _Recovery:
 
     def _control(self, topic: Topic, frames: FrameTable, place: int) -> None:
         kind, body = frames.heads["type"][place], frames.body(place)
+        if kind in (FrameType.CONFIG_UPDATE, FrameType.DELETE):
+            # Writes that were under way when this was submitted had pushed records out before it applied.
+            topic.retain(0)
         try:
             if kind == FrameType.CONFIG_UPDATE:
                 if topic.is_ephemeral:

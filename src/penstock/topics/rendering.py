@@ -133,7 +133,8 @@ def unreadable(seq: int) -> Unreadable:
     return Unreadable(
         seq,
         Damaged(
-            f"stored record {seq} cannot be read back as it was written; read on from {seq}, or delete it",
+            f"stored record {seq} cannot be read back as it was written; read on with from_seq at or above "
+            f"it, or delete everything before the next one (before_seq {seq + 1})",
             {"first_seq": seq, "last_seq": seq},
         ),
     )

@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
-from penstock.topics.columns import Columns
+from penstock.topics.columns import DAMAGED, Columns
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_build import build, rows_that_fit
 from penstock.topics.tier import TopicTier
 
-__all__ = ["Growth", "grow", "sealed"]
+__all__ = ["FramesLost", "Growth", "grow", "sealed"]
+
+
+class FramesLost(Damaged):
+    """Frames of the log are not what was written; nothing was stored of them yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +33,18 @@ class Growth:
     bytes_max: int
 
 
-def grow(growth: Growth, tier: TopicTier, frames: Callable[[int], memoryview]) -> list[SegmentEntry]:
-    """All segments of the topic once the rows are in them, durably. `frames` gives the bytes of log files."""
+def grow(
+    growth: Growth,
+    tier: TopicTier,
+    frames: Callable[[int], memoryview],
+    *,
+    give_up_lost: bool = False,
+) -> list[SegmentEntry]:
+    """All segments of the topic once the rows are in them, durably. `frames` gives the bytes of log files.
+
+    Raises `FramesLost` when some of them are not what was written, unless those are to be given up: then
+    their records are known to be lost from there on.
+    """
     segments, rows = list(growth.segments), growth.rows
     at = rows.first_seq
     while at < rows.end_seq:
@@ -44,6 +59,9 @@ def grow(growth: Growth, tier: TopicTier, frames: Callable[[int], memoryview]) -
             continue
         part = rows.part(at, at + max(fitting, 1) - 1)
         built = build(part, frames, data_offset=active.data_bytes if active else 0)
+        known = int(np.count_nonzero(part.flags & np.uint8(DAMAGED)))
+        if len(built.lost) > known and not give_up_lost:
+            raise FramesLost(f"records {built.lost[0]} to {built.lost[-1]} of the log cannot be read back")
         if active is None:
             segments.append(tier.start(built, growth.now_ms))
         else:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.errors import NotFound
+from penstock.errors import NotFound, PermissionDenied, Unavailable
 from penstock.fs import Buffer
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import HAS_TAG, IndexRows, Part, SegmentEntry, read_index, segment_name
@@ -64,7 +64,7 @@ class Segment:
     `rows` are the index entries and `deleted` tells which of them a `.del` file names; both are in memory.
     """
 
-    __slots__ = ("_cold", "_hot", "_key", "_views", "deleted", "entry", "rows")
+    __slots__ = ("_check_cold", "_cold", "_hot", "_key", "_views", "deleted", "entry", "rows")
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class Segment:
         cold: SegmentStore | None,
         views: SegmentViews,
         key: ViewKey,
+        check_cold: Callable[[], None] | None = None,
     ) -> None:
+        """`check_cold` raises `Unavailable` when a file may be missing because its whole tier is."""
         self.entry = entry
         self.rows = rows
         self.deleted = deleted
@@ -84,6 +86,7 @@ class Segment:
         self._cold = cold
         self._views = views
         self._key = key
+        self._check_cold = check_cold
 
     @property
     def first_seq(self) -> int:
@@ -132,7 +135,11 @@ class Segment:
             raise missing(self.entry, Part.DATA)
         try:
             return self._cold.read_range(self.first_seq, Part.DATA, start, end - start)
+        except PermissionDenied as error:
+            raise Unavailable(f"the cold tier cannot be read: {error}") from error
         except NotFound as error:
+            if self._check_cold is not None:
+                self._check_cold()
             raise missing(self.entry, Part.DATA) from error
 
     def tags(self) -> TagTable:

@@ -9,23 +9,31 @@ from collections import defaultdict
 from typing import Final, Protocol
 
 from penstock.blocking import loop_thread
-from penstock.errors import NotFound
+from penstock.errors import ConfigError, Conflict, NotFound
+from penstock.files import write_durably
 from penstock.fs import FileSystem
 from penstock.objects import ObjectStore, join_key, open_store
+from penstock.objects.settings import StoreAddress
 from penstock.topics.segment import Part
 from penstock.topics.segment_directory import DurableDirectory
 from penstock.topics.segment_store import LocalSegmentStore, ObjectSegmentStore, SegmentStore, parse_file_name
 
 __all__ = [
+    "OWNER_FILE",
     "LocalSegmentRoot",
     "ObjectSegmentRoot",
     "SegmentRoot",
     "Stored",
+    "cold_directory",
     "open_cold_store",
     "topic_folder",
 ]
 
+OWNER_FILE: Final = "owner.json"
+"""What tells whose a tier is, beside the folders of the topics."""
+
 _FOLDER: Final = "topics"
+_OWNER_LOCK: Final = "owner.lock"
 _NAME = re.compile(r"[0-9A-F]{8,16}")
 
 
@@ -41,6 +49,17 @@ class SegmentRoot(Protocol):
 
     def remove_topic(self, topic_id: int) -> None:
         """Remove everything a topic has here; nothing there is fine."""
+        ...
+
+    def read_marker(self) -> bytes:
+        """What tells whose the tier is. Raises `NotFound`."""
+        ...
+
+    def create_marker(self, content: bytes) -> None:
+        """Put it there; durable on return. Raises `Conflict` if there is one, which then is durable.
+
+        Raises `OutcomeUnknown` if it cannot be told.
+        """
         ...
 
     def close(self) -> None:
@@ -100,6 +119,22 @@ class LocalSegmentRoot:
         with contextlib.suppress(NotFound):
             self._fs.unlink(path)
 
+    def read_marker(self) -> bytes:
+        return self._fs.read(os.path.join(self._directory, OWNER_FILE))
+
+    def create_marker(self, content: bytes) -> None:
+        self._made.ensure()
+        path = os.path.join(self._directory, OWNER_FILE)
+        # The lock makes looking and writing one step; the file itself is never seen half written.
+        with self._fs.lock(os.path.join(self._directory, _OWNER_LOCK), wait=False):
+            try:
+                self._fs.stat(path)
+            except NotFound:
+                write_durably(self._fs, path, [content], staging=self._directory)
+                return
+            self._fs.sync_dir(self._directory)
+        raise Conflict(f"{path} is there already")
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -119,12 +154,32 @@ class ObjectSegmentRoot:
         for error in loop_thread().run(self._store.delete_many(keys)).values():
             raise error
 
+    def read_marker(self) -> bytes:
+        return loop_thread().run(self._store.get(self._owner_key())).data.tobytes()
+
+    def create_marker(self, content: bytes) -> None:
+        loop_thread().run(self._store.put_if_absent(self._owner_key(), content))
+
+    def _owner_key(self) -> str:
+        return join_key(_FOLDER, OWNER_FILE)
+
     def close(self) -> None:
         loop_thread().run(self._store.close())
 
 
+def cold_directory(place: str) -> str | None:
+    """The directory of this machine that a cold place is, however it is written; None for other stores."""
+    address = StoreAddress.parse(place)
+    return os.path.abspath(os.path.expanduser(address.path)) if address.scheme == "file" else None
+
+
 def open_cold_store(place: str, fs: FileSystem) -> SegmentRoot:
     """The cold tier at `place`: a directory, or a store's url. Nothing is contacted. Raises `ConfigError`."""
+    if StoreAddress.parse(place).scheme == "memory":
+        raise ConfigError(
+            f"the cold place {place} forgets everything with the process; "
+            "set TOPICS_COLD_DIR (cold_dir) to a directory or an object store"
+        )
     if "://" in place:
         return ObjectSegmentRoot(open_store(place))
     return LocalSegmentRoot(fs, os.path.abspath(os.path.expanduser(place)))

@@ -56,11 +56,16 @@ class TopicTier:
     """The segments of one topic. Every call blocks; the entries it returns are for the caller's metadata."""
 
     def __init__(
-        self, hot: LocalSegmentStore, cold: SegmentStore | None = None, views: SegmentViews | None = None
+        self,
+        hot: LocalSegmentStore,
+        cold: SegmentStore | None = None,
+        views: SegmentViews | None = None,
+        check_cold: Callable[[], None] | None = None,
     ) -> None:
         self._hot = hot
         self._cold = cold
         self._views = SegmentViews() if views is None else views
+        self._check_cold = check_cold
 
     def start(self, built: BuiltRows, created_ms: int) -> SegmentEntry:
         """A new segment of these rows; durable on return. Replaces files that nobody counts."""
@@ -136,7 +141,19 @@ class TopicTier:
             cold=self._cold,
             views=self._views,
             key=self._key(entry.first_seq),
+            check_cold=self._check_cold,
         )
+
+    def as_it_is_now(self, entry: SegmentEntry) -> SegmentEntry | None:
+        """What became of an entry of an older snapshot: it may have moved since, or be gone (None).
+
+        For a start whose newest snapshot cannot be read; that one may not have needed the segment any more.
+        """
+        if self._hot.exists(entry.first_seq, Part.DATA):
+            return entry
+        if self._cold is not None and self._cold.exists(entry.first_seq, Part.DATA):
+            return msgspec.structs.replace(entry, cold=True, sealed=True)
+        return entry if self._hot.exists(entry.first_seq, Part.IDX) else None
 
     def resolve(self, entry: SegmentEntry) -> SegmentStore:
         """Where the data of a segment is to be read; the hot tier if both have it."""
@@ -155,10 +172,13 @@ class TopicTier:
         if not entry.sealed:
             raise InvalidInput(f"only a sealed segment can move: {entry}")
         idx = self._hot_index(entry)
+        try:
+            data = self._hot.view(entry.first_seq, Part.DATA)[: entry.data_bytes]
+        except NotFound as error:
+            raise missing(entry, Part.DATA) from error
         for part in (Part.TAGS, Part.DEL):
             if self._hot.exists(entry.first_seq, part):
                 cold.replace(entry.first_seq, part, self._hot.view(entry.first_seq, part))
-        data = self._hot.view(entry.first_seq, Part.DATA)[: entry.data_bytes]
         cold.put(entry.first_seq, [data], idx)
         return msgspec.structs.replace(entry, cold=True)
 
@@ -223,19 +243,44 @@ class Tidied:
 class Tiers:
     """The segments of all topics."""
 
-    def __init__(self, hot: LocalSegmentRoot, cold: SegmentRoot | None = None) -> None:
+    def __init__(
+        self,
+        hot: LocalSegmentRoot,
+        cold: SegmentRoot | None = None,
+        check_cold: Callable[[], None] | None = None,
+    ) -> None:
+        """`check_cold` raises `Unavailable` when the cold tier as a whole is not there."""
         self._hot = hot
         self._cold = cold
         self._views = SegmentViews()
+        self._check_cold = check_cold
+
+    @property
+    def has_cold(self) -> bool:
+        return self._cold is not None
+
+    def check_cold(self) -> None:
+        """Raises `Unavailable` when the cold tier as a whole is not there."""
+        if self._check_cold is not None:
+            self._check_cold()
 
     def topic(self, topic_id: int) -> TopicTier:
         cold = None if self._cold is None else self._cold.topic(topic_id)
-        return TopicTier(self._hot.topic(topic_id), cold, self._views)
+        return TopicTier(self._hot.topic(topic_id), cold, self._views, self._check_cold)
 
     def remove_topic(self, topic_id: int) -> None:
         """Remove every segment of a topic that is durably gone; nothing there is fine."""
+        # The hot files last: they are what tells, after a crash, that there is something left to remove.
+        self.remove_cold(topic_id)
+        self.remove_hot(topic_id)
+
+    def remove_cold(self, topic_id: int) -> None:
+        """The first half of `remove_topic`."""
         if self._cold is not None:
             self._cold.remove_topic(topic_id)
+
+    def remove_hot(self, topic_id: int) -> None:
+        """The second half of `remove_topic`."""
         self._hot.remove_topic(topic_id)
 
     def tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:

@@ -38,6 +38,7 @@ RESERVE_MIN: Final = 256
 RESERVE_BATCHES: Final = 16
 """How far ahead sequence numbers are reserved: one sync for at least so many writes of the same size."""
 _PRUNE_AT: Final = 64
+_PRUNE_AT_BYTES: Final = 256 * 1024
 _NO_BYTES: Final = memoryview(b"")
 
 
@@ -84,6 +85,8 @@ class Topic:
         self._chunks: dict[int, memoryview] = {}
         self._next_chunk = CHUNKS_FROM
         self._prune_at = _PRUNE_AT
+        self._chunk_bytes = 0
+        self._prune_at_bytes = _PRUNE_AT_BYTES
         self._logged_floors = (1, 1, 1)
         self.forget_in_flight()
 
@@ -211,6 +214,7 @@ class Topic:
         """Publish the records of an ephemeral topic, whose bytes are kept here."""
         self._next_chunk += 1
         self._chunks[self._next_chunk] = memoryview(batch.buffer)
+        self._chunk_bytes += batch.byte_count
         self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
 
     def retain(self, now_ms: int) -> None:
@@ -224,8 +228,8 @@ class Topic:
                 removed += self._note(index.evict_to_count(config.cap_records), self.floors.raise_cap)
             if config.cap_bytes and index.live_bytes > config.cap_bytes:
                 removed += self._note(index.evict_to_bytes(config.cap_bytes), self.floors.raise_cap)
-        if removed and len(self._chunks) > self._prune_at:
-            self._prune_chunks()
+        if removed:
+            self._let_go_of_chunks()
 
     def _note(self, removed: Removed, raise_floor: Callable[[Removed], bool]) -> int:
         if removed.records:
@@ -233,11 +237,17 @@ class Topic:
             raise_floor(removed)
         return removed.records
 
+    def _let_go_of_chunks(self) -> None:
+        if len(self._chunks) > self._prune_at or self._chunk_bytes > self._prune_at_bytes:
+            self._prune_chunks()
+
     def _prune_chunks(self) -> None:
         self.index.drop_dead_runs()
         needed = self.index.files()
         self._chunks = {number: chunk for number, chunk in self._chunks.items() if number in needed}
+        self._chunk_bytes = sum(map(len, self._chunks.values()))
         self._prune_at = max(_PRUNE_AT, 2 * len(self._chunks))
+        self._prune_at_bytes = max(_PRUNE_AT_BYTES, 2 * self._chunk_bytes)
         self.tags.forget_below(self.index.earliest_seq)
 
     def view(self, run: Columns, file: int) -> memoryview | None:
@@ -303,7 +313,9 @@ class Topic:
 
     # ---- deleting ------------------------------------------------------------------------------------
 
-    def delete(self, deletion: Deletion, tables: Mapping[int, TagTable] | None = None) -> DeleteResult:
+    def delete(
+        self, deletion: Deletion, tables: Mapping[tuple[int, int], TagTable] | None = None
+    ) -> DeleteResult:
         """Remove the records that are meant, none at or above `bound_head`.
 
         `tables` are tag tables of segments that were loaded ahead, by first sequence number.
@@ -320,6 +332,8 @@ class Topic:
         else:
             removed = index.delete_prefix(before)
             self.delete_below = max(self.delete_below, before)
+        if removed.records:
+            self._let_go_of_chunks()
         return DeleteResult(
             topic=self.name,
             deleted=removed.records,
@@ -329,11 +343,11 @@ class Topic:
             bytes=index.live_bytes,
         )
 
-    def _tagged(self, match: Predicate, tables: Mapping[int, TagTable]) -> Seqs:
+    def _tagged(self, match: Predicate, tables: Mapping[tuple[int, int], TagTable]) -> Seqs:
         def table(segment: Segment) -> TagTable:
-            loaded = tables.get(segment.first_seq)
             # A segment that has grown since its table was loaded has more tags than the table knows.
-            return loaded if loaded is not None and segment.entry.sealed else segment.tags()
+            loaded = tables.get((segment.first_seq, segment.entry.count))
+            return segment.tags() if loaded is None else loaded
 
         return self.tags.find(match, [table(segment) for segment in self.open_segments()])
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.clock import Clock
@@ -14,11 +14,13 @@ from penstock.errors import NotFound, OutcomeUnknown, PenstockError
 from penstock.files import LogPosition
 from penstock.fs import FileSystem
 from penstock.topics.catalog import Catalog
-from penstock.topics.checkpoint import Cut, StoredCut, TopicCut, capture, store
+from penstock.topics.checkpoint import Cut, TopicCut, capture, store
 from penstock.topics.config import EngineConfig
 from penstock.topics.data_directory import META
+from penstock.topics.errors import Throttled
 from penstock.topics.journal import Journal
 from penstock.topics.recovery import Recovered
+from penstock.topics.relocation import Relocation, RunCold
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.snapshot import snapshot_name
@@ -32,6 +34,10 @@ __all__ = ["Upkeep"]
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 _FLOORS_EVERY_S: Final = 1.0
+_MOVING_FIRST_S: Final = 2.0
+"""How long a start waits for segments that should be cold already."""
+_LEAVING_S: Final = 0.5
+"""How long a stop waits for the cold tier."""
 
 
 class Upkeep:
@@ -45,6 +51,7 @@ class Upkeep:
         config: EngineConfig,
         clock: Clock,
         workers: Workers,
+        run_cold: RunCold,
         tiers: Tiers,
         journal: Journal,
         folders: Sequence[str],
@@ -73,7 +80,11 @@ class Upkeep:
         """Log directories of a start with another number of shards; empty of meaning after a checkpoint."""
         self._process = SegmentProcess(data_dir) if config.segment_process else None
         self._busy = asyncio.Lock()
-        self._removals: set[asyncio.Task[None]] = set()
+        self._cold: Relocation | None = None
+        if tiers.has_cold:
+            self._cold = Relocation(tiers=tiers, config=config, clock=clock, run=run_cold)
+        self._aside: set[asyncio.Task[None]] = set()
+        """What goes on beside checkpoints, and may wait for the cold tier."""
         self._ticking: asyncio.Task[None] | None = None
         self._checkpointed_s = clock.monotonic()
         self._checkpointed_bytes = 0
@@ -86,8 +97,19 @@ class Upkeep:
         for error in tidied.failed:
             _LOGGER.warning("left behind for the next start: %s", error)
         if self._moved:
-            await self.checkpoint()
+            await self._checkpoint()
+        await self._move_first()
         self._ticking = asyncio.create_task(self._tick())
+
+    async def _move_first(self) -> None:
+        """Begin with what a stop left hot. If that takes long it goes on beside everything else."""
+        if self._cold is None:
+            return
+        moving = self._start_aside(self._tend(self._cold, record=True))
+        await self._wait_aside([moving], _MOVING_FIRST_S)
+        if moving.done():
+            with contextlib.suppress(PenstockError):
+                moving.result()
 
     def _tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
         if self._good_number:
@@ -103,18 +125,30 @@ class Upkeep:
         if self._ticking is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        await asyncio.gather(*self._removals)
+        is_idle = await self._leave_aside()
         await self._quiesce()
         try:
-            await self.checkpoint(last=True)
+            await self._checkpoint(last=True)
         except PenstockError as error:
             _LOGGER.warning("no snapshot at the end, the next start replays the log: %s", error)
-        await self._workers.tidy(self._end)
+        await self._workers.tidy(lambda: self._end(is_idle))
 
-    def _end(self) -> None:
+    async def _leave_aside(self) -> bool:
+        """Give the cold tier a moment, then no longer wait for it. Whether nothing goes on there."""
+        if self._cold is not None:
+            self._cold.close()
+        await self._wait_aside(self._aside, _LEAVING_S)
+        left = list(self._aside)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return not left
+
+    def _end(self, is_idle: bool) -> None:
         if self._process is not None:
             self._process.close()
-        self._tiers.close()
+        if is_idle:
+            self._tiers.close()
 
     async def _quiesce(self) -> None:
         """Wait until everything submitted so far is decided."""
@@ -131,7 +165,9 @@ class Upkeep:
             try:
                 self._log_floors()
                 if self._is_due():
-                    await self.checkpoint()
+                    await self._checkpoint()
+                    if self._cold is not None and self._cold.is_free:
+                        self._start_aside(self._tend(self._cold))
             except PenstockError as error:
                 self._checkpointed_s = self._clock.monotonic()
                 _LOGGER.warning("a checkpoint failed and will be tried again: %s", error)
@@ -144,7 +180,9 @@ class Upkeep:
         grown = self._written() - self._checkpointed_bytes
         if grown >= self._config.checkpoint_bytes:
             return True
-        return waited_ms >= self._config.checkpoint_interval_ms and (grown > 0 or self._ages())
+        return waited_ms >= self._config.checkpoint_interval_ms and (
+            grown > 0 or self._ages() or (self._cold is not None and self._cold.is_behind)
+        )
 
     def _written(self) -> int:
         return sum(shard.submitted_bytes for shard in self._journal.shards)
@@ -165,7 +203,10 @@ class Upkeep:
             return
         self._floors_s = self._clock.monotonic()
         for topic in self._catalog.all():
-            topic.shard.check_room()
+            try:
+                topic.shard.check_room()
+            except Throttled:
+                continue  # whatever is written next carries them
             frames = topic.moved_floors()
             if frames:
                 change: Change[None] = Change(lambda: None)
@@ -174,24 +215,53 @@ class Upkeep:
 
     # ---- checkpoints ---------------------------------------------------------------------------------
 
-    async def checkpoint(self, *, last: bool = False) -> None:
-        """Take a cut, make it durable, let go of what is no longer needed. Raises what the disk raises."""
+    async def checkpoint(self) -> None:
+        """Take a cut, make it durable, let go of what is no longer needed. Raises what the disk raises.
+
+        Also waits until what should be cold is, or cannot be.
+        """
+        await self._checkpoint()
+        if self._cold is not None:
+            await self._tend(self._cold, record=True)
+
+    async def _tend(self, cold: Relocation, *, record: bool = False) -> None:
+        """Move segments; with `record` a snapshot that says so comes at once, else with the next one."""
+        await cold.tend(self._catalog.all())
+        if record and cold.copied:
+            await self._checkpoint()
+            await cold.let_go()
+
+    async def _checkpoint(self, *, last: bool = False) -> None:
         async with self._busy:
-            cut = self._capture(last)
-            written = self._written()
-            number, self._number = self._number, self._number + 1
+            going = asyncio.ensure_future(self._make(last))
             try:
-                stored = await self._workers.tidy(lambda: self._store(cut, number))
-            except BaseException:
-                for topic_cut in cut.topics:
-                    topic_cut.topic.captured = None
+                await asyncio.shield(going)
+            except asyncio.CancelledError:
+                # The thread goes on. What it made durable has to be counted before anything else is stored.
+                while not going.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([going])
+                if not going.cancelled():
+                    going.exception()
                 raise
-            self._good_number = number
-            self._apply(stored)
-            self._checkpointed_s = self._clock.monotonic()
-            self._checkpointed_bytes = written
-            needed, self._needed = self._needed, cut.wal
-            await self._workers.tidy(lambda: self._let_go(stored, needed))
+
+    async def _make(self, last: bool) -> None:
+        cut = self._capture(last)
+        written = self._written()
+        number, self._number = self._number, self._number + 1
+        try:
+            copied = {} if self._cold is None else self._cold.copied
+            await self._workers.tidy(lambda: self._store(cut, number, copied))
+        except BaseException:
+            for topic_cut in cut.topics:
+                topic_cut.topic.captured = None
+            raise
+        self._good_number = number
+        self._apply(cut)
+        self._checkpointed_s = self._clock.monotonic()
+        self._checkpointed_bytes = written
+        needed, self._needed = self._needed, cut.wal
+        await self._workers.tidy(lambda: self._let_go(cut, needed))
 
     def _capture(self, last: bool) -> Cut:
         now_ms = self._clock.now_ms()
@@ -207,10 +277,10 @@ class Upkeep:
         }
         return capture(topics, wal, self._catalog.next_topic_id, now_ms)
 
-    def _store(self, cut: Cut, number: int) -> StoredCut:
+    def _store(self, cut: Cut, number: int, copied: Mapping[tuple[int, int], SegmentEntry]) -> None:
         self._retract()
         try:
-            return store(
+            store(
                 cut,
                 fs=self._fs,
                 meta_dir=self._meta_dir,
@@ -218,7 +288,7 @@ class Upkeep:
                 previous=self._good_number,
                 tiers=self._tiers,
                 config=self._config,
-                has_cold=self._config.cold_dir is not None,
+                copied=copied,
                 process=self._process,
             )
         except OutcomeUnknown:
@@ -233,15 +303,18 @@ class Upkeep:
             self._fs.sync_dir(self._meta_dir)
             self._doubtful = None
 
-    def _apply(self, stored: StoredCut) -> None:
-        for problem in stored.problems:
-            _LOGGER.warning("%s", problem)
-        for cut in stored.cut.topics:
-            if not cut.topic.gone:
-                cut.topic.promote(cut.grown, cut.segments)
+    def _apply(self, cut: Cut) -> None:
+        for topic_cut in cut.topics:
+            if not topic_cut.topic.gone:
+                topic_cut.topic.promote(topic_cut.grown, topic_cut.segments)
+        if self._cold is not None:
+            self._cold.recorded(cut.topics)
 
-    def _let_go(self, stored: StoredCut, needed: Mapping[str, LogPosition]) -> None:
-        """Log files that neither this snapshot nor the one before needs, and segments that none names."""
+    def _let_go(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
+        """Log files that neither this snapshot nor the one before needs, and segments that none names.
+
+        With a cold tier the segments are left to it.
+        """
         for folder, shard in zip(self._folders, self._journal.shards, strict=True):
             start = needed.get(folder)
             if start is not None:
@@ -250,16 +323,15 @@ class Upkeep:
             for folder in self._foreign:
                 self._drop_log(folder)
             self._foreign = []
-        for cut in stored.cut.topics:
-            self._let_go_of_segments(cut)
+        if self._cold is None:
+            for topic_cut in cut.topics:
+                self._let_go_of_segments(topic_cut)
 
     def _let_go_of_segments(self, cut: TopicCut) -> None:
         tier = self._tiers.topic(cut.entry.id)
         try:
             for first_seq in cut.dead:
                 tier.delete(first_seq)
-            for entry in cut.moved:
-                tier.drop_hot(entry)
         except PenstockError as error:
             _LOGGER.warning('topic "%s": left behind for the next start: %s', cut.entry.name, error)
 
@@ -279,13 +351,40 @@ class Upkeep:
 
         async def remove() -> None:
             try:
-                await self._workers.tidy(lambda: self._tiers.remove_topic(topic.id))
+                if self._cold is not None:
+                    await self._cold.remove_topic(topic)
+                await self._workers.tidy(lambda: self._tiers.remove_hot(topic.id))
             except PenstockError as error:
                 _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
 
-        task = asyncio.create_task(remove())
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
+        self._start_aside(remove())
+
+    # ---- what goes on beside -------------------------------------------------------------------------
+
+    def _start_aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._aside.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _LOGGER.warning("old segments could not be moved and will be tried again: %s", error)
+
+    async def _wait_aside(self, tasks: Iterable[asyncio.Task[None]], at_most_s: float) -> None:
+        """Until these are done, or the time is over."""
+        waiting = set(tasks)
+        if not waiting:
+            return
+        timer = asyncio.ensure_future(self._clock.sleep(at_most_s))
+        try:
+            while not timer.done() and any(not task.done() for task in waiting):
+                undone = [task for task in waiting if not task.done()]
+                await asyncio.wait([timer, *undone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
 
 
 def _ignore(outcome: asyncio.Future[None]) -> None:

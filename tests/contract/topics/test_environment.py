@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
-from tests.contract.topics_server import launch, run_refused, serving
+from tests.contract.topics_server import environment, launch, run_refused, serving
 
 
 def test_the_port_file_holds_the_address_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -54,6 +56,12 @@ REFUSALS: dict[str, tuple[dict[str, str], str]] = {
     "a plus too many": ({"TOPICS_API_KEYS": "secret:read+"}, "TOPICS_API_KEYS"),
     "a key without a secret": ({"TOPICS_API_KEYS": ":read"}, "TOPICS_API_KEYS"),
     "a port that is none": ({"TOPICS_PORT": "http"}, "TOPICS_PORT"),
+    "a store of an unknown kind": (
+        {"TOPICS_COLD_DIR": "s4://bucket/cold"},
+        "TOPICS_COLD_DIR: unknown scheme",
+    ),
+    "a cold store that is a file": ({"TOPICS_COLD_DIR": __file__}, "TOPICS_COLD_DIR"),
+    "more logs than it can have": ({"TOPICS_WAL_SHARDS": "65"}, "TOPICS_WAL_SHARDS"),
 }
 
 
@@ -86,10 +94,37 @@ def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(tmp_p
     with serving(data) as server:
         lock = data / ".topics.lock"
         assert lock.read_text().strip() == f"pid={server.process.pid}"
-        said = run_refused(data)
+        said = run_refused(data, TOPICS_PORT_FILE=str(tmp_path / "second"))
         assert str(data) in said
+        assert "listening" not in said
+        assert not (tmp_path / "second").exists()
         assert lock.read_text().strip() == f"pid={server.process.pid}"
         assert server.api().write("x", 1)["seqs"] == [1]
+
+
+def test_a_variable_that_means_nothing_is_told_in_the_log_without_its_value(tmp_path: Path) -> None:
+    known = {
+        "TOPICS_MAX_ROUTERS": "1",
+        "TOPICS_MAX_CLAIM": "1",
+        "TOPICS_URL": "http://x",
+        "TOPICS_API_KEY": "k",
+    }
+    with serving(tmp_path / "data", TOPICS_MAX_TOPIC="5432", **known) as server:
+        told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
+    assert len(told) == 1
+    assert told[0].endswith("TOPICS_MAX_TOPIC is set and has no meaning; did you mean TOPICS_MAX_TOPICS?")
+
+
+def test_a_missing_package_is_called_by_its_name() -> None:
+    program = (
+        "import sys; sys.modules['h2.config'] = None; "
+        "from penstock.cli.main import main; main(['topics', 'serve'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, check=False, timeout=60
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == b"error: the server needs the package h2: pip install 'penstock[topics]'\n"
 
 
 def test_a_lock_left_by_a_dead_server_is_no_obstacle(tmp_path: Path) -> None:

@@ -67,7 +67,39 @@ def test_an_envelope_is_what_diff_prints(
     assert (None if record.meta is None else bytes(record.meta)) == meta
 
 
-@pytest.mark.parametrize("line", [b"1", b"{}", b'{"data":1,"tag":2}'])
+GAP = b'{"tombstone":{"gap_from":1,"gap_to":3,"reason":"cap","earliest_seq":4,"head_seq":5}}'
+
+
+def test_a_tombstone_among_envelopes_is_told_and_passed_over() -> None:
+    told: list[tuple[int, str]] = []
+    batcher = Batcher(records_max=9, envelope=True, on_gap=lambda line, gone: told.append((line, gone)))
+    (batch,) = [*batcher.add([GAP, b'{"data":4}', b'{"data":{"tombstone":5}}']), *batcher.flush()]
+    assert data_of([batch]) == [[b"4", b'{"tombstone":5}']]
+    assert batch.first_line == 2
+    assert told == [(1, "records 1 to 3, which are gone (cap)")]
+
+
+def test_a_topic_that_began_again_is_told_as_such() -> None:
+    told: list[str] = []
+    batcher = Batcher(records_max=9, envelope=True, on_gap=lambda _, gone: told.append(gone))
+    line = GAP.replace(b'"cap"', b'"recreated"')
+    assert [*batcher.add([line]), *batcher.flush()] == []
+    assert told == ["records that are gone (recreated)"]
+
+
+def test_without_envelopes_a_tombstone_is_data_like_any_other() -> None:
+    (batch,) = Batcher(records_max=1, envelope=False).add([GAP])
+    assert data_of([batch]) == [[GAP]]
+
+
+def test_an_envelope_may_have_a_tombstone_of_its_own() -> None:
+    (batch,) = Batcher(records_max=1, envelope=True).add([b'{"data":1,"tombstone":{}}'])
+    assert data_of([batch]) == [[b"1"]]
+
+
+@pytest.mark.parametrize(
+    "line", [b"1", b"{}", b'{"tombstone":1}', b'{"tombstone":\xff}', b'{"data":1,"tag":2}']
+)
 def test_an_envelope_needs_data(line: bytes) -> None:
     with pytest.raises(InvalidInput, match="an object with data"):
         list(Batcher(records_max=1, envelope=True).add([line]))

@@ -85,3 +85,30 @@ async def test_series_of_topics_are_capped() -> None:
         text = (await client.get("/v0/metrics")).text
     assert text.count("topics_topic_head_seq{") == TOPIC_SERIES_MAX
     assert "topics_topic_metrics_truncated 1\n" in text
+
+
+async def test_a_key_sees_series_of_its_own_names_only_and_the_totals_of_all() -> None:
+    keys = "narrow:read:team-|mine,wide:read"
+    async with running(keys) as server, http(server.url, key="narrow") as narrow:
+        for name in ("team-a", "mine", "secret"):
+            await server.engine.put_topic(name, TopicConfig(type="queue"))
+        text = (await narrow.get("/v0/metrics")).text
+        values = await narrow.get("/v0/metrics", headers={"accept": "application/json"})
+        async with http(server.url, key="wide") as wide:
+            assert 'topic="secret"' in (await wide.get("/v0/metrics")).text
+    assert 'topics_topic_head_seq{topic="team-a"} 0\n' in text
+    assert 'topics_topic_queue_ready{topic="mine"} 0\n' in text
+    assert "secret" not in text
+    assert "secret" not in values.text
+    assert "topics_topics 3\n" in text
+    assert values.json()["topics"] == 3
+
+
+async def test_the_cap_of_series_counts_only_what_a_key_may_see() -> None:
+    async with running("k:read:z") as server, http(server.url, key="k") as client:
+        for number in range(TOPIC_SERIES_MAX + 5):
+            await server.engine.put_topic(f"t{number}", TopicConfig())
+        await server.engine.put_topic("z", TopicConfig())
+        text = (await client.get("/v0/metrics")).text
+    assert 'topics_topic_head_seq{topic="z"} 0\n' in text
+    assert "topics_topic_metrics_truncated 0\n" in text

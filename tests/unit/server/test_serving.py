@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.server.doubles import MemoryEngine, http, until
 
 from penstock.errors import ConfigError, Corrupt, Unavailable
+from penstock.fs import LockHeld
 from penstock.server.process import serve
 from penstock.server.settings import ServerSettings
+from penstock.topics import Engine
 from penstock.topics.config import TopicConfig
 
 
@@ -80,14 +83,66 @@ async def test_a_stop_while_recovering_is_heeded(tmp_path: Path) -> None:
     assert not engine.ready
 
 
-async def test_what_recovery_raises_comes_out_and_the_port_is_closed() -> None:
-    engine = MemoryEngine()
+async def test_what_recovery_raises_comes_out_the_port_is_closed_and_its_file_gone(tmp_path: Path) -> None:
+    engine, port_file = SlowEngine(), tmp_path / "port"
     engine.error = Corrupt("no snapshot can be read")
     bound: list[int] = []
+
+    def on_bound(host: str, port: int) -> None:
+        bound.append(port)
+        assert port_file.exists()
+        engine.recovered.set()
+
     with pytest.raises(Corrupt):
-        await serve(settings(), engine, asyncio.Event(), on_bound=lambda host, port: bound.append(port))
+        await serve(settings(TOPICS_PORT_FILE=port_file), engine, asyncio.Event(), on_bound=on_bound)
     with pytest.raises(OSError, match="Connect"):
         await asyncio.open_connection("127.0.0.1", bound[0])
+    assert os.listdir(tmp_path) == []
+
+
+async def test_what_is_wrong_before_recovery_is_told_before_the_port_is_taken(tmp_path: Path) -> None:
+    engine, bound = MemoryEngine(), list[int]()
+    engine.error = LockHeld("in use")
+    with pytest.raises(LockHeld):
+        await serve(
+            settings(TOPICS_PORT_FILE=tmp_path / "port"),
+            engine,
+            asyncio.Event(),
+            on_bound=lambda host, port: bound.append(port),
+        )
+    assert (bound, os.listdir(tmp_path)) == ([], [])
+
+
+async def test_a_data_directory_in_use_is_told_before_the_port_is_taken(tmp_path: Path) -> None:
+    config = settings(
+        TOPICS_DATA_DIR=tmp_path / "data", TOPICS_WAL_SHARDS=1, TOPICS_PORT_FILE=tmp_path / "port"
+    )
+    bound: list[int] = []
+    async with await Engine.open(replace(config.engine, segment_process=False)):
+        with pytest.raises(LockHeld, match="in use by process"):
+            await serve(
+                config, Engine(config.engine), asyncio.Event(), on_bound=lambda host, port: bound.append(port)
+            )
+    assert (bound, os.listdir(tmp_path)) == ([], ["data"])
+
+
+@pytest.mark.parametrize("name", ["TOPICS_DATA_DIR", "TOPICS_COLD_DIR"])
+async def test_a_file_in_place_of_a_directory_is_refused_with_the_name_of_its_variable(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=f"{name} .* no directory"):
+        await serve(settings(**{name: tmp_path / "file"}), MemoryEngine(), asyncio.Event())
+
+
+async def test_a_taken_port_leaves_an_engine_that_was_starting_closed() -> None:
+    engine = SlowEngine()
+    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
+        await serve(settings(TOPICS_PORT=port), engine, asyncio.Event())
+    taken.close()
+    assert (engine.ready, engine.is_closed) == (False, True)
 
 
 async def test_a_taken_port_and_an_exposed_host_are_refused_with_a_sentence() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.server.settings import ServerSettings, check_exposure
+from penstock.server.settings import ServerSettings, check_exposure, unknown_variables
 from penstock.topics.config import EngineConfig
 
 
@@ -70,11 +70,17 @@ def test_every_variable_reaches_its_setting() -> None:
         ("TOPICS_PROBE_AUTH", "maybe"),
         ("TOPICS_LOG", "chatty"),
         ("TOPICS_API_KEYS", "k:all"),
+        ("TOPICS_WAL_SHARDS", "65"),
+        ("TOPICS_WAL_SHARDS", "1" * 5000),
+        ("TOPICS_COLD_DIR", "s4://bucket/cold"),
+        ("TOPICS_COLD_DIR", "s3://"),
+        ("TOPICS_COLD_DIR", "s3://user:secret@bucket"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_with_a_sentence(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=r"TOPICS_|port"):
+    with pytest.raises(ConfigError, match=rf"{name}|port") as caught:
         ServerSettings.from_env({name: value})
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", "0", "many", "-2", "1e3"])
@@ -109,3 +115,42 @@ def test_without_keys_only_this_machine_is_served(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
 def test_loopback_needs_no_keys(host: str) -> None:
     check_exposure(ServerSettings.from_env({"TOPICS_HOST": host}))
+
+
+def test_a_variable_that_means_nothing_is_told_with_the_nearest_that_does() -> None:
+    told = unknown_variables({"TOPICS_PROT": "secret", "TOPICS_ZZZ": "secret", "PATH": "/bin"})
+    assert told == [
+        "TOPICS_PROT is set and has no meaning; did you mean TOPICS_PORT?",
+        "TOPICS_ZZZ is set and has no meaning",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOPICS_HOST", "TOPICS_LOG", "TOPICS_HOT_RETAIN_BYTES", "TOPICS_SEGMENT_MAX_AGE_MS"),
+        *("TOPICS_MAX_ROUTERS", "TOPICS_MAX_WATCH_SESSIONS", "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY"),
+        *("TOPICS_MAX_BATCH_RECORDS", "TOPICS_MAX_CLAIM", "TOPICS_TEST_MIN_HEARTBEAT_MS"),
+        *("TOPICS_URL", "TOPICS_API_KEY"),
+    ],
+)
+def test_names_of_the_contract_and_of_the_client_are_known(name: str) -> None:
+    assert unknown_variables({name: "1"}) == []
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    asked: set[str] = set()
+
+    class Asked(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            asked.add(name)
+            return default
+
+    ServerSettings.from_env(Asked())
+    assert len(asked) >= 19
+    assert unknown_variables(dict.fromkeys(asked, "")) == []
+
+
+def test_what_the_engine_refuses_is_told_with_the_name_of_the_variable() -> None:
+    with pytest.raises(ConfigError, match=r"^TOPICS_COLD_DIR: expected another place"):
+        ServerSettings.from_env({"TOPICS_DATA_DIR": "/data", "TOPICS_COLD_DIR": "/data/"})

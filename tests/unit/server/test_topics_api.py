@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.unit.server.doubles import Running, http, running, until
 
-from penstock.errors import Corrupt, StorageFull, Unavailable
+from penstock.errors import Corrupt, PermissionDenied, StorageFull, Unavailable
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import BatchTooLarge, CommitFailed, Damaged, Throttled, TopicFull
 
@@ -166,6 +166,66 @@ async def test_a_write_that_makes_no_sense_writes_nothing(
     response = await client.post("/v0/topics/x", content=body, headers=JSON)
     assert (response.status_code, code(response)) == (400, "invalid_request")
     assert server.engine.logs == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "the body is empty"),
+        (b" \n ", "the body is empty"),
+        (rb'{"records":[{"data":"\ud800"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\\\udbFF"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\ud800\u0041"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\ud800 and more text"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\udc00"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\ud83d\ude00\udc00"}]}', "half of a surrogate pair"),
+        (rb'{"records":[{"data":"\\ud800"}', "Input data was truncated"),
+        (rb'{"records":[{"data":"\ud83d\ude00"}', "Input data was truncated"),
+        (b'{"records":[', "Input data was truncated"),
+        (b'{"records":[],"config":{"type":"x"}}', "expected one of log, queue"),
+        (b'{"records":[],"config":{"discard":"x - at `$.type`"}}', "expected one of old, reject"),
+        (
+            b'{"records":[],"config":{"durability":"x"}}',
+            "expected one of ephemeral, memory, disk, fsync",
+        ),
+    ],
+)
+async def test_the_message_says_what_is_wrong_with_a_body(
+    client: httpx.AsyncClient, body: bytes, told: str
+) -> None:
+    response = await client.post("/v0/topics/x", content=body, headers=JSON)
+    assert (response.status_code, code(response)) == (400, "invalid_request")
+    message = response.json()["error"]["message"]
+    assert told in message
+    assert ("truncated" in message) is ("truncated" in told)
+
+
+async def test_a_wrong_choice_in_a_config_is_told_with_the_right_ones(client: httpx.AsyncClient) -> None:
+    response = await client.put("/v0/topics/x", json={"type": "stream"})
+    assert response.json()["error"]["message"].endswith("at `$.type`; expected one of log, queue")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("diff", {}), ("diff", {"wait_ms": 50}), ("delete", {"match": "t"})]
+)
+async def test_damage_names_its_topic(
+    server: Running, client: httpx.AsyncClient, path: str, body: dict[str, object]
+) -> None:
+    server.engine.error = Damaged("record 4 cannot be read", {"first_seq": 4, "last_seq": 4})
+    error = (await client.post(f"/v0/topics/x/{path}", json=body)).json()["error"]
+    assert error["message"] == 'topic "x": record 4 cannot be read'
+    assert error["detail"] == {"topic": "x", "first_seq": 4, "last_seq": 4}
+
+
+async def test_a_store_without_credentials_is_one_line_in_the_log(
+    server: Running, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.error = PermissionDenied("reading s3://cold/x: no credentials found")
+    response = await client.post("/v0/topics/x/diff")
+    assert (response.status_code, code(response)) == (503, "not_ready")
+    assert "no credentials found" in response.json()["error"]["message"]
+    [record] = [record for record in caplog.records if record.name == "penstock.server.errors"]
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
 
 
 async def test_payloads_go_in_and_out_byte_for_byte(server: Running, client: httpx.AsyncClient) -> None:
@@ -426,6 +486,7 @@ async def test_routing_misses_have_the_error_body(
         (Damaged("m", {"topic": "x"}), 500, "internal"),
         (StorageFull("the disk is full"), 503, "not_ready"),
         (Unavailable("the store is away"), 503, "not_ready"),
+        (PermissionDenied("no credentials found"), 503, "not_ready"),
         (Corrupt("m"), 500, "internal"),
         (ZeroDivisionError("secret detail"), 500, "internal"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -15,6 +16,8 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 from penstock.testing.topics_kit import InlineCommitters, InlineWorkers
 from penstock.topics import Engine, EngineConfig, NewRecord, Page, TopicConfig
+
+T = TypeVar("T")
 
 DATA = "/data"
 COLD = "/cold"
@@ -30,20 +33,35 @@ def recs(*values: object, tag: str | None = None) -> list[NewRecord]:
     return [rec(value, tag=tag) for value in values]
 
 
+class DetachedWorkers(InlineWorkers):
+    """Work goes on when whoever waits for it is gone, as it does in a thread."""
+
+    async def tidy(self, work: Callable[[], T]) -> T:
+        return await asyncio.shield(asyncio.ensure_future(self._do(work)))
+
+
 class World:
     """One data directory: open it, stop it, pull the plug, open it again."""
 
-    def __init__(self, *, disk: FakeDisk | None = None, clock: ManualClock | None = None, **config: object):
+    def __init__(
+        self,
+        *,
+        disk: FakeDisk | None = None,
+        clock: ManualClock | None = None,
+        make_workers: Callable[[], InlineWorkers] = InlineWorkers,
+        **config: object,
+    ):
         self.clock = clock or ManualClock()
         self.disk = disk or FakeDisk(clock=self.clock)
         self.config: dict[str, object] = {"data_dir": DATA, "wal_shards": 1, "wal_file_bytes": 4096, **config}
+        self._make_workers = make_workers
         self.engine: Engine
         self.committers: InlineCommitters
         self.workers: InlineWorkers
 
     async def open(self, **changes: object) -> Engine:
         self.config |= changes
-        self.committers, self.workers = InlineCommitters(), InlineWorkers()
+        self.committers, self.workers = InlineCommitters(), self._make_workers()
         self.engine = Engine(
             EngineConfig(**self.config),  # type: ignore[arg-type]
             fs=self.disk,
@@ -87,6 +105,14 @@ class World:
 
     def files(self) -> list[str]:
         return [name for name, _ in self.disk.list_files(DATA)]
+
+
+def flip_bit(disk: FakeDisk, path: str, bit: int) -> None:
+    """One bit of a file turns, durably."""
+    file = disk.open_log(path)
+    byte = disk.read(path, bit // 8, 1)[0] ^ (1 << bit % 8)
+    file.write_durably_at(bit // 8, [bytes([byte])])
+    file.close()
 
 
 def values(page: Page) -> list[object]:

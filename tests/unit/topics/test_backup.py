@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirectory
 
-from penstock.errors import Conflict, NotFound, Rejected, Unsupported
+from penstock.errors import NotFound, Rejected, Unsupported
 from penstock.files import LockHeld, OsFileSystem
 from penstock.files.log_scan import scan
 from penstock.topics.backup import backup
@@ -20,6 +21,7 @@ from penstock.topics.errors import Damaged
 from penstock.topics.frame_scan import WalFormat
 from penstock.topics.restore import restore
 from penstock.topics.segment import Part
+from penstock.topics.segment_deleted import encode_deleted
 from penstock.topics.segment_root import LocalSegmentRoot
 from penstock.topics.snapshot import load_latest
 from penstock.topics.verify import verify
@@ -73,7 +75,7 @@ def test_a_directory_without_a_snapshot_is_backed_up_as_its_log(made: DataDirect
 def test_a_backup_needs_a_directory_of_its_own(made: DataDirectory, target: Path) -> None:
     target.mkdir()
     (target / "mine").write_text("x")
-    with pytest.raises(Conflict, match="not empty"):
+    with pytest.raises(Rejected, match="not empty"):
         backup(FS, str(made.path), str(target))
     assert [path.name for path in target.iterdir()] == ["mine"]
 
@@ -82,6 +84,92 @@ def test_there_must_be_something_to_back_up(tmp_path: Path, target: Path) -> Non
     with pytest.raises(NotFound):
         backup(FS, str(tmp_path / "none"), str(target))
     assert not target.exists()
+
+
+def test_a_directory_of_something_else_gives_no_backup(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(Rejected, match="is no data directory of topics"):
+        backup(FS, str(tmp_path / "photos"), str(target))
+    assert not target.exists()
+
+
+def test_a_directory_without_anything_gives_no_backup(tmp_path: Path, target: Path) -> None:
+    (tmp_path / "new" / "wal").mkdir(parents=True)
+    with pytest.raises(Rejected, match=r"nothing in .* to back up yet"):
+        backup(FS, str(tmp_path / "new"), str(target))
+    assert list(target.iterdir()) == []
+
+
+def test_a_backup_that_fails_leaves_nothing_and_can_be_repeated(made: DataDirectory, target: Path) -> None:
+    made.damage(f"{SEALED}.data", 60)
+    with pytest.raises(Damaged):
+        backup(FS, str(made.path), str(target))
+    assert list(target.iterdir()) == []
+    made.damage(f"{SEALED}.data", 60)
+    backup(FS, str(made.path), str(target))
+    assert verify(FS, str(target)).findings == []
+
+
+class _Power(BaseException):
+    """The process is gone; nothing is tidied up."""
+
+
+def cut_off(made: DataDirectory, target: Path) -> None:
+    """A backup that ends in the middle, as if the process had been killed."""
+
+    def kill() -> None:
+        raise _Power
+
+    dying = _Moving(".log", kill)
+    dying.unlink = lambda path: kill()  # type: ignore[method-assign]
+    with pytest.raises(_Power):
+        backup(dying, str(made.path), str(target))
+    assert (target / "backup.unfinished").exists()
+    assert (target / f"{SEALED}.data").exists()
+
+
+def test_a_backup_that_was_cut_off_can_be_repeated(made: DataDirectory, target: Path) -> None:
+    cut_off(made, target)
+    with pytest.raises(Rejected, match="a backup that was not finished"):
+        verify(FS, str(target))
+    (target / "topics" / "00000009").mkdir()
+    (target / "topics" / "00000009" / "seg-0000000000000001.data").write_bytes(b"of a topic that is gone")
+    (target / "backup.json.0123").write_bytes(b"{")
+    manifest = backup(FS, str(made.path), str(target))
+    names = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert names == {file.path for file in manifest.files} | {"backup.json"}
+    assert verify(FS, str(target)).findings == []
+
+
+def test_an_unfinished_backup_with_something_else_beside_it_is_left_alone(
+    made: DataDirectory, target: Path
+) -> None:
+    cut_off(made, target)
+    (target / "mine").write_text("x")
+    with pytest.raises(Rejected, match="it has mine"):
+        backup(FS, str(made.path), str(target))
+    assert (target / f"{SEALED}.data").exists()
+
+
+def test_two_backups_do_not_share_a_directory(made: DataDirectory, target: Path) -> None:
+    target.mkdir()
+    with (
+        FS.lock(str(target / "backup.unfinished"), note=b"pid=4711\n"),
+        pytest.raises(LockHeld, match="4711"),
+    ):
+        backup(FS, str(made.path), str(target))
+
+
+def test_a_backup_is_not_written_over(made: DataDirectory, target: Path) -> None:
+    backup(FS, str(made.path), str(target))
+    before = (target / "backup.json").read_bytes()
+    with pytest.raises(Rejected, match="not empty"):
+        backup(FS, str(made.path), str(target))
+    (target / "backup.unfinished").touch()  # the power went after the list was written
+    assert verify(FS, str(target)).findings == []
+    with pytest.raises(Rejected, match=r"it has backup\.json"):
+        backup(FS, str(made.path), str(target))
+    assert (target / "backup.json").read_bytes() == before
 
 
 class _Moving(OsFileSystem):
@@ -179,14 +267,15 @@ def test_a_backup_does_not_depend_on_the_cold_tier(made: DataDirectory, target: 
     cold = LocalSegmentRoot(FS, str(tmp_path / "cold"))
     store = made.root.topic(1)
     cold.topic(1).put(1, [store.view(1, Part.DATA)], store.view(1, Part.IDX))
-    cold.topic(1).replace(1, Part.DEL, store.view(1, Part.DEL))
-    store.delete(1)
+    cold.topic(1).replace(1, Part.DEL, encode_deleted(1, np.zeros(10, np.bool_)))
+    store.delete(1, [Part.DATA])
     moved = msgspec.structs.replace(made.entries[0], cold=True)
     made.snapshot(4, moved, made.entries[1])
-    with pytest.raises(Conflict, match="cold tier"):
+    with pytest.raises(Rejected, match="name it with --cold"):
         backup(FS, str(made.path), str(target))
     manifest = backup(FS, str(made.path), str(target.parent / "whole"), cold=cold)
     assert f"{SEALED}.data" in {file.path for file in manifest.files}
+    assert (target.parent / "whole" / f"{SEALED}.del").read_bytes() == store.view(1, Part.DEL)
     loaded = load_latest(FS, str(target.parent / "whole" / "meta")).snapshot
     assert loaded is not None
     assert [entry.cold for entry in loaded.topics[0].segments] == [False, False]
@@ -244,6 +333,51 @@ def test_a_backup_that_was_touched_is_not_restored(taken: Path, tmp_path: Path, 
         restore(FS, str(taken), str(tmp_path / "again"))
     assert not (tmp_path / "again" / "meta").exists()
     assert not (tmp_path / "again" / "wal").exists()
+
+    assert [path.name for path in (tmp_path / "again").iterdir()] == [LOCK_FILE]
+    path.write_bytes(raw)
+    restore(FS, str(taken), str(tmp_path / "again"))
+
+
+class _Dying(OsFileSystem):
+    """Ends at a certain rename, and does nothing more."""
+
+    def __init__(self, renames: int) -> None:
+        super().__init__()
+        self.renames = renames
+
+    def rename(self, source: str, target: str) -> None:
+        if not self.renames:
+            raise _Power
+        self.renames -= 1
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        if not self.renames:
+            raise _Power
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_restore_that_was_cut_off_can_be_repeated(taken: Path, tmp_path: Path, renames: int) -> None:
+    again = tmp_path / "again"
+    with pytest.raises(_Power):
+        restore(_Dying(renames), str(taken), str(again))
+    with pytest.raises(Rejected, match="restore it again"):
+        verify(FS, str(again))
+    restore(FS, str(taken), str(again))
+    assert verify(FS, str(again)).findings == []
+    assert sorted(path.name for path in again.iterdir()) == [LOCK_FILE, "meta", "topics", "wal"]
+
+
+def test_what_a_server_wrote_after_a_restore_was_cut_off_is_not_removed(taken: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    with pytest.raises(_Power):
+        restore(_Dying(1), str(taken), str(again))
+    (again / "meta" / "snapshot-0000000000000009.bin").write_bytes(b"newer")
+    with pytest.raises(Rejected, match="not empty"):
+        restore(FS, str(taken), str(again))
+    assert (again / "meta" / "snapshot-0000000000000009.bin").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 from tests.unit.topics.engine_doubles import (
     COLD,
     FSYNC,
+    DetachedWorkers,
     World,
     fail_to_sync_the_snapshot,
+    flip_bit,
     read_all,
     rec,
     recs,
@@ -208,3 +211,59 @@ async def test_a_segment_that_is_damaged_does_not_keep_the_others_from_being_sto
     engine = await world.crash()
     assert len(await read_all(engine, "good")) == 6
     assert len(await read_all(engine, "bad", 2)) == 5
+
+
+async def test_a_damaged_del_file_does_not_keep_checkpoints_from_being_made(world: World) -> None:
+    engine = await world.open()
+    await engine.write("bad", [rec(1), rec(2), rec(3, tag="x")], config=FSYNC)
+    await engine.write("good", recs(1), config=FSYNC)
+    await engine.checkpoint()
+    await engine.delete("bad", match=Predicate(value="x"))
+    await engine.checkpoint()
+    world.unplug(Survival.EVERYTHING)
+    (name,) = [f"/data/{name}" for name in world.files() if name.endswith(".del")]
+    flip_bit(world.disk, name, world.disk.stat(name).size * 8 - 1)
+    engine = await world.open()
+    assert len(engine.problems) == 1
+    for n in (4, 5):
+        await engine.write("bad", recs(n))
+        await engine.write("good", recs(n))
+        await engine.checkpoint()
+    engine = await world.crash()
+    assert await read_all(engine, "bad", 3) == {4: 4, 5: 5}
+    assert await read_all(engine, "good") == {1: 1, 2: 4, 3: 5}
+    assert len(engine.problems) == 1
+
+
+async def _left_alone_by_its_caller() -> World:
+    """A checkpoint was stored after whoever asked for it had gone; a record in it was deleted since."""
+    world = World(make_workers=DetachedWorkers)
+    engine = await world.open()
+    await engine.write("t", recs(1, 2, 3), config=FSYNC)
+    await engine.checkpoint()
+    await engine.write("t", [rec(4, tag="x"), rec(5), rec(6)])
+    world.workers.hold()
+    checkpoint = asyncio.create_task(engine.checkpoint())
+    await settle()
+    checkpoint.cancel()
+    await settle()
+    world.workers.release()
+    await settle()
+    assert checkpoint.cancelled()
+    await engine.delete("t", match=Predicate(value="x"))
+    return world
+
+
+async def test_a_checkpoint_whose_caller_is_gone_counts_for_the_next_one() -> None:
+    """Wherever the power goes during that: it must not change what the snapshot names."""
+    for call in range(100):
+        world = await _left_alone_by_its_caller()
+        world.disk.plan = PlannedFault(call=len(world.disk.calls) + call, kind=DiskFault.CRASH_AFTER)
+        try:
+            await world.engine.checkpoint()
+        except PowerCut:
+            engine = await world.crash(Survival.RANDOM, rng=random.Random(call))
+            assert (await read_all(engine, "t"), engine.problems) == ({1: 1, 2: 2, 3: 3, 5: 5, 6: 6}, [])
+        else:
+            break
+    assert call > 10

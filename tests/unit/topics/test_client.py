@@ -257,12 +257,23 @@ async def test_every_code_of_the_contract_is_a_class_with_its_detail(
 
 
 async def test_a_record_that_cannot_be_read_back_is_damage_and_a_plain_failure_is_not() -> None:
-    server = FakeServer(refusal(500, "internal", {"topic": "t", "seq": 4}), refusal(500, "internal"))
+    damage = refusal(500, "internal", {"topic": "t", "first_seq": 4, "last_seq": 4})
+    server = FakeServer(damage, damage, refusal(500, "internal"))
     async with server.client(retry_deadline=0) as client:
         with pytest.raises(errors.Damaged):
             await client.diff("t")
+        with pytest.raises(errors.Damaged):
+            await client.delete("t", match="red")
         with pytest.raises(ServerFailed):
             await client.diff("t")
+
+
+async def test_damage_is_not_asked_for_again() -> None:
+    server = FakeServer(refusal(500, "internal", {"topic": "t", "first_seq": 4}), page([], 4, 4))
+    async with server.client(retry_deadline=30) as client:
+        with pytest.raises(errors.Damaged) as caught:
+            await client.diff("t", 3)
+    assert (len(server.requests), caught.value.detail) == (1, {"topic": "t", "first_seq": 4})
 
 
 @pytest.mark.parametrize(

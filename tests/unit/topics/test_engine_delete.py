@@ -8,6 +8,8 @@ import pytest
 from tests.unit.topics.engine_doubles import FSYNC, World, read_all, rec, recs, seqs, settle
 
 from penstock.topics import Durability, InvalidRequest, NewRecord, Predicate, TopicConfig, TopicNotFound
+from penstock.topics.segment_reader import Segment
+from penstock.topics.segment_tags import TagTable
 
 TAGGED = ["a", "ab", "b", None, "a", "abc"]
 
@@ -127,6 +129,52 @@ async def test_deletes_during_a_checkpoint_are_not_undone_by_it(world: World) ->
         engine = await getattr(world, stop)()
         assert seqs(await engine.diff("t")) == [3, 4, 5, 7]
         assert engine.problems == []
+
+
+async def test_the_tags_of_every_segment_are_read_by_the_workers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before their turn comes nor when the delete is applied: the event loop is not held up."""
+    engine = await world.open(segment_max_events=4)
+    await engine.write("t", tagged(), config=FSYNC)
+    await engine.checkpoint()
+    assert [segment.sealed for segment in engine._catalog.get("t").segments] == [True, False]
+    read: list[int] = []
+    tags = Segment.tags
+
+    def noted(segment: Segment) -> TagTable:
+        read.append(segment.first_seq)
+        return tags(segment)
+
+    monkeypatch.setattr(Segment, "tags", noted)
+    world.workers.hold()
+    world.committers.hold()
+    deleting = asyncio.create_task(engine.delete("t", match=Predicate(value="a")))
+    await settle()
+    assert (read, world.workers.waiting) == ([], 1)
+    world.workers.release()
+    await settle()
+    assert (read, deleting.done()) == ([1, 5], False)
+    world.committers.release()
+    assert (await deleting).deleted == 2
+    assert read == [1, 5]
+
+
+async def test_a_segment_that_grows_while_its_tags_are_read_keeps_none_of_them(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2, tag="x"), config=FSYNC)
+    await engine.checkpoint()
+    await engine.write("t", recs(3, tag="x"))
+    world.committers.hold()
+    deleting = asyncio.create_task(engine.delete("t", match=Predicate(value="x")))
+    await settle()
+    await engine.checkpoint()
+    assert [segment.count for segment in engine._catalog.get("t").segments] == [3]
+    world.committers.release()
+    assert (await deleting).deleted == 3
+    for stop in ("kill", "restart"):
+        assert await read_all(engine, "t") == {}
+        engine = await getattr(world, stop)()
 
 
 async def test_deleting_everything_keeps_the_head(world: World) -> None:

@@ -117,6 +117,22 @@ async def test_an_ephemeral_topic_with_a_cap_lets_go_of_its_memory(world: World)
     assert len(engine._catalog.get("t")._chunks) < 200
 
 
+@pytest.mark.parametrize("how", ["deleted", "by the cap"])
+async def test_an_ephemeral_topic_holds_no_more_memory_than_its_live_records_need(
+    world: World, how: str
+) -> None:
+    engine = await world.open()
+    cap_bytes = 1000 if how == "by the cap" else 0
+    await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_bytes=cap_bytes))
+    for _ in range(40):
+        written = await engine.write("t", recs(*["x" * 50_000] * 2))
+        if how == "deleted":
+            await engine.delete("t", before_seq=written.last_seq + 1)
+    topic = engine._catalog.get("t")
+    assert engine.state("t").bytes == 0
+    assert sum(map(len, topic._chunks.values())) < 512 * 1024
+
+
 async def test_a_topic_that_becomes_ephemeral_keeps_what_it_had(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
@@ -155,6 +171,50 @@ async def test_a_topic_that_was_ephemeral_keeps_what_comes_after(world: World, c
     await engine.checkpoint()
     engine = await world.kill()
     assert await read_all(engine, "t") == {3: 3}
+
+
+@pytest.mark.parametrize("survival", [Survival.NOTHING, Survival.EVERYTHING])
+@pytest.mark.parametrize("config", [FSYNC, DISK])
+async def test_no_sequence_of_an_ephemeral_topic_is_used_again_once_it_is_durable(
+    world: World, config: TopicConfig, survival: Survival
+) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(*range(100)), config=EPHEMERAL)
+    await engine.put_topic("t", config)
+    engine = await world.crash(survival)
+    assert engine.state("t").head_seq >= 100
+    written = await engine.write("t", recs("new"))
+    assert written.first_seq > 100
+    engine = await world.kill()
+    assert await read_all(engine, "t", 100) == {written.first_seq: "new"}
+    assert engine.problems == []
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("how", ["deleted", "by the cap"])
+async def test_what_is_written_after_records_were_lost_with_the_memory_is_not_taken_for_them(
+    world: World, how: str, checkpoint: bool
+) -> None:
+    """1. records in memory are deleted or evicted; 2. they are gone with a crash; 3. fsync records follow."""
+    cap_records = 3 if how == "by the cap" else 0
+    fsync = TopicConfig(durable=True, cap_records=cap_records)
+    engine = await world.open()
+    await engine.write("t", recs(1), config=fsync)
+    await engine.put_topic("t", TopicConfig(durability=Durability.EPHEMERAL, cap_records=cap_records))
+    await engine.write("t", recs(*range(2, 101)))
+    if how == "deleted":
+        await engine.delete("t", before_seq=101)
+    await world.clock.advance(2)
+    engine = await world.kill()
+    await engine.put_topic("t", fsync)
+    written = await engine.write("t", recs("a", "b", "c"))
+    kept = dict(enumerate("abc", written.first_seq))
+    if checkpoint:
+        await engine.checkpoint()
+    for stop in ("kill", "crash", "restart"):
+        assert await read_all(engine, "t") == kept
+        engine = await getattr(world, stop)()
+        assert engine.problems == []
 
 
 async def test_what_an_ephemeral_topic_held_is_kept_by_the_first_checkpoint_after_the_change(

@@ -135,6 +135,43 @@ async def test_a_full_disk_says_so_and_is_over_when_there_is_space_again(world: 
     assert len(await read_all(engine, "t")) == written + 1
 
 
+async def _fill(world: World, topic: str) -> int:
+    """Write until there is no space; how many records that were."""
+    for written in range(1000):
+        try:
+            await world.engine.write(topic, recs("x" * 30, tag="odd" if written % 2 else None))
+        except StorageFull:
+            return written
+    raise AssertionError("it never gets full")
+
+
+async def test_what_makes_room_is_taken_when_there_is_none_for_another_log_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await world.open(wal_file_bytes=1 << 14)
+    await engine.put_topic("t", FSYNC)
+    await engine.write("u", recs(1), config=FSYNC)
+
+    def no_space(path: str, size: int) -> None:
+        raise StorageFull(f"no space for {size} bytes")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.disk, "allocate", no_space)
+        written = await _fill(world, "t")
+        assert (await engine.delete("t", before_seq=3)).deleted == 2
+        assert (await engine.delete("t", match=Predicate(value="odd"))).deleted == written // 2 - 1
+        await engine.remove_topic("u")
+        with pytest.raises(StorageFull):
+            await engine.write("t", recs("x" * 30))
+    assert (await engine.write("t", recs("on"))).first_seq == written + 1
+    for stop in ("crash", "kill", "restart"):
+        kept = await read_all(engine, "t")
+        assert list(kept) == [*range(3, written + 1, 2), written + 1]
+        assert not engine.exists("u")
+        engine = await getattr(world, stop)()
+        assert engine.problems == []
+
+
 async def test_a_failed_creation_leaves_no_topic_and_can_be_repeated(world: World) -> None:
     engine = await world.open()
     async with failing(world):

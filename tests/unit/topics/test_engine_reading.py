@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.unit.topics.engine_doubles import COLD, FSYNC, World, read_all, rec, recs, seqs, settle
 
-from penstock.topics import Damaged, ShuttingDown, TopicConfig, TopicNotFound
+from penstock.topics import Damaged, Page, ShuttingDown, TopicConfig, TopicNotFound
 
 
 @pytest.fixture
@@ -206,3 +206,42 @@ async def test_a_segment_that_is_gone_is_told_where_it_begins(
     assert seqs(await engine.diff("t", 6)) == [7, 8, 9]
     await engine.delete("t", before_seq=7)
     assert seqs(await engine.diff("t")) == [7, 8, 9]
+
+
+async def _waiting_for_the_cold_tier(world: World, limit: int) -> asyncio.Task[Page]:
+    """A reader of a topic of 30 records in 3 cold segments, which waits for the first one."""
+    engine = await world.open(cold_dir=COLD, segment_max_events=10, hot_retain_segments=0)
+    await engine.put_topic("t", TopicConfig(durable=True, cap_records=40))
+    await engine.write("t", recs(*range(1, 31)))
+    await engine.checkpoint()
+    world.workers.hold()
+    reading = asyncio.create_task(engine.diff("t", limit=limit))
+    await settle()
+    assert world.workers.waiting == 1
+    return reading
+
+
+async def test_a_reader_is_told_of_what_was_lost_while_it_waited_for_the_cold_tier(world: World) -> None:
+    reading = await _waiting_for_the_cold_tier(world, limit=5)
+    await world.engine.write("t", recs(*range(31, 56)))
+    world.workers.release()
+    page = await reading
+    assert (seqs(page), page.next_from_seq) == ([16, 17, 18, 19, 20], 20)
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 15, "cap")
+
+
+async def test_a_page_that_has_records_ends_before_what_was_lost_meanwhile(world: World) -> None:
+    reading = await _waiting_for_the_cold_tier(world, limit=25)
+    world.workers.release()
+    world.workers.hold()
+    await settle()
+    assert world.workers.waiting == 1, "for the second segment"
+    await world.engine.write("t", recs(*range(31, 56)))
+    world.workers.release()
+    page = await reading
+    assert (seqs(page), page.next_from_seq, page.tombstone) == (list(range(1, 11)), 10, None)
+    page = await world.engine.diff("t", page.next_from_seq, limit=2)
+    assert seqs(page) == [16, 17]
+    assert page.tombstone is not None
+    assert (page.tombstone.gap_from, page.tombstone.gap_to) == (11, 15)

@@ -219,6 +219,33 @@ async def test_floors_survive(world: World, stop: str) -> None:
     assert [(await engine.diff("t", n)).tombstone for n in range(5)] == before
 
 
+@pytest.mark.parametrize(("change", "left"), [("delete", [2, 4]), ("config", [2, 3, 4])])
+async def test_what_a_write_under_way_pushes_out_stays_out(
+    world: World, change: str, left: list[int]
+) -> None:
+    """1. a write is submitted that evicts; 2. so is a change that makes room; 3. both are committed."""
+    engine = await world.open()
+    await engine.put_topic("t", TopicConfig(durable=True, cap_records=3))
+    await engine.write("t", [rec(1), rec(2), rec(3, tag="x")])
+    world.committers.hold()
+    write = asyncio.create_task(engine.write("t", recs(4)))
+    await settle()
+    later = asyncio.create_task(
+        engine.delete("t", match=Predicate(value="x"))
+        if change == "delete"
+        else engine.put_topic("t", TopicConfig(durable=True, cap_records=100))
+    )
+    await settle()
+    world.committers.release()
+    await asyncio.gather(write, later)
+    told = (await engine.diff("t")).tombstone
+    assert told is not None
+    for stop in ("kill", "crash", "restart"):
+        page = await engine.diff("t")
+        assert (seqs(page), page.tombstone, engine.state("t").count) == (left, told, len(left))
+        engine = await getattr(world, stop)()
+
+
 async def test_floors_that_moved_without_a_write_are_logged_in_time(world: World) -> None:
     """What expired must not come back when the age limit is lifted after a crash that follows."""
     engine = await world.open()

@@ -12,6 +12,7 @@ from tests.unit.topics.engine_doubles import (
     FSYNC,
     World,
     fail_to_sync_the_snapshot,
+    flip_bit,
     read_all,
     rec,
     recs,
@@ -21,7 +22,7 @@ from tests.unit.topics.engine_doubles import (
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk, Survival
-from penstock.topics import Damaged, Durability, Predicate, TopicConfig
+from penstock.topics import Damaged, Durability, Engine, Predicate, TopicConfig
 
 
 @pytest.fixture
@@ -122,6 +123,16 @@ async def test_a_log_that_came_back_into_use_is_read_from_where_it_counts(world:
 # ---- snapshots ---------------------------------------------------------------------------------------
 
 
+async def _open_without_the_newest_snapshot(world: World) -> Engine:
+    """The process dies, and the newest snapshot cannot be read."""
+    world.unplug(Survival.EVERYTHING)
+    newest = max(name for name in world.files() if name.startswith("meta/"))
+    world.disk.truncate(f"/data/{newest}", 30)
+    engine = await world.open()
+    assert newest in engine.problems[0]
+    return engine
+
+
 async def test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves(world: World) -> None:
     engine = await world.open(wal_file_bytes=300)
     for n in range(1, 4):
@@ -130,16 +141,60 @@ async def test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves(
         if n < 3:
             await engine.checkpoint()
     wanted = await read_all(engine, "t")
-    world.unplug(Survival.EVERYTHING)
-    newest = max(name for name in world.files() if name.startswith("meta/"))
-    world.disk.truncate(f"/data/{newest}", 30)
-    engine = await world.open()
+    engine = await _open_without_the_newest_snapshot(world)
     assert len(engine.problems) == 1
-    assert newest in engine.problems[0]
     assert await read_all(engine, "t") == wanted
     await engine.checkpoint()
     engine = await world.kill()
     assert (engine.problems, await read_all(engine, "t")) == ([], wanted)
+
+
+@pytest.mark.parametrize("stops", ["kill", "kill kill", "restart", "restart restart", "restart kill"])
+async def test_the_log_that_the_snapshot_before_needs_outlives_every_start(world: World, stops: str) -> None:
+    engine = await world.open(wal_file_bytes=900)
+    await engine.write("t", recs(1, 2, 3), config=FSYNC)
+    await engine.checkpoint()
+    for n in range(4, 40):
+        await engine.write("t", recs(n))
+    await engine.checkpoint()
+    for stop in stops.split():
+        await getattr(world, stop)()
+    engine = await _open_without_the_newest_snapshot(world)
+    assert len(engine.problems) == 1
+    assert await read_all(engine, "t") == {n: n for n in range(1, 40)}
+    assert (await engine.write("t", recs(40))).first_seq == 40
+
+
+async def test_the_snapshot_before_finds_segments_that_were_moved_since(world: World) -> None:
+    engine = await world.open(cold_dir=COLD, segment_max_events=3, hot_retain_segments=1)
+    await engine.write("t", recs(1, 2, 3), config=FSYNC)
+    await engine.checkpoint()
+    await engine.write("t", recs(4, 5, 6))
+    await engine.checkpoint()
+    assert [segment.cold for segment in engine._catalog.get("t").segments] == [True, False]
+    engine = await _open_without_the_newest_snapshot(world)
+    assert len(engine.problems) == 1
+    for _ in range(2):
+        assert await read_all(engine, "t") == {n: n for n in range(1, 7)}
+        await engine.checkpoint()
+        engine = await world.kill()
+        assert engine.problems == []
+
+
+async def test_the_snapshot_before_does_without_segments_that_were_deleted_since(world: World) -> None:
+    engine = await world.open(segment_max_events=3)
+    await engine.write("t", recs(1, 2, 3, tag="x"), config=FSYNC)
+    await engine.write("t", recs(4))
+    await engine.checkpoint()
+    await engine.delete("t", match=Predicate(value="x"))
+    await engine.checkpoint()
+    engine = await _open_without_the_newest_snapshot(world)
+    assert [("segment 1 " in problem) for problem in engine.problems] == [False, True]
+    for _ in range(2):
+        assert (await read_all(engine, "t"), engine.state("t").count) == ({4: 4}, 1)
+        await engine.checkpoint()
+        engine = await world.kill()
+        assert engine.problems == []
 
 
 async def test_nothing_goes_before_the_snapshot_that_does_without_it_is_durable(world: World) -> None:
@@ -168,6 +223,54 @@ async def test_an_engine_never_starts_empty_over_data_it_cannot_read(world: Worl
         await world.open()
     with pytest.raises(Damaged):
         await world.open()
+
+
+async def test_an_engine_never_starts_empty_when_its_snapshots_are_gone(world: World) -> None:
+    """The log goes on where a snapshot ends. Nothing is touched, so that it can be put back."""
+    engine = await world.open()
+    for n in range(3):
+        await engine.write("t", recs(*range(50 * n, 50 * n + 50)), config=FSYNC)
+        await engine.checkpoint()
+    wanted = await read_all(engine, "t")
+    await engine.close()
+    snapshots = [name for name in world.files() if name.startswith("meta/")]
+    world.disk.make_dirs("/away/meta")
+    for name in snapshots:
+        world.disk.rename(f"/data/{name}", f"/away/{name}")
+    left = world.files()
+    for _ in range(2):
+        with pytest.raises(Damaged, match="snapshot"):
+            await world.open()
+        assert world.files() == left
+    for name in snapshots:
+        world.disk.rename(f"/away/{name}", f"/data/{name}")
+    engine = await world.open()
+    assert (await read_all(engine, "t"), engine.problems) == (wanted, [])
+
+
+async def test_records_of_a_topic_whose_creation_cannot_be_read_are_told_and_kept(world: World) -> None:
+    engine = await world.open(wal_file_bytes=900)
+    file, start = world.committers.all[0].log.end
+    await engine.put_topic("nameless", FSYNC)
+    end = world.committers.all[0].log.end.offset
+    await engine.put_topic("other", FSYNC)
+    for n in range(30):
+        await engine.write("nameless", recs(f"value {n:02d}"))
+    world.unplug(Survival.EVERYTHING)
+    flip_bit(world.disk, f"/data/wal/wal-{file:016d}.log", (start + end) // 2 * 8)
+    logs = [name for name in world.files() if name.endswith(".log")]
+    holding = [name for name in logs if b"value" in world.disk.read(f"/data/{name}")]
+    assert len(holding) > 2
+    engine = await world.open()
+    assert [state.topic for state in engine.topics()[0]] == ["other"]
+    for name in holding:
+        assert any(problem.startswith(name) and "records" in problem for problem in engine.problems)
+    for n in range(3):
+        await engine.write("other", recs(n))
+        await engine.checkpoint()
+    await world.restart()
+    kept = b"".join(world.disk.read(f"/data/{name}") for name in world.files() if name.startswith("wal/"))
+    assert all(f"value {n:02d}".encode() in kept for n in range(30))
 
 
 async def test_a_lost_log_file_is_told_and_so_are_the_records_in_it(world: World) -> None:
@@ -225,13 +328,6 @@ def _files(disk: FakeDisk) -> list[str]:
     return [path for path in found if not path.endswith(".lock")]
 
 
-def _flip(disk: FakeDisk, path: str, bit: int) -> None:
-    file = disk.open_log(path)
-    byte = disk.read(path, bit // 8, 1)[0] ^ (1 << bit % 8)
-    file.write_durably_at(bit // 8, [bytes([byte])])
-    file.close()
-
-
 def _kind(path: str) -> str:
     name = path.rpartition("/")[2]
     tier = "cold " if path.startswith(COLD) else ""
@@ -274,7 +370,7 @@ async def test_a_flipped_bit_is_noticed_or_does_not_matter() -> None:
         used = min(size, 8 * 900)
         for bit in sorted(rng.sample(range(used), min(used, 14))):
             disk = base.crash(Survival.EVERYTHING)
-            _flip(disk, path, bit)
+            flip_bit(disk, path, bit)
             flipped = World(disk=disk, clock=world.clock, **_without_dir(world))
             await _check_flipped(flipped, wanted, f"{path} bit {bit}")
     assert {"wal", "CURRENT", "snapshot", "data", "idx", "tags", "del", "cold data"} <= kinds

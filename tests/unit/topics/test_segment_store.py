@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.blocking import loop_thread
-from penstock.errors import ConfigError, NotFound
+from penstock.errors import ConfigError, Conflict, NotFound
 from penstock.fs import OsFileSystem
 from penstock.objects import LocalStore, MemoryStore
 from penstock.testing.disk import FakeDisk
@@ -228,15 +228,27 @@ def test_other_names_are_no_part_of_a_segment(name: str) -> None:
 def test_the_cold_tier_is_a_directory_or_a_store(tmp_path: Path) -> None:
     fs = OsFileSystem()
     assert isinstance(open_cold_store(str(tmp_path), fs), LocalSegmentRoot)
-    shared = open_cold_store("memory://segments", fs)
-    shared.topic(1).put(1, [b"x"], b"y")
-    assert open_cold_store("memory://segments", fs).topic(1).list() == [1]
     directory = open_cold_store(f"file://{tmp_path}/cold", fs)
     directory.topic(1).put(1, [b"x"], b"y")
     assert (tmp_path / "cold" / "topics" / "00000001" / "seg-0000000000000001.data").read_bytes() == b"x"
     directory.close()
     with pytest.raises(ConfigError, match="unknown scheme"):
         open_cold_store("ftp://somewhere", fs)
+    with pytest.raises(ConfigError, match="forgets everything"):
+        open_cold_store("memory://segments", fs)
+
+
+@pytest.mark.parametrize("kind", ["directory", "store"])
+def test_the_first_marker_stays(tmp_path: Path, kind: str) -> None:
+    place = str(tmp_path / "cold") if kind == "directory" else f"file://{tmp_path}/cold"
+    root = open_cold_store(place, OsFileSystem())
+    with pytest.raises(NotFound):
+        root.read_marker()
+    root.create_marker(b"mine")
+    with pytest.raises(Conflict):
+        root.create_marker(b"yours")
+    assert root.read_marker() == b"mine"
+    root.close()
 
 
 def test_an_object_that_cannot_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

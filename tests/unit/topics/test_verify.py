@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirectory, entry
+from tests.unit.topics.engine_doubles import recs
 
-from penstock.errors import NotFound
+from penstock.errors import NotFound, Rejected
+from penstock.topics.batch import prepare
 from penstock.topics.data_directory import LOCK_FILE, is_in_use
+from penstock.topics.frame import encode
 from penstock.topics.segment import Part
 from penstock.topics.segment_root import LocalSegmentRoot
 from penstock.topics.verify import Severity, VerifyReport, verify
@@ -37,8 +40,55 @@ def test_a_directory_without_a_snapshot_is_its_log(tmp_path: Path) -> None:
     made = DataDirectory(tmp_path)
     made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
     report = check(made)
-    assert report.findings == []
+    assert report.problems == []
     assert report.topics == 0
+
+
+def test_a_directory_of_something_else_is_not_called_clean(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for directory in (tmp_path, tmp_path / "photos"):
+        with pytest.raises(Rejected, match=r"is no data directory of topics; name .*TOPICS_DATA_DIR"):
+            verify(FS, str(directory))
+
+
+@pytest.mark.parametrize("name", ["meta", "wal"])
+def test_a_data_directory_may_be_new(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert verify(FS, str(tmp_path)).findings == []
+
+
+def test_a_data_directory_may_have_no_more_than_its_lock(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).touch()
+    assert verify(FS, str(tmp_path)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("backup.unfinished", "not finished"), ("restoring", "to the end")]
+)
+def test_what_was_left_unfinished_is_not_called_clean(made: DataDirectory, name: str, told: str) -> None:
+    (made.path / name).mkdir()
+    with pytest.raises(Rejected, match=told):
+        check(made)
+
+
+def test_records_of_a_topic_that_nothing_names_are_a_problem(made: DataDirectory) -> None:
+    known = encode(prepare(recs(1)), topic_id=1, first_seq=16, ts_ms=1, durable=True)
+    nameless = encode(prepare(recs(1, 2)), topic_id=7, first_seq=1, ts_ms=1, durable=True)
+    for batch in (known, nameless):
+        made.log.append([batch.buffer], len(batch.buffer), batch.count, sync=True)
+    (finding,) = check(made).problems
+    assert finding.path == made.active_log()
+    assert finding.text == "2 records of topic 7, which no snapshot and no log names"
+    made.snapshot(4)
+    assert check(made).findings == []
+
+
+def test_a_log_that_goes_on_where_a_snapshot_ended_needs_it(made: DataDirectory) -> None:
+    made.log.rotate()
+    made.log.drop_before(made.log.end.file)
+    (made.path / "meta" / "snapshot-0000000000000003.bin").unlink()
+    (finding,) = check(made).problems
+    assert "there is none in meta" in finding.text
 
 
 def test_there_must_be_a_directory(tmp_path: Path) -> None:
@@ -55,6 +105,21 @@ def test_every_bit_of_a_record_is_checked_and_named(made: DataDirectory) -> None
     assert finding.start <= 3 * 51 + 20 < finding.end
     assert (finding.topic, finding.first_seq) == ("clicks", finding.last_seq)
     assert "bytes" in str(finding)
+
+
+def test_records_that_are_lost_side_by_side_are_one_finding(made: DataDirectory) -> None:
+    size = made.entries[0].data_bytes // 10
+    for place in (2, 3, 4, 8):
+        made.damage(f"{SEALED}.data", place * size + 20)
+    first, second = check(made).problems
+    assert (first.first_seq, first.last_seq) == (3, 5)
+    assert (first.start, first.end) == (2 * size, 5 * size)
+    assert (
+        first.text
+        == "3 records cannot be read; the first: stored record 3 cannot be read: its checksum is wrong"
+    )
+    assert (second.first_seq, second.last_seq) == (9, 9)
+    assert second.text == "stored record 9 cannot be read: its checksum is wrong"
 
 
 @pytest.mark.parametrize("part", ["idx", "tags", "del"])
@@ -137,6 +202,7 @@ def test_damage_in_the_log_that_a_snapshot_covers_is_only_a_note(made: DataDirec
     report = check(made)
     assert report.problems == []
     assert [finding.severity for finding in report.findings] == [Severity.NOTE]
+    assert "no start reads this part any more" in report.findings[0].text
 
 
 def test_a_write_that_was_cut_off_is_a_note(made: DataDirectory) -> None:
@@ -159,11 +225,11 @@ def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tm
     store = made.root.topic(1)
     other = LocalSegmentRoot(FS, str(cold))
     other.topic(1).put(1, [store.view(1, Part.DATA)], store.view(1, Part.IDX))
-    store.delete(1)
-    moved = msgspec.structs.replace(entry(1, 10, sealed=True, tag=b"red"), cold=True)
-    made.snapshot(4, moved, made.entries[1])
+    store.delete(1, [Part.DATA])
+    made.snapshot(4, msgspec.structs.replace(made.entries[0], cold=True), made.entries[1])
     (note,) = check(made).findings
-    assert (note.severity, "10 records" in note.text) == (Severity.NOTE, True)
+    assert (note.severity, note.path) == (Severity.NOTE, f"{SEALED}.data")
+    assert note.text == "10 records of clicks not checked: they are in the cold tier; give --cold"
     report = verify(FS, str(made.path), cold=other)
     assert report.findings == []
     assert report.stored_records == 15

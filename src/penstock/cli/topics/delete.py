@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import click
 
@@ -10,6 +11,7 @@ from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.model import DeleteResult, Predicate, RemoveResult
+from penstock.topics.wording import counted
 from penstock.units import format_size
 
 __all__ = ["delete"]
@@ -46,11 +48,17 @@ def delete(
     server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     if whole:
         if not yes and not if_empty:
-            click.confirm(f"Remove {topic} with all its records?", abort=True, err=True)
+            _confirm(topic)
         _tell_removed(run(_remove(server, topic, if_empty)), as_json)
         return ExitCode.OK
     _tell_deleted(run(_delete(server, topic, before, _predicate(tag, tag_prefix))), as_json)
     return ExitCode.OK
+
+
+def _confirm(topic: str) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{topic} would go with all its records, and nobody can be asked: give --yes.")
+    click.confirm(f"Remove {topic} with all its records?", abort=True, err=True)
 
 
 def _check_selection(
@@ -90,7 +98,7 @@ def _tell_deleted(result: DeleteResult, as_json: bool) -> None:
         print_json(dataclasses.asdict(result))
         return
     click.echo(
-        f"deleted {result.deleted:,} records of {result.topic}; "
+        f"deleted {counted(result.deleted, 'record')} of {result.topic}; "
         f"{result.count:,} left, {format_size(result.bytes)}"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,9 +26,30 @@ class _Envelope(msgspec.Struct):
     shown_node: str | None = msgspec.field(name="$node", default=None)
 
 
+class _Tombstone(msgspec.Struct):
+    reason: str = "unknown"
+    gap_from: int | None = None
+    gap_to: int | None = None
+
+    @property
+    def gone(self) -> str:
+        if self.reason == "recreated" or self.gap_from is None:
+            return f"records that are gone ({self.reason})"
+        return f"records {self.gap_from} to {self.gap_to}, which are gone ({self.reason})"
+
+
+class _Gap(msgspec.Struct):
+    """What `diff --json` prints where records are gone."""
+
+    tombstone: _Tombstone
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_GAP: Final = msgspec.json.Decoder(_Gap)
 _NULL: Final = b"null"
+_TOMBSTONE: Final = b'"tombstone"'
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,9 +62,19 @@ class Batch:
 
 
 class Batcher:
-    """Cuts lines into batches by count and by size. Blank lines are passed over."""
+    """Cuts lines into batches by count and by size. Blank lines are passed over.
 
-    def __init__(self, *, records_max: int, envelope: bool) -> None:
+    Among envelopes a tombstone is no record: `on_gap` is told its line and what is gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        records_max: int,
+        envelope: bool,
+        on_gap: Callable[[int, str], None] = lambda line, gone: None,
+    ) -> None:
+        self._on_gap = on_gap
         self._records_max = records_max
         self._envelope = envelope
         self._line = 0
@@ -58,7 +89,7 @@ class Batcher:
         """
         for line in lines:
             self._line += 1
-            if not line.strip():
+            if not line.strip() or self._is_gap(line):
                 continue
             try:
                 record = self._record(line)
@@ -84,6 +115,18 @@ class Batcher:
         self._open.size += size
         if len(self._open.records) >= self._records_max:
             yield from self.flush()
+
+    def _is_gap(self, line: bytes) -> bool:
+        if not self._envelope or _TOMBSTONE not in line:
+            return False
+        try:
+            gap = _GAP.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        if gap.data is not msgspec.UNSET:
+            return False
+        self._on_gap(self._line, gap.tombstone.gone)
+        return True
 
     def _record(self, line: bytes) -> NewRecord:
         try:

@@ -22,7 +22,7 @@ def ls(prefix: str, url: str, key: str | None, timeout: str, retry_for: str, as_
     if as_json:
         print_json({"topics": found})
     elif found:
-        headers = ("topic", "records", "bytes", "earliest", "head", "ack", "priority")
+        headers = ("topic", "records", "bytes", "earliest", "head", "durable", "priority")
         print_table(headers, [_row(summary) for summary in found], right=(1, 2, 3, 4, 6))
     else:
         click.echo("no topics" + (f" that begin with {prefix}" if prefix else ""), err=True)
@@ -41,6 +41,6 @@ def _row(summary: TopicSummary) -> tuple[str, ...]:
         format_size(summary.bytes),
         str(summary.earliest_seq),
         str(summary.head_seq),
-        "fsync" if summary.durable else "-",
+        "yes" if summary.durable else "no",
         str(summary.effective_priority),
     )

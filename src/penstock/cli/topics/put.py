@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import TopicNotFound
 from penstock.topics.model import PutResult
+from penstock.topics.wording import counted
 from penstock.units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = ["config_pairs", "put"]
@@ -38,7 +39,10 @@ __all__ = ["config_pairs", "put"]
     "--discard", type=click.Choice(["old", "reject"]), help="At a cap: evict the oldest, or refuse."
 )
 @click.option(
-    "--priority", type=int, metavar="N", help="-1000 to 1000; unless given, by how often it is read."
+    "--priority",
+    type=click.IntRange(min=-1000, max=1000),
+    metavar="N",
+    help="How urgent it is, -1000 to 1000; unless given, it rises while somebody reads.",
 )
 @click.option("--idempotency-window", metavar="DURATION", help="How long keys are remembered [default: 2m].")
 @click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether readers skip what they wrote.")
@@ -128,7 +132,7 @@ def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
 
 
 def _cap(config: TopicConfig) -> str:
-    parts = [f"{config.cap_records:,} records"] if config.cap_records else []
+    parts = [counted(config.cap_records, "record")] if config.cap_records else []
     parts += [format_size(config.cap_bytes)] if config.cap_bytes else []
     then = "then the oldest go" if config.discard == "old" else "then writes are refused"
     return f"{' or '.join(parts)}, {then}" if parts else "none"

@@ -40,10 +40,11 @@ def serve() -> int:
     """
     try:
         from penstock.server import process
-        from penstock.server.settings import ServerSettings
+        from penstock.server.settings import ServerSettings, unknown_variables
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
         raise Unsupported(
-            f"the server needs the package {error.name}: pip install 'penstock[topics]'"
+            f"the server needs the package {package}: pip install 'penstock[topics]'"
         ) from error
     from penstock.topics.engine import Engine
 
@@ -51,6 +52,8 @@ def serve() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    for sentence in unknown_variables(os.environ):
+        _LOG.warning("%s", sentence)
 
     async def main(stop: asyncio.Event) -> None:
         await process.serve(

@@ -11,7 +11,6 @@ import click
 
 from penstock import errors
 from penstock.cli.failure import ExitCode, exit_code
-from penstock.topics.errors import TopicError
 
 try:
     from penstock.topics.client import DEFAULT_URL, Client
@@ -89,13 +88,16 @@ def run(work: Coroutine[None, None, T]) -> T:
     """Run a command's work on an event loop of its own; what a server refuses comes with a hint."""
     try:
         return asyncio.run(work)
-    except TopicError as error:
+    except errors.PenstockError as error:
         raise click.exceptions.Exit(complain(error)) from error
 
 
-def complain(error: BaseException) -> int:
-    """Tell an error of a server on standard error, and what to do; the exit code that goes with it."""
+def complain(error: errors.PenstockError) -> int:
+    """Tell an error of a server on standard error, and what to do; the exit code that goes with it.
+
+    A conflict is about what the topic is, not about who came first: the same request fails again.
+    """
     click.echo(f"error: {error}", err=True)
     if advice := next((text for kind, text in _HINTS if isinstance(error, kind)), ""):
         click.echo(f"hint: {advice}", err=True)
-    return exit_code(error) if isinstance(error, errors.PenstockError) else ExitCode.PROBLEM
+    return ExitCode.REJECTED if isinstance(error, errors.Conflict) else exit_code(error)

@@ -14,6 +14,7 @@ from penstock.files import OsFileSystem
 from penstock.topics.data_directory import is_in_use
 from penstock.topics.verify import Finding, Severity, VerifyReport
 from penstock.topics.verify import verify as verify_directory
+from penstock.topics.wording import counted
 from penstock.units import format_size
 
 __all__ = ["verify"]
@@ -26,7 +27,8 @@ __all__ = ["verify"]
 def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
     """Check snapshots, segments and log of DATA_DIR against their checksums, and name file and bytes.
 
-    Changes nothing and may run beside the server. Exits with 5 if anything is damaged.
+    A backup can be checked as well. Changes nothing and may run beside the server. Records in the cold tier
+    are checked if --cold names it. Exits with 5 if anything is damaged.
     """
     fs = OsFileSystem()
     directory = os.path.abspath(data_dir)
@@ -47,11 +49,14 @@ def _print(report: VerifyReport) -> None:
         if finding.topic is not None:
             click.echo(f"{'':8}   -> {_lost(finding)}")
     count = len(report.problems)
-    verdict = f"{count} problem{'s' * (count != 1)} found" if count else "clean"
-    click.echo(
-        f"{verdict}: {report.topics:,} topics, {report.stored_records:,} records in segments, "
-        f"{report.log_frames:,} frames in the log, {format_size(report.bytes)} in {report.directory}"
-    )
+    verdict = f"{counted(count, 'problem')} found" if count else "clean"
+    parts = [
+        counted(report.topics, "topic"),
+        f"{counted(report.stored_records, 'record')} in segments",
+        f"{counted(report.log_frames, 'frame')} in the log",
+        f"{format_size(report.bytes)} in {report.directory}",
+    ]
+    click.echo(f"{verdict}: {', '.join(parts)}")
 
 
 def _lost(finding: Finding) -> str:

@@ -18,6 +18,7 @@ from penstock.cli.topics.target import Server, complain, run, server_options
 from penstock.errors import OutcomeUnknown, PenstockError
 from penstock.topics.client import Client
 from penstock.topics.limits import BATCH_RECORDS_MAX
+from penstock.topics.wording import counted
 from penstock.units import format_count, format_duration, format_size
 
 __all__ = ["write"]
@@ -74,15 +75,19 @@ def write(
     """Append the lines of a file, or of standard input, to TOPIC: each line is one JSON value.
 
     Writes one batch after the other, so the order of the lines is kept, and stops at the first failure.
-    Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every line is.
+    Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every record is.
     """
     server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     options = _Options(tag=tag, node=node, create=False if no_create else None)
-    batcher = Batcher(records_max=batch_records, envelope=envelope)
+    batcher = Batcher(records_max=batch_records, envelope=envelope, on_gap=_tell_gap)
     with Progress() as progress:
         account = run(_write(server, topic, open_source(path), batcher, options, progress))
         elapsed_s = progress.elapsed_s
     return _report(topic, account, elapsed_s, as_json)
+
+
+def _tell_gap(line: int, gone: str) -> None:
+    click.echo(f"gap: line {line:,} of the input tells of {gone}; there is nothing to write", err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +183,7 @@ def _report(topic: str, account: _Account, elapsed_s: float, as_json: bool) -> i
 def _pairs(account: _Account, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
     sequences = "-" if account.first_seq is None else f"{account.first_seq}-{account.last_seq}"
     return [
-        ("written", f"{account.written:,} records, {format_size(account.written_bytes)}"),
+        ("written", f"{counted(account.written, 'record')}, {format_size(account.written_bytes)}"),
         ("sequences", sequences),
         ("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"),
     ]
@@ -188,7 +193,9 @@ def _complain(account: _Account) -> int:
     if account.error is not None:
         click.echo(f"nothing from line {account.not_written_from:,} on is known to be written", err=True)
         if account.unknown:
-            click.echo(f"its batch of {account.unknown:,} records may be there all the same", err=True)
+            click.echo(
+                f"its batch of {counted(account.unknown, 'record')} may be there all the same", err=True
+            )
         return complain(account.error)
     if account.stopped_by is not None:
         click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)

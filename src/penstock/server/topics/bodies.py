@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from penstock.server.errors import UnsupportedMediaType
 from penstock.server.http.message import Request
-from penstock.topics.config import TopicConfig
+from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
 from penstock.topics.model import NewRecord
@@ -79,6 +80,21 @@ _DIFF: Final = msgspec.json.Decoder(DiffBody)
 _DELETE: Final = msgspec.json.Decoder(DeleteBody)
 _CONFIG: Final = msgspec.json.Decoder(TopicConfig)
 
+_CHOICES: Final = {
+    "type": ("log", "queue"),
+    "discard": ("old", "reject"),
+    "durability": tuple(durability.value for durability in Durability),
+}
+_WRONG_CHOICE: Final = re.compile(
+    r"^Invalid enum value .* - at `\$\.(?:config\.)?(?P<field>\w+)`$", re.DOTALL
+)
+_TRUNCATED: Final = "Input data was truncated"
+_MALFORMED: Final = "JSON is malformed"
+_TOLD_OF_HALF_PAIR: Final = ("surrogate pair", "end of hex escape")
+_HALF_PAIR: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_TAIL_BYTES: Final = 32
+"""So near its end the decoder takes half of a pair for the end of the body."""
+
 
 def read_write(request: Request) -> WriteBody:
     """Raises `UnsupportedMediaType` or `InvalidRequest`."""
@@ -147,7 +163,20 @@ def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"the body is not what it should be: {error}") from None
+        raise InvalidRequest(_what_is_wrong(body, str(error))) from None
+
+
+def _what_is_wrong(body: bytes, told: str) -> str:
+    """The decoder's words, or better ones where it takes one mistake for another."""
+    if not body.strip():
+        return "the body is empty; send a JSON object"
+    if told.startswith(_MALFORMED) and any(words in told for words in _TOLD_OF_HALF_PAIR):
+        return f"text with half of a surrogate pair has no UTF-8 form: {told}"
+    if told == _TRUNCATED and _HALF_PAIR.search(body[-_TAIL_BYTES:]):
+        return "text with half of a surrogate pair has no UTF-8 form; it is near the end of the body"
+    if (place := _WRONG_CHOICE.search(told)) and (choices := _CHOICES.get(place["field"])):
+        told = f"{told}; expected one of {', '.join(choices)}"
+    return f"the body is not what it should be: {told}"
 
 
 def _check_u64(name: str, value: int) -> None:

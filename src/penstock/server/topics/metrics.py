@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -31,12 +32,17 @@ def ready_answer(topics: int) -> Response:
     return Response(200, _ENCODE(body))
 
 
-def metrics_answer(engine: TopicsEngine, uptime_ms: int, *, as_json: bool) -> Response:
-    """Every number there is; before the engine is ready only how far it has come."""
+def metrics_answer(
+    engine: TopicsEngine, uptime_ms: int, *, as_json: bool, allowed: Callable[[str], bool] | None = None
+) -> Response:
+    """Every number there is; before the engine is ready only how far it has come.
+
+    Only topics whose names are `allowed` have series; the totals count all of them.
+    """
     numbers = engine.stats() if engine.ready else None
     if as_json:
         return Response(200, _ENCODE(_values(engine, numbers, uptime_ms)), headers=_NO_STORE)
-    text = _text(engine, numbers, uptime_ms).encode()
+    text = _text(engine, numbers, uptime_ms, allowed).encode()
     return Response(200, text, content_type=_TEXT, headers=_NO_STORE)
 
 
@@ -79,7 +85,12 @@ def _wal_values(wal: WalStats | None) -> dict[str, object]:
     }
 
 
-def _text(engine: TopicsEngine, numbers: EngineStats | None, uptime_ms: int) -> str:
+def _text(
+    engine: TopicsEngine,
+    numbers: EngineStats | None,
+    uptime_ms: int,
+    allowed: Callable[[str], bool] | None,
+) -> str:
     registry = Registry()
     registry.gauge("topics_ready", "1 when requests are served.").set(int(engine.ready))
     registry.gauge("topics_recovery_progress", "How much of the log is replayed, 0 to 1.").set(
@@ -93,7 +104,7 @@ def _text(engine: TopicsEngine, numbers: EngineStats | None, uptime_ms: int) -> 
     if numbers is None:
         return registry.prometheus_text()
     _add_totals(registry, numbers)
-    _add_topics(registry, engine)
+    _add_topics(registry, engine, allowed)
     _add_wal(registry, numbers.wal)
     return registry.prometheus_text() + _fsync_histogram(numbers.wal)
 
@@ -108,8 +119,8 @@ def _add_totals(registry: Registry, numbers: EngineStats) -> None:
     registry.gauge("topics_bytes_live", "Accounted bytes of the live records.").set(numbers.bytes_live)
 
 
-def _add_topics(registry: Registry, engine: TopicsEngine) -> None:
-    states, after = engine.topics(limit=TOPIC_SERIES_MAX)
+def _add_topics(registry: Registry, engine: TopicsEngine, allowed: Callable[[str], bool] | None) -> None:
+    states, after = engine.topics(limit=TOPIC_SERIES_MAX, allowed=allowed)
     head = registry.gauge("topics_topic_head_seq", "The newest sequence.", ["topic"])
     earliest = registry.gauge("topics_topic_earliest_seq", "The first live sequence.", ["topic"])
     records = registry.gauge("topics_topic_records_live", "Records that can be read.", ["topic"])

@@ -14,8 +14,9 @@ from penstock.server.http.message import Response
 from penstock.server.http.routes import Router
 from penstock.server.topics import answers, bodies, metrics
 from penstock.server.topics.cursor import read_cursor
+from penstock.server.topics.damage import damaged_in
 from penstock.server.topics.seam import TopicsEngine
-from penstock.topics.errors import NotReady, ShuttingDown
+from penstock.topics.errors import Damaged, NotReady, ShuttingDown
 from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from penstock.topics.model import Page
 from penstock.topics.predicate import parse_match
@@ -66,13 +67,12 @@ class TopicsApi:
     async def list_topics(self, call: Call) -> Response:
         query = call.request.query()
         size = bodies.query_number(query, "page_size", PAGE_SIZE_DEFAULT)
-        principal = call.principal
         states, after = self._engine.topics(
             prefix=query.get("prefix", ""),
             after=read_cursor(query.get("cursor", "")),
             limit=min(max(size, 1), PAGE_SIZE_MAX),
             touch=bodies.query_flag(query, "touch", False),
-            allowed=principal.may_name if principal.prefixes else None,
+            allowed=call.principal.name_filter,
         )
         return answers.list_answer(call.request, states, after)
 
@@ -102,10 +102,13 @@ class TopicsApi:
 
     async def diff(self, call: Call) -> Response:
         body = bodies.read_diff(call.request)
-        if body.wait_ms:
-            page = await self._poll(call.name, body)
-        else:
-            page = await self._page(call.name, body, 0)
+        try:
+            if body.wait_ms:
+                page = await self._poll(call.name, body)
+            else:
+                page = await self._page(call.name, body, 0)
+        except Damaged as error:
+            raise damaged_in(call.name, error) from error
         return answers.page_answer(call.request, page)
 
     async def _page(self, name: str, body: bodies.DiffBody, wait_ms: int) -> Page:
@@ -138,7 +141,10 @@ class TopicsApi:
     async def delete(self, call: Call) -> Response:
         body = bodies.read_delete(call.request)
         match = None if body.match is None else parse_match(body.match)
-        result = await self._engine.delete(call.name, before_seq=body.before_seq, match=match)
+        try:
+            result = await self._engine.delete(call.name, before_seq=body.before_seq, match=match)
+        except Damaged as error:
+            raise damaged_in(call.name, error) from error
         return answers.delete_answer(call.request, result)
 
     # --- operations ----------------------------------------------------------------------------------------
@@ -152,7 +158,9 @@ class TopicsApi:
 
     async def metrics(self, call: Call) -> Response:
         as_json = b"application/json" in call.request.headers.get(b"accept", b"")
-        return metrics.metrics_answer(self._engine, self.uptime_ms, as_json=as_json)
+        return metrics.metrics_answer(
+            self._engine, self.uptime_ms, as_json=as_json, allowed=call.principal.name_filter
+        )
 
 
 def topics_app(

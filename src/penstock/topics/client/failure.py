@@ -91,7 +91,7 @@ def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: b
             error=_made(_DELAYS[problem.code], message, detail), effect=Effect.NONE, retry_after_s=after_s
         )
     if response.status_code >= _SERVER_ERROR:
-        return Failure(error=_server_error(problem, changes=changes), effect=Effect.UNKNOWN)
+        return _failure_of_server(problem, changes=changes)
     if problem.code == errors.TopicNotFound.code:
         named = (detail or {}).get("topic", topic)
         return Failure(error=errors.TopicNotFound(str(named)), effect=Effect.REFUSED)
@@ -127,11 +127,17 @@ def _failure_of_stranger(response: httpx.Response, *, changes: bool) -> Failure:
     )
 
 
-def _server_error(problem: _Problem, *, changes: bool) -> PenstockError:
-    if problem.detail and "topic" in problem.detail and not changes:
-        return errors.Damaged(problem.message, problem.detail)
+def _failure_of_server(problem: _Problem, *, changes: bool) -> Failure:
+    if _is_damage(problem.detail or {}, changes=changes):
+        # Records are read before anything is changed, and reading them again finds the same bytes.
+        return Failure(error=errors.Damaged(problem.message, problem.detail), effect=Effect.REFUSED)
     kind = errors.CommitFailed if changes else ServerFailed
-    return kind(problem.message, problem.detail)
+    return Failure(error=kind(problem.message, problem.detail), effect=Effect.UNKNOWN)
+
+
+def _is_damage(detail: Mapping[str, object], *, changes: bool) -> bool:
+    """Whether an `internal` error is about stored records: it names their topic then, and their range."""
+    return "topic" in detail and (not changes or "first_seq" in detail)
 
 
 def _made(kind: type[errors.TopicError], message: str, detail: Mapping[str, object] | None) -> PenstockError:

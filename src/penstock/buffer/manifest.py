@@ -157,10 +157,16 @@ def encode_entry(sequence: int, item: NewEntry) -> bytes:
 
 
 def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
-    """`raw` with new entries behind the old ones, which are copied and never looked at."""
+    """`raw` with new entries behind the old ones, which are copied and never looked at.
+
+    Raises `SerializationError` when the manifest has no numbers left: no queue lives that long, so its
+    footer is not what was written.
+    """
     footer = read_footer(raw)
     if footer.next_sequence + len(items) > U64_MAX or footer.entry_count + len(items) > 2**32 - 1:
-        raise InvalidInputError("the queue has run out of numbers")
+        raise SerializationError(
+            f"the manifest says that {footer.next_sequence} is its next sequence: no number is left"
+        )
     parts = [memoryview(raw)[: len(raw) - FOOTER_BYTES]]
     parts.extend(
         memoryview(encode_entry(footer.next_sequence + place, item)) for place, item in enumerate(items)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties.mutations import Change, changes, mutated
 from tests.unit.buffer.doubles import golden
 
 from penstock.buffer import SerializationError
@@ -72,44 +73,18 @@ SEEDS = {
     "layout": ["v1.layout.json"],
 }
 EXAMPLES = {"manifest": 600, "batch": 600, "ledger": 200, "floor": 300, "layout": 100}
-edits = st.lists(
-    st.tuples(
-        st.sampled_from(["flip", "set", "cut", "insert", "double", "u32"]),
-        st.integers(0, 2**20),
-        st.one_of(st.integers(0, 255), st.sampled_from([2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4])),
-    ),
-    min_size=1,
-    max_size=6,
+edits = changes(
+    ["flip", "set", "cut", "insert", "double", "u32"], [2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4], most=6
 )
-
-
-def mutated(raw: bytes, changes: list[tuple[str, int, int]]) -> bytes:
-    data = bytearray(raw)
-    for kind, place, value in changes:
-        at = place % (len(data) + 1)
-        match kind:
-            case "flip" if at < len(data):
-                data[at] ^= 1 << (value % 8)
-            case "set" if at < len(data):
-                data[at] = value % 256
-            case "cut":
-                del data[at : at + 1 + value % 32]
-            case "insert":
-                data[at:at] = bytes([value % 256]) * (1 + value % 8)
-            case "double":
-                data[at:at] = data[at : at + 64]
-            case "u32":
-                data[at : at + 4] = (value % 2**32).to_bytes(4, "little")
-    return bytes(data)
 
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_mutations_of_valid_bytes_raise_nothing_but_serialization_errors(kind: str) -> None:
     @settings(max_examples=EXAMPLES[kind])
     @given(st.sampled_from(SEEDS[kind]), edits)
-    def check(name: str, changes: list[tuple[str, int, int]]) -> None:
+    def check(name: str, todo: list[Change]) -> None:
         try:
-            DECODERS[kind](mutated(golden(name), changes))
+            DECODERS[kind](mutated(golden(name), todo))
         except SerializationError:
             pass
 

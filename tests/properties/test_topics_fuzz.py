@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.properties.mutations import changes, mutated
 from tests.unit.topics.log_doubles import MemoryTopic, StoredSegment, encoded, record
 
 from penstock.errors import Corrupt, InvalidInput
@@ -40,33 +41,9 @@ LOG = (
     + bytes(encoded([record("a b", tag="t", node="n", meta={"m": 1}), record("\u20ac/"), record(3)]).buffer)
     + WAL.mark(77)
 )
-edits = st.lists(
-    st.tuples(
-        st.sampled_from(["flip", "cut", "insert", "double", "u32"]),
-        st.integers(0, 2**20),
-        st.one_of(st.integers(0, 255), st.sampled_from([2**16, 2**31, 2**32 - 1, 2**32 - 5, 38, 42])),
-    ),
-    min_size=1,
-    max_size=5,
+edits = changes(
+    ["flip", "cut", "insert", "double", "u32"], [2**16, 2**31, 2**32 - 1, 2**32 - 5, 38, 42], most=5
 )
-
-
-def mutated(raw: bytes, changes: list[tuple[str, int, int]]) -> bytes:
-    data = bytearray(raw)
-    for kind, place, value in changes:
-        at = place % (len(data) + 1)
-        match kind:
-            case "flip" if at < len(data):
-                data[at] ^= 1 << (value % 8)
-            case "cut":
-                del data[at : at + 1 + value % 32]
-            case "insert":
-                data[at:at] = bytes([value % 256]) * (1 + value % 8)
-            case "double":
-                data[at:at] = data[at : at + 64]
-            case "u32":
-                data[at : at + 4] = (value % 2**32).to_bytes(4, "little")
-    return bytes(data)
 
 
 @pytest.mark.parametrize("kind", BODIES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final
 
 import click
 
@@ -57,7 +56,6 @@ _BY_KIND: tuple[tuple[type[errors.PenstockError], ExitCode, str], ...] = (
     ),
 )
 
-_COMMANDS: Final = "penstock.cli."
 _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
     "topics": (
         (errors.PermissionDenied, "check who may read and write there"),
@@ -73,26 +71,14 @@ def exit_code(error: errors.PenstockError) -> ExitCode:
     return next((code for kind, code, _ in _BY_KIND if isinstance(error, kind)), ExitCode.PROBLEM)
 
 
-def hint(error: errors.PenstockError) -> str:
-    """What to do next, or nothing when the message itself says it; fits the command that raised the error."""
-    hints = _BY_GROUP.get(_group(error)) or [(kind, text) for kind, _, text in _BY_KIND]
+def hint(error: errors.PenstockError, group: str = "") -> str:
+    """What to do next, or nothing when the message itself says it; fits the group of commands, if any."""
+    hints = _BY_GROUP.get(group) or [(kind, text) for kind, _, text in _BY_KIND]
     return next((text for kind, text in hints if isinstance(error, kind)), "")
 
 
-def _group(error: errors.PenstockError) -> str:
-    """The group of the command that an error passed through, `topics` for example, or nothing."""
-    step = error.__traceback__
-    while step is not None:
-        module = str(step.tb_frame.f_globals.get("__name__", ""))
-        group, _, command = module.removeprefix(_COMMANDS).partition(".")
-        if module.startswith(_COMMANDS) and command:
-            return group
-        step = step.tb_next
-    return ""
-
-
-def report(error: errors.PenstockError) -> None:
+def report(error: errors.PenstockError, group: str = "") -> None:
     """`error: …` on standard error, and below it what to do."""
     click.echo(f"error: {error}", err=True)
-    if advice := hint(error):
+    if advice := hint(error, group):
         click.echo(f"hint: {advice}", err=True)

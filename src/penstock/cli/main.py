@@ -108,10 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = cli.main(
-            list(arguments) if arguments is not None else None, "penstock", standalone_mode=False
-        )
+        result = cli.main(given, "penstock", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.OK
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
@@ -122,7 +121,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         wrong.show()
         return wrong.exit_code
     except errors.PenstockError as error:
-        report(error)
+        report(error, group=given[0] if given else "")
         return exit_code(error)
     except _ReaderGone:
         # Nothing more can be said; the flush at exit must stay silent too.

@@ -1,0 +1,59 @@
+"""The frame of every benchmark: sections one after the other, then one table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from table import Row, print_table, write_json
+
+__all__ = ["Section", "option_parser", "run_sections", "workdir"]
+
+Section: TypeAlias = Callable[[], list[Row]]
+
+
+def option_parser(description: str, sections: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", action="append", choices=list(sections), help="one section (repeatable)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--strict", action="store_true", help="fail when a bar is missed")
+    parser.add_argument("--dir", type=Path, help="a directory on the disk to measure (default: temporary)")
+    return parser
+
+
+@contextmanager
+def workdir(parent: Path | None) -> Iterator[Path]:
+    """A directory for data, which goes at the end, after a SIGTERM too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    made = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=parent))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -> int:
+    """Run the sections asked for and print their table. With `--strict`, 1 when a bar is missed."""
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    began = time.monotonic()
+    for name in options.only or sections:
+        started = time.monotonic()
+        print(f"{name} …", file=sys.stderr, flush=True)
+        rows += sections[name]()
+        print(f"{name} {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(f"{os.cpu_count()} CPUs, load {load:.1f} at the start, {time.monotonic() - began:.0f} s in all\n")
+    print_table(rows)
+    if options.json is not None:
+        write_json(rows, options.json)
+    return 1 if options.strict and any(row.met is False for row in rows) else 0

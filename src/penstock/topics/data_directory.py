@@ -28,6 +28,7 @@ __all__ = [
     "UNFINISHED",
     "WAL",
     "LogGroup",
+    "check_complete",
     "check_data_directory",
     "data_store",
     "is_in_use",
@@ -66,14 +67,19 @@ class LogGroup:
 def check_data_directory(fs: FileSystem, directory: str) -> None:
     """Raises `NotFound` unless there is a directory, `Rejected` unless it is one of topics, and complete."""
     fs.stat(directory)
-    if _exists(fs, directory, UNFINISHED) and not _exists(fs, directory, MANIFEST):
-        raise Rejected(f"{directory} is a backup that was not finished; take it again, or remove it")
-    if _exists(fs, directory, RESTORING):
-        raise Rejected(f"{directory} was not restored to the end; restore it again")
+    check_complete(fs, directory)
     if not any(_exists(fs, directory, name) for name in (META, WAL, LOCK_FILE)):
         raise Rejected(
             f"{directory} is no data directory of topics; name the one given to the server (TOPICS_DATA_DIR)"
         )
+
+
+def check_complete(fs: FileSystem, directory: str) -> None:
+    """Raises `Rejected` for what a backup or a restore that did not come to its end left behind."""
+    if _exists(fs, directory, UNFINISHED) and not _exists(fs, directory, MANIFEST):
+        raise Rejected(f"{directory} is a backup that was not finished; take it again, or remove it")
+    if _exists(fs, directory, RESTORING):
+        raise Rejected(f"{directory} was not restored to the end; restore it again")
 
 
 def _exists(fs: FileSystem, directory: str, name: str) -> bool:

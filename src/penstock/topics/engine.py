@@ -25,7 +25,7 @@ from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.control import Deletion
-from penstock.topics.data_directory import LOCK_FILE
+from penstock.topics.data_directory import LOCK_FILE, check_complete
 from penstock.topics.diff import DiffRequest
 from penstock.topics.errors import (
     InvalidRequest,
@@ -202,6 +202,7 @@ class Engine:
             )
 
     def _recover(self, tiers: Tiers, folders: Sequence[str]) -> Recovered:
+        check_complete(self._fs, self._data_dir)
         await_earlier(self._fs, self._data_dir)
 
         def progress(done: float) -> None:

@@ -19,7 +19,7 @@ from tests.unit.topics.engine_doubles import (
     seqs,
 )
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Rejected
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk, Survival
 from penstock.topics import Damaged, Durability, Engine, Predicate, TopicConfig
@@ -222,6 +222,12 @@ async def test_an_engine_never_starts_empty_over_data_it_cannot_read(world: Worl
     with pytest.raises(Damaged):
         await world.open()
     with pytest.raises(Damaged):
+        await world.open()
+
+
+async def test_an_engine_does_not_start_on_what_was_not_restored_to_the_end(world: World) -> None:
+    world.disk.make_dirs("/data/restoring")
+    with pytest.raises(Rejected, match="not restored to the end"):
         await world.open()
 
 

@@ -1,7 +1,8 @@
 """Many writers, one sync: a thread that commits whatever waits for it, in order.
 
-A lone entry is written and synced at once. While a sync runs, others queue up, and all of them share the next
-one; only where syncs are slow does it pay to wait for more on purpose.
+A lone entry is written and synced at once, and where syncs take no longer than waking a thread twice, by the
+one who submits it. While a sync runs, others queue up, and all of them share the next one; only where syncs
+are slow does it pay to wait for more on purpose.
 
 When a commit fails, every entry that is not yet committed fails, also those submitted later, until `resume`
 is called: who submitted them built on the ones that failed.
@@ -27,6 +28,12 @@ __all__ = ["CommitStats", "Entry", "GroupCommitter", "QueueFull", "commit_entrie
 _LOGGER = logging.getLogger(__name__)
 _BATCH_BYTES_MAX = 16 * 1024**2
 _SLICE_S = 0.0005
+_QUICK_SYNC_S = 0.0005
+"""Up to this a sync may as well be waited for by the one who submits."""
+_STALL_S = 0.01
+_WARY_S = 10.0
+"""How long after a stall nobody but the thread waits for the disk."""
+_LONE_BYTES_MAX = 64 * 1024
 
 
 class QueueFull(Unavailable):
@@ -39,7 +46,8 @@ class Entry:
 
     `context` is the submitter's own. An `urgent` entry may use the reserve of a log whose device is full.
     After delivery either `position` or `error` is set. `append_s` is how long the write took, `sync_s` how
-    long until it was durable; where one call does both it counts as sync.
+    long until it was durable; where one call does both it counts as sync. `held_s` is how long the commit
+    was held open for more because of `widen`.
     """
 
     buffers: Sequence[Buffer]
@@ -53,6 +61,7 @@ class Entry:
     error: PenstockError | None = None
     append_s: float = 0.0
     sync_s: float = 0.0
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +130,19 @@ def _append(log: AppendLog, entries: Sequence[Entry], byte_count: int, start_s: 
         offset += entry.byte_count
 
 
+def _note_held(entries: Sequence[Entry], seconds: float) -> None:
+    for entry in entries:
+        entry.held_s = seconds
+
+
 class GroupCommitter:
     """Commits the entries of one log on a thread of its own.
 
-    `deliver` is called on that thread, once per entry and in the order of submission, with the entries of one
-    commit together; it must not raise. `submit` and `resume` belong to one thread, such as an event loop's.
+    `deliver` is called on that thread, or by `flush`, once per entry and in the order of submission, with the
+    entries of one commit together; it must not raise. `submit`, `flush` and `resume` belong to one thread,
+    such as an event loop's.
     What needs no sync is delivered after the write and synced within `sync_interval_s`. `on_sync` is told how
-    long each sync took.
+    long each sync took. Where it is usually less than `quick_sync_s`, `flush` may wait for it itself.
     """
 
     def __init__(
@@ -139,6 +154,8 @@ class GroupCommitter:
         sync_interval_s: float = 0.1,
         window_max_s: float = 0.01,
         mark_after_s: float = 0.05,
+        quick_sync_s: float = _QUICK_SYNC_S,
+        pause: Callable[[float], None] = time.sleep,
         on_sync: Callable[[float], None] | None = None,
         name: str = "commit",
     ) -> None:
@@ -148,8 +165,18 @@ class GroupCommitter:
         self._sync_interval_s = sync_interval_s
         self._window_max_s = window_max_s
         self._mark_after_s = mark_after_s
+        self._quick_sync_s = quick_sync_s
+        self._pause = pause
         self._on_sync = on_sync
-        self._queue: SimpleQueue[Entry | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Entry] | None] = SimpleQueue()
+        self._held: list[Entry] = []
+        self._submitted = self._taken = 0
+        self._turn = threading.Lock()
+        """Held by whoever commits or syncs."""
+        self._rests = False
+        """Whether the thread waits without a time at which it looks by itself."""
+        self._wary_until_s = 0.0
+        self._window_s = 0.0
         self._generation = 0
         self._failed = -1
         self._failure: PenstockError | None = None
@@ -172,12 +199,12 @@ class GroupCommitter:
         """Counts the calls of `resume`; entries carry it."""
         return self._generation
 
-    def submit(self, entry: Entry) -> None:
-        """Queue an entry; `deliver` tells what became of it.
+    def submit(self, entry: Entry, *, hold: bool = False) -> None:
+        """Queue an entry; `deliver` tells what became of it. With `hold` the thread hears of it by `flush`.
 
         Raises `QueueFull`, or `Unavailable` once closed; then it is not queued.
         """
-        depth = self._queue.qsize()
+        depth = self._submitted - self._taken
         if depth >= self._queue_max:
             self._submit_full += 1
             raise QueueFull(f"{depth} writes wait for the disk; retry in a moment")
@@ -186,7 +213,46 @@ class GroupCommitter:
         if depth >= self._queue_peak:
             self._queue_peak = depth + 1
         entry.generation = self._generation
-        self._queue.put(entry)
+        self._submitted += 1
+        self._held.append(entry)
+        if not hold:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what was held: waking the thread once for many costs less than once for each."""
+        if self._held:
+            entries, self._held = self._held, []
+            if not self._commit_alone(entries):
+                self._queue.put(entries)
+
+    def _commit_alone(self, entries: list[Entry]) -> bool:
+        """Commit a lone durable entry here and now, if nothing else is under way and the disk is quick."""
+        is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _LONE_BYTES_MAX
+        if not is_lone or self._submitted - self._taken != 1 or not self._is_quick():
+            return False
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._taken += 1
+            self._commit(entries)
+        finally:
+            self._turn.release()
+        if self._rests:
+            self._rests = False
+            self._queue.put([])  # it has something to vouch for when it gets quiet
+        return True
+
+    def _is_quick(self) -> bool:
+        if self._window_s or not 0.0 < self._usual_sync_s < self._quick_sync_s:
+            return False
+        return time.monotonic() >= self._wary_until_s
+
+    def widen(self, window_s: float) -> None:
+        """From now on let a commit wait up to so long for more, as long as more comes.
+
+        0 leaves it to wait where that pays by itself.
+        """
+        self._window_s = window_s
 
     def resume(self) -> int:
         """Go on after a failure, once everything that built on it is undone; returns the new generation."""
@@ -203,7 +269,7 @@ class GroupCommitter:
             rotations=self._log.rotations,
             failures=self._failures,
             submit_full=self._submit_full,
-            queue_depth=self._queue.qsize(),
+            queue_depth=self._submitted - self._taken,
             queue_peak=self._queue_peak,
         )
 
@@ -214,6 +280,7 @@ class GroupCommitter:
         """
         if not self._closed:
             self._closed = True
+            self.flush()
             self._queue.put(None)
             if self._thread.ident is None:
                 self._run()
@@ -229,36 +296,51 @@ class GroupCommitter:
         closing = False
         while not closing:
             try:
-                first = self._queue.get(timeout=self._patience_s())
+                first = self._queue.get(timeout=self._rest_s())
             except Empty:
-                self._tend()
+                with self._turn:
+                    self._tend()
                 continue
             if first is None:
                 return
-            batch, closing = self._collect(first)
-            self._commit(batch)
-            if time.monotonic() >= self._sync_due_s:
-                self._tend()
+            with self._turn:
+                batch, closing = self._collect(first)
+                if batch:
+                    self._commit(batch)
+                if time.monotonic() >= self._sync_due_s:
+                    self._tend()
 
-    def _collect(self, first: Entry) -> tuple[list[Entry], bool]:
+    def _rest_s(self) -> float | None:
+        # The flag goes up before the look: whoever commits after it finds one of the two.
+        self._rests = True
+        patience_s = self._patience_s()
+        self._rests = patience_s is None
+        return patience_s
+
+    def _collect(self, first: list[Entry]) -> tuple[list[Entry], bool]:
         """Everything that waits. Where a sync takes longer than to wait for more, and fewer wait than last
         time, the rest of them is probably on its way: then a little later.
         """
-        batch = [first]
+        batch = first
+        self._taken += len(first)
         closing = self._drain(batch)
         expects_more = self._usual_sync_s > 2 * _SLICE_S and len(batch) * 2 < self._last_size
-        if expects_more and not closing:
-            closing = self._linger(batch)
+        window_s = self._window_s
+        if batch and not closing and (window_s or expects_more):
+            start_s = time.perf_counter()
+            closing = self._linger(batch, window_s or self._window_max_s)
+            if window_s:
+                _note_held(batch, time.perf_counter() - start_s)
         self._last_size = len(batch)
         return batch, closing
 
-    def _linger(self, batch: list[Entry]) -> bool:
-        """Wait in slices for as long as each one brings more."""
-        give_up_s = time.monotonic() + self._window_max_s
+    def _linger(self, batch: list[Entry], window_s: float) -> bool:
+        """Wait in slices for as long as each one brings more, and no longer than the window."""
+        give_up_s = time.monotonic() + window_s
         closing = False
         while not closing and time.monotonic() < give_up_s:
             before = len(batch)
-            time.sleep(_SLICE_S)
+            self._pause(_SLICE_S)
             closing = self._drain(batch)
             if len(batch) == before:
                 break
@@ -267,13 +349,13 @@ class GroupCommitter:
     def _drain(self, batch: list[Entry]) -> bool:
         """Take what is queued, up to a bound in bytes; True when the end of the queue was found."""
         byte_count = 0
-        take = self._queue.get_nowait
         for _ in range(self._queue.qsize()):
-            entry = take()
-            if entry is None:
+            entries = self._queue.get_nowait()
+            if entries is None:
                 return True
-            batch.append(entry)
-            byte_count += entry.byte_count
+            batch += entries
+            self._taken += len(entries)
+            byte_count += sum([entry.byte_count for entry in entries])
             if byte_count > _BATCH_BYTES_MAX:
                 break
         return False
@@ -334,6 +416,8 @@ class GroupCommitter:
 
     def _note_sync(self, seconds: float) -> None:
         # Down at once and up slowly: a sync that only waited for the processor does not make the disk slow.
+        if seconds > _STALL_S:
+            self._wary_until_s = time.monotonic() + _WARY_S
         slower = seconds - self._usual_sync_s
         self._usual_sync_s += slower / 64 if slower > 0 else slower
         if self._on_sync is not None:

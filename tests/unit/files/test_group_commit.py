@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from tests.unit.files.log_doubles import DIRECTORY, TINY, bodies, frame
 
 from penstock.errors import StorageFull, Unavailable
-from penstock.files import AppendLog, Entry, GroupCommitter, OsFileSystem, QueueFull, commit_entries, scan
+from penstock.files import (
+    AppendLog,
+    Entry,
+    GroupCommitter,
+    LogPosition,
+    OsFileSystem,
+    QueueFull,
+    commit_entries,
+    scan,
+)
+from penstock.fs import Buffer
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault
 
 PATIENCE_S = 30
@@ -74,9 +84,19 @@ def gate() -> Gate:
 
 @pytest.fixture
 def committer(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
-    made = GroupCommitter(log, gate.deliver, queue_max=8, sync_interval_s=0.001, mark_after_s=0.001)
+    made = GroupCommitter(
+        log, gate.deliver, queue_max=8, sync_interval_s=0.001, mark_after_s=0.001, quick_sync_s=0.0
+    )
     yield made
     gate.open.set()
+    made.close()
+
+
+@pytest.fixture
+def quick(log: AppendLog, gate: Gate) -> Iterator[GroupCommitter]:
+    """One for which every disk is quick."""
+    made = GroupCommitter(log, gate.deliver, sync_interval_s=0.001, mark_after_s=0.001, quick_sync_s=60.0)
+    yield made
     made.close()
 
 
@@ -307,3 +327,91 @@ def test_on_a_real_disk_the_next_file_is_made_ahead(tmp_path: Path, gate: Gate) 
     log.close()
     assert committer.stats().rotations >= 2
     assert bodies(scan(OsFileSystem(), str(tmp_path), TINY)) == [b"%d" % n for n in range(300)]
+
+
+def test_what_is_held_is_committed_together_when_it_is_let_go(committer: GroupCommitter, gate: Gate) -> None:
+    committer.start()
+    for n in range(3):
+        committer.submit(entry(n), hold=True)
+    assert committer.stats().queue_depth == 3
+    committer.flush()
+    committer.flush()
+    gate.wait_for(3)
+    assert numbers(gate.entries) == [0, 1, 2]
+    assert gate.batches == [3]
+
+
+def test_held_entries_fail_with_those_they_were_built_on(
+    disk: FakeDisk, committer: GroupCommitter, gate: Gate
+) -> None:
+    disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ONCE)
+    committer.start()
+    committer.submit(entry(0))
+    committer.submit(entry(1), hold=True)
+    gate.wait_for(1)
+    committer.resume()
+    committer.flush()
+    gate.wait_for(2)
+    assert [done.error is None for done in gate.entries] == [False, False]
+    committer.submit(entry(2))
+    gate.wait_for(3)
+    assert gate.entries[-1].error is None
+
+
+def test_where_syncs_are_quick_a_lone_entry_is_committed_by_who_submits_it(
+    quick: GroupCommitter, gate: Gate, log: AppendLog
+) -> None:
+    quick.start()
+    quick.submit(entry(0))  # from it the committer learns how long a sync takes
+    gate.wait_for(1)
+    until(lambda: quick.stats().entries == 1 and not log.wants_mark)
+    quick.submit(entry(1))
+    assert numbers(gate.entries) == [0, 1]
+    assert quick.stats().entries == 2
+    until(lambda: not log.wants_mark)  # the thread vouches for it, though it was never handed the entry
+
+
+def test_after_a_stall_only_the_thread_waits_for_the_disk(
+    quick: GroupCommitter, gate: Gate, log: AppendLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick.start()
+    quick.submit(entry(0))
+    gate.wait_for(1)
+    until(lambda: quick.stats().entries == 1 and not log.wants_mark)
+    append = log.append
+
+    def stalled(
+        buffers: Sequence[Buffer], byte_count: int, frame_count: int, *, sync: bool, urgent: bool = False
+    ) -> LogPosition:
+        threading.Event().wait(0.02)
+        return append(buffers, byte_count, frame_count, sync=sync, urgent=urgent)
+
+    monkeypatch.setattr(log, "append", stalled)
+    quick.submit(entry(1))
+    monkeypatch.undo()
+    gate.open.clear()
+    quick.submit(entry(2))  # would not come back if the delivery were made by this thread
+    gate.open.set()
+    gate.wait_for(3)
+    assert numbers(gate.entries) == [0, 1, 2]
+
+
+def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, gate: Gate) -> None:
+    coming = [1, 2, 3]
+
+    def pause(seconds: float) -> None:
+        if coming:
+            committer.submit(entry(coming.pop(0)))
+
+    committer = GroupCommitter(log, gate.deliver, quick_sync_s=0.0, pause=pause)
+    committer.widen(60.0)
+    committer.start()
+    committer.submit(entry(0))
+    gate.wait_for(4)
+    assert gate.batches == [4]
+    assert all(done.held_s > 0 for done in gate.entries)
+    committer.widen(0.0)
+    committer.submit(entry(4))
+    gate.wait_for(5)
+    assert gate.entries[-1].held_s == 0.0
+    committer.close()

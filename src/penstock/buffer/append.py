@@ -17,7 +17,7 @@ from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
 from penstock.buffer.queue_producer import QueueProducer
 from penstock.buffer.stored_batch import StoredBatch
-from penstock.buffer.transaction import Transaction, encode_tag, newest_version
+from penstock.buffer.transaction import NO_VERSION, Transaction, encode_tag, newest_version
 from penstock.buffer.upload import STALE_AFTER_S
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG, mint_ulid
@@ -48,6 +48,7 @@ async def append_batches(
     batches: Sequence[StoredBatch],
     transaction: Transaction | None = None,
     *,
+    follows: int | None = None,
     store: ObjectStore | None = None,
     clock: Clock = SYSTEM_CLOCK,
     rng: random.Random = SYSTEM_RNG,
@@ -57,8 +58,10 @@ async def append_batches(
 
     Under a transaction this may be repeated, after any error and by another process: what is committed is
     not appended again. Of `batches` only the first run's count, as those of a repetition are not looked at.
-    Raises `StaleTransaction` if the application has committed a later version, `OutcomeUnknown` if the
-    batches may be in the queue (repeat it under the same transaction to find out), and `StorageError` if not.
+    `follows` demands that the application's last version is this one (`NO_VERSION`: that it has none).
+    Raises `StaleTransaction` if the application has committed a later version or does not stand where
+    `follows` says, `OutcomeUnknown` if the batches may be in the queue (repeat it under the same transaction
+    to find out), and `StorageError` if not.
     """
     if not batches:
         return Appended(first=None, count=0, repeated=False)
@@ -68,7 +71,7 @@ async def append_batches(
     policy = RetryPolicy(deadline_s=config.append_deadline_s)
     async with _opened(config, store) as opened:
         file = ManifestFile(opened, config.manifest_key)
-        guard = _Guard(file, transaction)
+        guard = _Guard(file, transaction, follows)
         try:
             await retry(
                 lambda: ensure_conditional_writes(opened, config.prefix), policy, clock=clock, rng=rng
@@ -141,9 +144,10 @@ async def _opened(config: QueueConfig, store: ObjectStore | None) -> AsyncIterat
 class _Guard:
     """What keeps a transaction from being committed twice. Without one it lets everything pass."""
 
-    def __init__(self, file: ManifestFile, transaction: Transaction | None) -> None:
+    def __init__(self, file: ManifestFile, transaction: Transaction | None, follows: int | None) -> None:
         self._file = file
         self._transaction = transaction
+        self._follows = follows
 
     async def is_committed(self, snapshot: Snapshot) -> bool:
         if self._transaction is None:
@@ -156,7 +160,19 @@ class _Guard:
                 "checkpoint was set back, copied, or is in use twice. Go on with the checkpoint that wrote "
                 f"version {last}, or start anew with an empty one"
             )
+        if last != version and self._follows is not None:
+            self._check_order(NO_VERSION if last is None else last)
         return last == version
+
+    def _check_order(self, last: int) -> None:
+        if last != self._follows:
+            assert self._transaction is not None
+            app = self._transaction.app
+            raise StaleTransaction(
+                f"{app!r} stands at version {_told(last)} in {self._file.path}, and this step goes on from "
+                f"{_told(self._follows)}: another process works under the same name. Stop one of the two, "
+                "or look up the version and go on from there"
+            )
 
     async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:
         """Step 5. The append is done and true without it, so failing is worth a warning only."""
@@ -172,6 +188,10 @@ class _Guard:
                 self._file.book_path,
                 error,
             )
+
+
+def _told(version: int | None) -> str:
+    return "none" if version == NO_VERSION else str(version)
 
 
 class _Placed:

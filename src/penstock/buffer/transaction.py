@@ -21,6 +21,10 @@ consumer removed them between W and M, at b. Its a came before that b, b before 
 after that: so 2 saw the tag. Either way 3 ended it: a contradiction. Numbers in the manifest only rise, so
 no later manifest has the same bytes as M, and "M was the manifest at 4" is what the condition of 4 says.
 
+So `last` in 3 is the last version at the moment of 4. A writer whose versions are not counted one by one,
+but are places in something that it reads, may therefore also demand that `last` is the version it goes on
+from: of two such writers at the same time one is refused, also when their steps end at different places.
+
 A consumer of the format that knows no book skips a. Step 5 leaves it only the moment between 4 and 5: if the
 writer dies there, and that consumer dequeues the entries before the writer is started again, the
 transaction is forgotten.
@@ -37,11 +41,22 @@ from typing import Final
 from penstock.buffer import manifest
 from penstock.buffer.errors import InvalidInputError
 
-__all__ = ["APP_BYTES_MAX", "VERSION_MAX", "Transaction", "encode_tag", "find_tag", "newest_version", "tags"]
+__all__ = [
+    "APP_BYTES_MAX",
+    "NO_VERSION",
+    "VERSION_MAX",
+    "Transaction",
+    "encode_tag",
+    "find_tag",
+    "newest_version",
+    "tags",
+]
 
 APP_BYTES_MAX: Final = 200
 """A tag stands in every entry of the manifest, which every append transfers whole."""
 VERSION_MAX: Final = 2**63 - 1
+NO_VERSION: Final = -1
+"""In place of a version: the application has committed none yet."""
 
 MAGIC: Final = b"PTX1"
 _LENGTH = struct.Struct("<H")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 
 import pyarrow as pa
 import pytest
-from tests.unit.buffer.doubles import MANIFEST, Queue, once
+from tests.unit.buffer.doubles import MANIFEST, Queue, ScriptedStore, once
 
 from penstock import errors
 from penstock.buffer import (
@@ -24,9 +25,11 @@ from penstock.buffer import (
     last_version,
     store_batch,
 )
+from penstock.buffer import manifest as m
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.book import read_book
-from penstock.buffer.transaction import find_tag
+from penstock.buffer.transaction import NO_VERSION, find_tag
+from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import RecordChunk
 from penstock.objects import MemoryStore
 
@@ -265,3 +268,53 @@ async def test_a_consumer_that_knows_no_book_does_no_harm_once_the_append_has_re
     await append(q, await stored(q, b"a"), version=7)
     await q.store_raw(MANIFEST, manifest.dequeue(await q.raw(), 0))
     assert (await append(q, await stored(q, b"a"), version=7)).repeated
+
+
+async def test_a_step_that_says_what_it_follows_is_appended_only_there(q: Queue) -> None:
+    config = ProducerConfig(store=q.store)
+
+    async def step(version: int, follows: int, record: bytes) -> Appended:
+        transaction = Transaction(app="relay", version=version)
+        batch = await stored(q, record)
+        return await append_batches(config, [batch], transaction, follows=follows, clock=q.clock, rng=q.rng)
+
+    with pytest.raises(StaleTransaction, match="stands at version none"):
+        await step(10, 5, b"x")
+    assert not (await step(10, NO_VERSION, b"a")).repeated
+    assert (await step(10, NO_VERSION, b"a")).repeated, "it is committed, whatever it followed"
+    assert not (await step(25, 10, b"b")).repeated
+    with pytest.raises(StaleTransaction, match="goes on from 10: another process"):
+        await step(30, 10, b"x")
+    assert await delivered(q) == [b"a", b"b"]
+    with pytest.raises(StaleTransaction, match="stands at version 25"):
+        await step(30, 10, b"x")
+
+
+async def test_a_rival_that_wins_the_swap_is_noticed() -> None:
+    store = ScriptedStore(clock=SYSTEM_CLOCK)
+    config = ProducerConfig(store=store)
+
+    async def step(version: int, *records: bytes) -> Appended:
+        batch = await store_batch(store, "ingest", [*records])
+        transaction = Transaction(app="relay", version=version)
+        return await append_batches(config, [batch], transaction, follows=NO_VERSION)
+
+    await step(0, b"z")
+    held, swapping = asyncio.Event(), asyncio.Event()
+
+    def gate(op: str, key: str) -> asyncio.Event | None:
+        if (op, key) != ("cas", MANIFEST) or swapping.is_set():
+            return None
+        swapping.set()
+        return held
+
+    store.gate = gate
+    transactions = [Transaction(app="relay", version=version) for version in (2, 1)]
+    batches = [await store_batch(store, "ingest", records) for records in ([b"a", b"b"], [b"a"])]
+    mine = asyncio.create_task(append_batches(config, batches[:1], transactions[0], follows=0))
+    await swapping.wait()
+    assert not (await append_batches(config, batches[1:], transactions[1], follows=0)).repeated
+    held.set()
+    with pytest.raises(StaleTransaction, match="stands at version 1"):
+        await mine
+    assert m.index((await store.get(MANIFEST)).data).footer.next_sequence == 2

@@ -14,6 +14,20 @@ RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
 RECOVERY = "tests/unit/topics/test_recovery.py"
 RELOCATION = "tests/unit/topics/test_cold_relocation.py"
+FANOUT = "tests/unit/server/test_fanout.py"
+DISPATCH = "tests/unit/server/test_dispatch.py"
+STRONG = "tests/unit/server/test_strong_watch.py"
+WEBSOCKET = "tests/unit/server/test_websocket.py"
+QUEUE = "tests/unit/topics/test_engine_queue.py"
+QUEUE_RESTART = "tests/unit/topics/test_engine_queue_restart.py"
+LETTERS = "tests/unit/topics/test_dead_letters.py"
+WORK = "tests/unit/topics/test_work.py"
+QUEUE_FAULTS = "tests/unit/topics/test_queue_faults.py"
+ROUTERS = "tests/unit/topics/test_routers.py"
+ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
+ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
+APPEND = "tests/unit/buffer/test_append.py"
+RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
 TOPIC_MUTANTS = (
@@ -88,13 +102,26 @@ TOPIC_MUTANTS = (
         new="        if batch[0].generation < self._failed:\n",
         test=f"{GROUP_COMMIT}::test_after_a_failure_everything_fails_until_it_is_resumed",
     ),
+    Mutant(
+        name="a lone entry overtakes what is queued",
+        file="files/group_commit.py",
+        old="        if not is_lone or self._submitted - self._taken != 1 or not self._is_quick():\n",
+        new="        if not is_lone or not self._is_quick():\n",
+        test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
+    ),
+    Mutant(
+        name="what waits never rises",
+        file="topics/ready_set.py",
+        old="        aged = self.priority + _AGEING_PER_MS * min(",
+        new="        aged = self.priority + 0 * min(",
+        test="tests/unit/topics/test_ready_set.py::test_what_waits_rises_band_by_band_until_it_is_served",
+    ),
     # Writing and reading
     Mutant(
         name="records are published before their commit",
         file="topics/writing.py",
-        old="        topic.take_off(batch)\n        self._catalog.tally(topic)\n        return append\n",
-        new="        topic.take_off(batch)\n        topic.keep_in_memory(batch, now_ms=now_ms)\n"
-        "        return append\n",
+        old="        topic.take_off(batch)\n        self._catalog.tally(topic)\n",
+        new="        topic.take_off(batch)\n        topic.keep_in_memory(batch, now_ms=0)\n",
         test=f"{WRITE}::test_nothing_is_visible_before_its_commit[fsync]",
     ),
     Mutant(
@@ -114,8 +141,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a reservation is not synced",
         file="topics/writing.py",
-        old="            sync=sync or reserved > 0,\n",
-        new="            sync=sync,\n",
+        old="            sync=durability in _SYNCED or reserved > 0,\n",
+        new="            sync=durability in _SYNCED,\n",
         test=f"{DURABILITY}::test_disk_reserves_before_it_runs_out",
     ),
     Mutant(
@@ -212,5 +239,434 @@ TOPIC_MUTANTS = (
         old="        groups = [group for group in there if not self._is_covered(group)]\n",
         new="        groups = list(there)\n",
         test=f"{RECOVERY}::test_an_old_config_does_not_come_back_with_an_old_log[0]",
+    ),
+    # From a topic into a queue, and through Spark
+    Mutant(
+        name="two relays at once both append",
+        file="buffer/append.py",
+        old="        if last != version and self._follows is not None:\n",
+        new="        if last is None and self._follows is not None:\n",
+        test=f"{APPEND}::test_a_rival_that_wins_the_swap_is_noticed",
+    ),
+    Mutant(
+        name="a relay passes over a gap in silence",
+        file="services/relay_draft.py",
+        old='        if self.on_gap == "fail":\n',
+        new='        if self.on_gap == "never":\n',
+        test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_draft_as_it_was",
+    ),
+    Mutant(
+        name="a relay takes a new topic for the old one with a gap",
+        file="services/relay_draft.py",
+        old='        if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
+        new="        if page.next_from_seq < 0:\n",
+        test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",
+    ),
+    Mutant(
+        name="a relay does not look whether the last record is still the same",
+        file="services/relay.py",
+        old="found.seq == known.seq and found.ts_ms != known.ts_ms:\n",
+        new="found.seq != known.seq and found.ts_ms != known.ts_ms:\n",
+        test="tests/process/test_relay.py::test_a_topic_that_was_made_anew_is_noticed",
+    ),
+    Mutant(
+        name="an idempotency key for whatever rows come the second time",
+        file="spark/topic_sink.py",
+        old="    digest.update(body)\n",
+        new="",
+        test="tests/unit/spark/test_topic_rows.py::test_a_key_tells_steps_and_contents_apart_and_fits",
+    ),
+    # Queues
+    Mutant(
+        name="a token is not compared",
+        file="topics/leases.py",
+        old="        return job if not lease_id or lease_id == job.lease_id else None\n",
+        new="        return job\n",
+        test=f"{QUEUE}::test_a_stale_lease_id_acks_nothing",
+    ),
+    Mutant(
+        name="anybody may ack a job that is held",
+        file="topics/leases.py",
+        old="        if job is None or job.state != LEASED or job.node != node:\n",
+        new="        if job is None or job.state != LEASED:\n",
+        test=f"{QUEUE}::test_an_ack_deletes_for_good_and_only_what_the_node_holds",
+    ),
+    Mutant(
+        name="a lease runs out while its ack is being committed",
+        file="topics/leases.py",
+        old="        self._set(seq, job, LEAVING)\n",
+        new="        pass\n",
+        test=f"{QUEUE}::test_while_an_ack_is_being_committed_nobody_gets_the_job",
+    ),
+    Mutant(
+        name="lease numbers are given out before they are reserved",
+        file="topics/claiming.py",
+        old="        desk.reserving = commit(topic, [frame], apply=apply, sync=True)\n",
+        new="        apply()\n        desk.reserving = commit(topic, [], sync=False)\n",
+        test=f"{QUEUE_RESTART}::test_a_lease_number_is_never_given_out_twice",
+    ),
+    Mutant(
+        name="a job is deleted before its dead letter is durable",
+        file="topics/dead_letters.py",
+        old="            await sync(letters)\n",
+        new="            pass\n",
+        test=f"{LETTERS}::test_whenever_the_power_goes_the_job_is_in_one_of_both",
+    ),
+    Mutant(
+        name="a claim that failed keeps its jobs",
+        file="topics/claiming.py",
+        old="        except BaseException:\n            self.take_back(topic, desk, claimers)\n",
+        new="        except BaseException:\n",
+        test=f"{QUEUE_RESTART}::test_a_durable_claim_that_cannot_be_logged_hands_out_nothing",
+    ),
+    Mutant(
+        name="a worker is not woken when a job comes back",
+        file="topics/queueing.py",
+        old="        desk.returned.wake()\n        await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
+        new="        await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
+        test=f"{WORK}::test_a_stream_that_waits_is_woken_at_once",
+    ),
+    Mutant(
+        name="a stream that hangs is given jobs for ever",
+        file="topics/holding.py",
+        old="        return self.is_open and not self.lapsed\n",
+        new="        return self.is_open\n",
+        test=f"{WORK}::test_another_node_does_not_answer_for_a_stream",
+    ),
+    Mutant(
+        name="a worker that is late is never heard again",
+        file="topics/leases.py",
+        old="            held.lapsed.clear()\n            self._silent.discard(held)\n        return",
+        new="            pass\n        return",
+        test=f"{WORK}::test_a_worker_that_is_late_goes_on_as_soon_as_it_is_heard",
+    ),
+    Mutant(
+        name="one stream of a node answers for the others",
+        file="topics/leases.py",
+        old="        return held.lost(seq, lease_id) if job is None else job.held is held\n",
+        new="        return job is not None or held.lost(seq, lease_id)\n",
+        test=f"{WORK}::test_a_stream_that_hangs_is_not_taken_for_another_one_of_the_same_node",
+    ),
+    Mutant(
+        name="jobs are dealt to a stream that is gone",
+        file="topics/claiming.py",
+        old="        is_there = not self.has_left and (self.held is None or self.held.takes_jobs)\n",
+        new="        is_there = True\n",
+        test=f"{WORK}::test_a_stream_that_drops_while_its_cohort_is_served_holds_nothing",
+    ),
+    Mutant(
+        name="what was dealt to somebody who left stays with it",
+        file="topics/queueing.py",
+        old="            self._hand_out.take_back(topic, desk, [claimer])\n",
+        new="",
+        test=f"{WORK}::test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back",
+    ),
+    Mutant(
+        name="a snapshot does not know of claims that were not logged",
+        file="topics/claiming.py",
+        old="                topic.captured = None  # the next snapshot has the deliveries\n",
+        new="                pass\n",
+        test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
+    ),
+    Mutant(
+        name="leases come back that ended while they were not durable",
+        file="topics/recovery.py",
+        old="                    topic.leases.end_leases()\n",
+        new="                    pass\n",
+        test=f"{QUEUE_FAULTS}::test_a_crash_before_current_leases_are_logged_brings_back_no_ended_ones",
+    ),
+    Mutant(
+        name="leases that are held when they become durable are not logged",
+        file="topics/catalog.py",
+        old="                logged.extend(log_leases(topic, now_ms))\n",
+        new="                pass\n",
+        test=f"{QUEUE_FAULTS}::test_leases_that_are_held_become_durable_with_the_config_even_if_its_caller_goes",
+    ),
+    Mutant(
+        name="a stop does not wait for dead letters",
+        file="topics/engine.py",
+        old="            await self._queues.settle()\n",
+        new="            pass\n",
+        test=f"{QUEUE_FAULTS}::test_a_stop_waits_for_dead_letters_that_are_on_their_way",
+    ),
+    Mutant(
+        name="a claim that failed counts as a delivery",
+        file="topics/leases.py",
+        old="        job.deliveries -= 1\n",
+        new="        pass\n",
+        test=f"{QUEUE_FAULTS}::test_a_claim_that_cannot_be_logged_is_no_delivery",
+    ),
+    Mutant(
+        name="a letter that is refused is tried first for ever",
+        file="topics/leases.py",
+        old="        self._stuck.append(seq)\n",
+        new="        self._stuck.appendleft(seq)\n",
+        test=f"{QUEUE_FAULTS}::test_a_job_that_cannot_be_read_does_not_keep_other_letters_back",
+    ),
+    Mutant(
+        name="jobs that are evicted stay in the table",
+        file="topics/leases.py",
+        old="            self._forget(heappop(lows))\n",
+        new="            heappop(lows)\n",
+        test=f"{QUEUE_FAULTS}::test_jobs_that_go_from_the_front_are_forgotten_without_a_look_at_all_others",
+    ),
+    # Routers
+    Mutant(
+        name="a cut is taken while copies are on their way",
+        file="topics/upkeep.py",
+        old="        async with self._routing.still():\n            cut = self._capture(last)\n",
+        new="        cut = self._capture(last)\n",
+        test=f"{ROUTER_RECOVERY}::test_a_checkpoint_waits_for_copies_that_are_on_their_way",
+    ),
+    Mutant(
+        name="a durable copy refers to a source that is not",
+        file="topics/selection.py",
+        old="    if durability not in _REFERABLE or (dest.config.durable and not source.config.durable):\n",
+        new="    if durability not in _REFERABLE:\n",
+        test=f"{ROUTER_RECOVERY}::test_a_durable_copy_of_a_weaker_source_is_kept_by_itself",
+    ),
+    Mutant(
+        name="the log takes a cursor forward again that went back",
+        file="topics/recovery.py",
+        old="            moved=self._has_moved() or self._routers.lowered,\n",
+        new="            moved=self._has_moved(),\n",
+        test=f"{ROUTER_RECOVERY}::test_a_cursor_that_is_ahead_of_its_source_goes_back_for_good",
+    ),
+    Mutant(
+        name="a cursor counts without the copies behind it",
+        file="topics/forward.py",
+        old="flags=MORE if follows else 0",
+        new="flags=0",
+        test=f"{ROUTER_RECOVERY}::test_a_cursor_without_its_copies_is_cut_with_them",
+    ),
+    Mutant(
+        name="the segments of a deleted source go before its copies have some",
+        file="topics/upkeep.py",
+        old="        if topic.is_referred:\n",
+        new="        if False:\n",
+        test=f"{ROUTERS}::test_a_deleted_source_in_segments_is_there_until_its_copies_are",
+    ),
+    Mutant(
+        name="a full destination is passed over",
+        file="topics/selection.py",
+        old="            picked.blocked, picked.cursor = True, seq - 1\n            return False\n",
+        new="            picked.cursor = seq\n            continue\n",
+        test=f"{ROUTERS}::test_a_full_destination_holds_the_router_back_and_loses_nothing",
+    ),
+    Mutant(
+        name="a start forgets that a source is referred to by routers",
+        file="topics/recovery.py",
+        old="            self._topics[source_id].is_referred = True\n",
+        new="            pass\n",
+        test=f"{ROUTER_FAULTS}::test_a_source_deleted_after_a_restart_is_there_until_its_copies_are",
+    ),
+    Mutant(
+        name="copies of a disk router whose originals are gone are passed over in silence",
+        file="topics/recovery.py",
+        old="is not Durability.FSYNC and not was_stored:",
+        new="is not Durability.FSYNC:",
+        test=f"{ROUTER_FAULTS}::test_a_copy_whose_original_was_in_a_segment_that_is_gone_is_reported",
+    ),
+    Mutant(
+        name="a reader gives up on a router that ended before the last record came",
+        file="topics/routing.py",
+        old="            if router.cursor == before and not _got_there(task):\n",
+        new="            if router.cursor == before:\n",
+        test=f"{ROUTER_FAULTS}::test_a_write_in_the_commit_of_a_pass_is_in_the_next_diff",
+    ),
+    Mutant(
+        name="a backup leaves the originals of routers out",
+        file="topics/backup.py",
+        old="        for topic_id in missing.keys() - left_out:\n",
+        new="        for topic_id in missing.keys() - removed:\n",
+        test=f"{ROUTER_FAULTS}::test_a_backup_waits_for_a_snapshot_that_needs_no_originals_if_those_are_gone",
+    ),
+    Mutant(
+        name="a pass of a router looks at everything there is",
+        file="topics/selection.py",
+        old="        left -= stop - start\n",
+        new="",
+        test=f"{ROUTER_FAULTS}::"
+        "test_a_pass_that_takes_nothing_looks_at_few_records_and_lets_others_have_their_turn",
+    ),
+    Mutant(
+        name="copies of routers gather in memory without a bound",
+        file="topics/copy_memory.py",
+        old="        return self._total < self._bound\n",
+        new="        return True\n",
+        test=f"{ROUTER_FAULTS}::test_copies_wait_in_the_source_when_checkpoints_fail",
+    ),
+    Mutant(
+        name="a router without room tries at every tick",
+        file="topics/resting.py",
+        old="min(2 * self._pauses.get(router, REST_MIN_S / 2), REST_MAX_S)",
+        new="REST_MIN_S",
+        test=f"{ROUTER_FAULTS}::test_a_router_without_room_tries_less_and_less_often",
+    ),
+    Mutant(
+        name="a router that rests does not see that there is room",
+        file="topics/resting.py",
+        old="            if until_s <= now_s or look != _look(router)\n",
+        new="            if until_s <= now_s\n",
+        test=f"{ROUTER_FAULTS}::test_a_destination_that_gets_room_is_seen_to_by_the_next_tick",
+    ),
+    Mutant(
+        name="a router that went with its topic is changed",
+        file="topics/router_registry.py",
+        old="            if source.gone or dest.gone or (known is not None and known.stopped):\n",
+        new="            if source.gone or dest.gone:\n",
+        test=f"{ROUTER_FAULTS}::test_a_change_that_is_decided_after_its_topic_went_is_refused",
+    ),
+    Mutant(
+        name="lost ranges of routers gather in a queue",
+        file="topics/topic.py",
+        old="        self.trims.fold(self.floors, self.index.earliest_seq)\n",
+        new="",
+        test=f"{ROUTER_FAULTS}::test_lost_ranges_of_a_queue_do_not_gather",
+    ),
+    Mutant(
+        name="what a router lost becomes rows",
+        file="topics/index.py",
+        old="            if low - end - 1 <= HOLE_ROWS_MAX:\n",
+        new="            if True:\n",
+        test=f"{ROUTER_FAULTS}::test_what_was_lost_between_live_records_takes_no_rows_of_segments",
+    ),
+    # Live delivery
+    Mutant(
+        name="a watcher whose connection was full is forgotten",
+        file="server/topics/outlet.py",
+        old="follower.feed.is_gone:\n                self.hub.put(follower)\n",
+        new="follower.feed.is_gone:\n                pass\n",
+        test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
+    ),
+    Mutant(
+        name="a full connection is written to all the same",
+        file="server/topics/outlet.py",
+        old="        if self.is_over or not outlet.is_writable:\n",
+        new="        if self.is_over:\n",
+        test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
+    ),
+    Mutant(
+        name="a watcher behind the head waits for the next publish",
+        file="server/topics/outlet.py",
+        old="        if step.to_seq != end_seq:\n            outlet.hub.put(self)\n",
+        new="        if step.to_seq != end_seq:\n            pass\n",
+        test=f"{FANOUT}::test_a_turn_ends_when_much_was_read",
+    ),
+    Mutant(
+        name="what was read for one turn is sent in the next",
+        file="server/topics/fanout.py",
+        old="        turn.end()\n",
+        new="        turn.size = 0\n",
+        test=f"{FANOUT}::test_a_record_deleted_since_others_got_it_is_not_sent_from_memory",
+    ),
+    Mutant(
+        name="the last event id takes a client forward",
+        file="server/topics/sessions.py",
+        old="min(place.cursor, seen.get(name, place.cursor))",
+        new="seen.get(name, place.cursor)",
+        test=f"{FANOUT}::test_an_id_takes_a_client_back_and_never_forward",
+    ),
+    # Scheduling
+    Mutant(
+        name="what is put off is forgotten",
+        file="server/topics/dispatch.py",
+        old="        if len(self._ready):\n            self._pulse()\n",
+        new="",
+        test=f"{DISPATCH}::test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write",
+    ),
+    Mutant(
+        name="what waits for more of its own is forgotten",
+        file="server/topics/delays.py",
+        old="                    self._back(item)\n",
+        new="",
+        test=f"{DISPATCH}::test_under_pressure_a_topic_that_was_just_served_waits_for_more_of_its_own",
+    ),
+    Mutant(
+        name="priorities do not matter",
+        file="server/topics/dispatch.py",
+        old="        self._ready.mark(channel, channel.priority, self._now_ms())\n",
+        new="        self._ready.mark(channel, 0, self._now_ms())\n",
+        test=f"{DISPATCH}::test_what_is_urgent_goes_first",
+    ),
+    Mutant(
+        name="that topics are put off is a reason to put off more",
+        file="server/topics/dispatch.py",
+        old="        if channel.priority >= 0:\n",
+        new="        if True:\n",
+        test=f"{DISPATCH}::test_how_long_topics_waited_is_reported_unless_they_were_made_to",
+    ),
+    # Origins
+    Mutant(
+        name="an origin in the destination is not looked for",
+        file="topics/selection.py",
+        old="is_once and router.origins.takes(seq, router.dest)",
+        new="False",
+        test=f"{ROUTERS}::test_exactly_once_makes_no_copy_whose_origin_stands_in_the_destination",
+    ),
+    Mutant(
+        name="the origin of a deleted record keeps a copy away",
+        file="topics/origins.py",
+        old="return place is not None and dest.index.locate(place) is not None",
+        new="return place is not None",
+        test=f"{ROUTERS}::test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away",
+    ),
+    Mutant(
+        name="a pass that failed forgets the origins that it met",
+        file="topics/origins.py",
+        old="self._places.get(source_seq)",
+        new="self._places.pop(source_seq, None)",
+        test=f"{ROUTERS}::test_an_origin_counts_also_after_a_pass_that_failed",
+    ),
+    Mutant(
+        name="topics that appeared while a watch was cut off begin at their head",
+        file="topics/client/watch_calls.py",
+        old="            self._body.topics[name] = _Start()\n",
+        new="            pass\n",
+        test="tests/unit/topics/test_client_watch.py"
+        "::test_topics_that_appeared_before_the_first_event_are_not_passed_over",
+    ),
+    # Synced records only
+    Mutant(
+        name="what is not synced is pushed",
+        file="topics/fence.py",
+        old="        self._asked_seq = topic.index.head_seq\n        self._pending,",
+        new="        self._synced_seq = self._asked_seq = topic.index.head_seq\n        self._pending,",
+        test=f"{STRONG}::test_a_record_is_pushed_when_it_is_synced_and_no_later",
+    ),
+    Mutant(
+        name="a sync counts for what came behind it",
+        file="topics/fence.py",
+        old="            self._synced_seq = self._asked_seq\n",
+        new="            self._synced_seq = self._topic.index.head_seq\n",
+        test=f"{STRONG}::test_what_is_written_behind_the_sync_waits_for_the_next",
+    ),
+    Mutant(
+        name="a sync that failed counts",
+        file="topics/fence.py",
+        old="        self._failed = True\n",
+        new="        self._failed = False\n",
+        test=f"{STRONG}::test_a_sync_that_fails_is_asked_for_again_after_a_second_and_nothing_is_pushed_before",
+    ),
+    Mutant(
+        name="a copy counts as synced before its source is",
+        file="topics/fence.py",
+        old="self._shards if topic.has_chunks else (topic.shard,)",
+        new="(topic.shard,)",
+        test=f"{STRONG}::test_a_copy_waits_for_what_it_is_a_copy_of",
+    ),
+    Mutant(
+        name="a page goes on behind its bound",
+        file="topics/diff.py",
+        old="        bound = self._last_seq() + 1\n",
+        new="        bound = self._index.head_seq + 1\n",
+        test="tests/unit/topics/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",
+    ),
+    Mutant(
+        name="publishes overtake one that has no place yet",
+        file="server/topics/websocket.py",
+        old="            self._barrier is not None\n            or ",
+        new="            ",
+        test=f"{WEBSOCKET}::test_publishes_keep_their_order_whether_or_not_they_have_a_key",
     ),
 )

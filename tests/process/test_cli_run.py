@@ -129,6 +129,7 @@ def delivered(root: Path) -> list[int]:
     return sorted(DeltaTable(str(root / "table")).to_pyarrow_table(columns=["n"])["n"].to_pylist())
 
 
+@pytest.mark.long
 def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: list[Run]) -> None:
     produce(root, range(3))
     run = Run(root)
@@ -152,6 +153,7 @@ def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: lis
     assert delivered(root) == list(range(6))
 
 
+@pytest.mark.long
 def test_a_stop_loses_nothing_and_the_next_run_goes_on(root: Path, runs: list[Run]) -> None:
     produce(root, range(12))
     first = Run(root)

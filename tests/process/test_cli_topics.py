@@ -59,6 +59,15 @@ def test_lines_go_in_and_come_out_as_they_were(server: Server) -> None:
     assert len(server.run("diff", "clicks", "--after", "1", "-n", "1").split(b"\t")) == 5
 
 
+def test_diff_can_be_had_by_tag(server: Server) -> None:
+    server.run("write", "t", "--tag", "big", given=b"1\n")
+    server.run("write", "t", "--tag", "bigger", given=b"2\n")
+    server.run("write", "t", given=b"3\n")
+    assert server.run("diff", "t", "--raw", "--tag", "big") == b"1\n"
+    assert server.run("diff", "t", "--raw", "--tag", "big*") == b"1\n2\n"
+    assert server.run("diff", "t", "--raw", "--tag", "big*", "-f", "-n", "2") == b"1\n2\n"
+
+
 def test_what_diff_prints_can_be_written_back(server: Server, tmp_path: Path) -> None:
     with server.client() as client:
         client.write("a", [{"n": n} for n in range(5)], tag="x", node="me")

@@ -15,12 +15,40 @@ from penstock.errors import Corrupt, InvalidInput
 from penstock.files.log_format import chase
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.diff import DiffRequest
+from penstock.topics.forward import LOST_SOURCE, CopyRun, Forward
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.lease_log import (
+    LeaseEvent,
+    dead_letter_frame,
+    lease_frame,
+    replay_lease,
+    reservation_frame,
+)
+from penstock.topics.leases import JobState, LeaseTable
 from penstock.topics.model import Predicate
 from penstock.topics.predicate import canonical, parse_match
+from penstock.topics.router import RouterEntry, decode_created, encode_created
 
 WAL = WalFormat()
+
+
+def _body(frame: bytes) -> bytes:
+    ends, _ = WAL.frame_ends(memoryview(frame), 0, len(frame))
+    return bytes(read_frames(memoryview(frame), 0, ends).body(0))
+
+
+def _replayed(raw: bytes) -> None:
+    """A table that was told of anything still can be counted, and be put into a snapshot."""
+    table = LeaseTable()
+    replay_lease(table, 7, raw)
+    index = MemoryTopic().index
+    table.entry(with_leases=True)
+    table.settle(index, 0, with_leases=True)
+    assert table.in_flight == table.ready(index) == len(table) == 0
+    assert table.next_lease_id <= table.reserved_lease_id
+
+
 BODIES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "topic": (TopicChange.decode, TopicChange(name="topic", config=b'{"ttl_ms":1}').encode()),
     "delete": (
@@ -34,6 +62,42 @@ BODIES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     ),
     "watermark": (Watermarks.decode, Watermarks(cap=1, earliest_seq=2, ttl=3, trim=4).encode()),
     "head": (read_head_watermark, bytes(8)),
+    "lease": (_replayed, _body(lease_frame(LeaseEvent.CLAIMED, 1, JobState(7, 2, 3, 99, "w"), ts_ms=1))),
+    "release": (_replayed, _body(lease_frame(LeaseEvent.RELEASED, 1, JobState(7, 2, 0, 99), ts_ms=1))),
+    "reservation": (_replayed, _body(reservation_frame(1, 4096, ts_ms=1))),
+    "dead letter": (_replayed, _body(dead_letter_frame(1, 7, 3, ts_ms=1))),
+    "router": (
+        lambda body: decode_created(7, body),
+        encode_created(
+            RouterEntry(
+                id=7,
+                name="r",
+                source="from",
+                source_id=1,
+                dest="to",
+                dest_id=2,
+                bits=31,
+                match=("tag", True),
+                cursor=5,
+                forwarded_total=3,
+                dest_base=2,
+            )
+        ),
+    ),
+    "forward": (
+        Forward.decode,
+        Forward(
+            router="r",
+            router_id=7,
+            source="from",
+            source_id=1,
+            bits=19,
+            cursor=12,
+            forwarded_total=9,
+            first_seq=4,
+            runs=(CopyRun(LOST_SOURCE, 2), CopyRun(5, 3, 1), CopyRun(9, 1, 8)),
+        ).encode(),
+    ),
 }
 LOG = (
     WAL.mark(0)

@@ -50,6 +50,8 @@ class Principal:
     """Names it may use begin with one of these; none means any name."""
     digest: bytes = field(default=b"", repr=False)
     in_flight: int = field(default=0, repr=False)
+    streams: int = field(default=0, repr=False)
+    """Streams and WebSockets that it has open."""
     bits: int = field(init=False, repr=False)
     """The scopes as a number: flags are slow to compare, and every request does."""
 

@@ -60,7 +60,7 @@ async def serve(
     """
     check_exposure(settings)
     check_places(settings)
-    api = TopicsApi(engine, clock=clock)
+    api = TopicsApi(engine, clock=clock, streams=settings.streams)
     app = topics_app(
         api,
         settings.keys,

@@ -13,6 +13,7 @@ from typing import Final
 from penstock.errors import ConfigError
 from penstock.objects.settings import StoreAddress
 from penstock.server.auth import Keyring
+from penstock.server.caps import StreamLimits
 from penstock.topics.config import WAL_SHARDS_MAX, EngineConfig
 
 __all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
@@ -26,14 +27,14 @@ _READ: Final = (
     *("API_KEYS", "PROBE_AUTH", "ALLOW_INSECURE_NO_AUTH"),
     *("WAL_SHARDS", "SEGMENT_MAX_EVENTS", "SEGMENT_MAX_BYTES", "SEGMENT_MAX_AGE_MS"),
     *("HOT_RETAIN_SEGMENTS", "HOT_RETAIN_BYTES"),
-    *("MAX_BODY_BYTES", "MAX_TOPICS", "MAX_INFLIGHT_PER_KEY", "MAX_TOTAL_BYTES"),
+    *("MAX_BODY_BYTES", "MAX_TOPICS", "MAX_ROUTERS", "MAX_INFLIGHT_PER_KEY", "MAX_TOTAL_BYTES"),
+    *("MAX_WATCH_SESSIONS", "MAX_SSE_CONNECTIONS", "MAX_SSE_CONNECTIONS_PER_KEY", "TEST_MIN_HEARTBEAT_MS"),
 )
 _NOT_READ: Final = frozenset(
     {
         # Of the contract, for what is not there yet or cannot be set.
-        *("MAX_ROUTERS", "MAX_WATCH_SESSIONS", "MAX_SSE_CONNECTIONS", "MAX_SSE_CONNECTIONS_PER_KEY"),
         *("MAX_BATCH_RECORDS", "MAX_RECORD_BYTES", "MAX_META_BYTES", "MAX_TAG_BYTES", "MAX_NODE_BYTES"),
-        *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM", "TEST_MIN_HEARTBEAT_MS"),
+        *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM"),
         # Of the client, which may well have the same environment.
         *("URL", "API_KEY"),
     }
@@ -52,6 +53,7 @@ class ServerSettings:
     allow_no_keys: bool = False
     body_bytes_max: int = 64 * 1024**2
     in_flight_per_key_max: int = 1000
+    streams: StreamLimits = field(default_factory=StreamLimits)
     log_level: str = "info"
     engine: EngineConfig
 
@@ -69,6 +71,7 @@ class ServerSettings:
             allow_no_keys=env.flag("TOPICS_ALLOW_INSECURE_NO_AUTH"),
             body_bytes_max=env.number("TOPICS_MAX_BODY_BYTES", 64 * 1024**2, least=1),
             in_flight_per_key_max=env.number("TOPICS_MAX_INFLIGHT_PER_KEY", 1000),
+            streams=env.streams(),
             log_level=env.level("TOPICS_LOG"),
             engine=env.engine(),
         )
@@ -135,6 +138,18 @@ class _Environment:
             raise ConfigError(f"the port is {port}: write one from 0 to 65535")
         return host.removeprefix("[").removesuffix("]"), port
 
+    def streams(self) -> StreamLimits:
+        known = StreamLimits()
+        floor = self.number("TOPICS_TEST_MIN_HEARTBEAT_MS", known.heartbeat_ms_min, least=1)
+        return StreamLimits(
+            sessions_max=self.number("TOPICS_MAX_WATCH_SESSIONS", known.sessions_max),
+            connections_max=self.number("TOPICS_MAX_SSE_CONNECTIONS", known.connections_max),
+            connections_per_key_max=self.number(
+                "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", known.connections_per_key_max
+            ),
+            heartbeat_ms_min=min(floor, known.heartbeat_ms_min),
+        )
+
     def engine(self) -> EngineConfig:
         try:
             return self._engine()
@@ -157,6 +172,7 @@ class _Environment:
             hot_retain_bytes=self.number("TOPICS_HOT_RETAIN_BYTES", known.hot_retain_bytes),
             segment_process=True,
             max_topics=self.number("TOPICS_MAX_TOPICS", known.max_topics),
+            max_routers=self.number("TOPICS_MAX_ROUTERS", known.max_routers),
             max_total_bytes=self.number("TOPICS_MAX_TOTAL_BYTES", known.max_total_bytes),
         )
 

@@ -44,17 +44,25 @@ class InlineCommitter:
         self._closed = False
         self._totals = {"entries": 0, "frames": 0, "batches": 0, "bytes": 0, "failures": 0}
         self._peak = 0
+        self.window_s = 0.0
 
     def start(self) -> None:
         """There is nothing to start."""
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: Entry, *, hold: bool = False) -> None:
         """Commit an entry now, or when the committer is let go."""
         entry.generation = self._generation
         self.waiting.append(entry)
         self._peak = max(self._peak, len(self.waiting))
         if not self.held:
             self.commit()
+
+    def flush(self) -> None:
+        """Nothing waits but what `held` keeps."""
+
+    def widen(self, window_s: float) -> None:
+        """Nothing ever waits for company here; what was asked for is kept for whoever looks."""
+        self.window_s = window_s
 
     def commit(self) -> None:
         """Commit everything that waits as one batch."""

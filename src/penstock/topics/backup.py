@@ -23,9 +23,10 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, NotFound, PenstockError, Rejected
-from penstock.files import Buffer, DirectoryLock, FileSystem, write_durably
+from penstock.files import Buffer, DirectoryLock, FileSystem, LogScan, write_durably
 from penstock.files.log_file import CURRENT, file_name
 from penstock.fs import stage
+from penstock.topics.backup_cut import agree
 from penstock.topics.backup_manifest import MANIFEST, BackupManifest, CopiedFile, is_backup_path
 from penstock.topics.data_directory import (
     META,
@@ -165,17 +166,21 @@ class _Copy:
         self._wanted = set()
         snapshot = loaded.snapshot
         kept, missing = self._take_topics(() if snapshot is None else snapshot.topics)
+        groups = log_groups(self._fs, self._directory, snapshot)
+        agreed = agree({group.path: self._read_log(group) for group in groups}, snapshot)
         removed: set[int] = set()
-        for group in log_groups(self._fs, self._directory, snapshot):
-            removed |= self._take_log(group)
+        for path, log in agreed.logs.items():
+            removed |= self._take_log(path, log)
         if snapshot is None:
             if snapshot_numbers(self._fs, self._directory):
                 raise _Moved("the log was cut while it was copied")
             return 0
-        # A topic that was deleted since the snapshot may have lost its segments already.
-        for topic_id in missing.keys() - removed:
+        # A topic that was deleted since the snapshot may have lost its segments already. If copies are made
+        # of it there is a newer snapshot, which has them.
+        left_out = removed - agreed.referred
+        for topic_id in missing.keys() - left_out:
             raise _Moved(missing[topic_id])
-        topics = tuple(topic for topic in kept.values() if topic.id not in removed)
+        topics = tuple(topic for topic in kept.values() if topic.id not in left_out)
         content = encode_snapshot(msgspec.structs.replace(snapshot, topics=topics))
         self._put(snapshot_path(loaded.number), content)
         return len(topics)
@@ -239,8 +244,8 @@ class _Copy:
                 continue
             self._put(segment_path(topic, entry, part), content)
 
-    def _take_log(self, group: LogGroup) -> set[int]:
-        """Copy a log up to its last whole frame; returns the topics that it deletes."""
+    def _read_log(self, group: LogGroup) -> LogScan:
+        """A log up to its last whole frame."""
         self._tell(f"copying the log in {group.path}")
         try:
             found = scan_log(self._fs, self._directory, group, needed_only=True)
@@ -248,11 +253,15 @@ class _Copy:
             raise _Moved(f"the log in {group.path} was cut while it was copied: {error}") from error
         if found.damage:
             raise _Moved(f"the log is damaged: {os.path.join(group.path, str(found.damage[0]))}")
+        return found
+
+    def _take_log(self, path: str, found: LogScan) -> set[int]:
+        """Copy a log as far as it was read; returns the topics that it deletes."""
         for file in found.files:
-            self._put(os.path.join(group.path, file_name(file.number)), file.view[: file.end])
+            self._put(os.path.join(path, file_name(file.number)), file.view[: file.end])
         if found.files:
             active = f"{file_name(found.files[-1].number)}\n".encode()
-            self._put(os.path.join(group.path, CURRENT), active)
+            self._put(os.path.join(path, CURRENT), active)
         return removed_topics(found)
 
     def _put(self, path: str, content: Buffer) -> None:

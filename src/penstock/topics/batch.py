@@ -27,7 +27,7 @@ __all__ = ["ESCAPED", "DressedRecords", "PreparedBatch", "prepare"]
 ESCAPED: Final = 32
 """The payload has escapes that are accounted shorter than they are stored."""
 
-_FEW: Final = 24
+_FEW: Final = 3
 """Up to this many records a plain loop is faster than arrays."""
 _OPEN: Final = b'{"d":'
 _CLOSE: Final = b"}"

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.clock import Clock
-from penstock.topics.config import EngineConfig, TopicConfig
+from penstock.topics.config import Durability, EngineConfig, TopicConfig
 from penstock.topics.control import TopicChange, write_head_watermark
 from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, TopicNotFound
 from penstock.topics.frame import FrameType, encode_control
@@ -22,6 +22,7 @@ from penstock.topics.journal import Journal, Shard
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
+from penstock.topics.queue_commit import log_leases
 from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
 
@@ -43,6 +44,7 @@ class Catalog:
         self._creating: dict[str, asyncio.Future[None]] = {}
         self._journal: Journal | None = None
         self._on_removed: Callable[[Topic], None] = lambda _: None
+        self._on_entered: list[Callable[[str], None]] = []
         self.next_topic_id = 1
         self.total_bytes = 0
         """Accounted bytes of all live records, and of those on their way."""
@@ -58,6 +60,10 @@ class Catalog:
     def on_removed(self, tell: Callable[[Topic], None]) -> None:
         """Whom to tell of a topic that is durably gone."""
         self._on_removed = tell
+
+    def on_entered(self, tell: Callable[[str], None]) -> None:
+        """Whom to tell the name of a topic that is there from now on."""
+        self._on_entered.append(tell)
 
     def all(self) -> list[Topic]:
         return list(self._topics.values())
@@ -79,6 +85,11 @@ class Catalog:
         if topic is None:
             raise TopicNotFound(name)
         return topic
+
+    def take_id(self) -> int:
+        """A number that no topic and no router had before."""
+        taken, self.next_topic_id = self.next_topic_id, self.next_topic_id + 1
+        return taken
 
     async def settled(self, name: str) -> Topic | None:
         """The topic or None, once no deletion or creation of it is under way."""
@@ -115,16 +126,20 @@ class Catalog:
             await self._reconfigure(topic, config)
         return PutResult(topic=name, created=False, config=config)
 
-    async def create(self, name: str, config: TopicConfig) -> Topic:
-        """A new topic; nobody else may be creating it. Raises `Throttled` when there are too many."""
+    def check_count(self, more: int) -> None:
+        """Raises `Throttled` when so many new topics would be too many."""
         cap = self._config.max_topics
-        if cap and len(self._topics) + len(self._creating) >= cap:
+        if cap and len(self._topics) + len(self._creating) + more > cap:
             raise Throttled(
                 f"there are {len(self._topics)} topics; delete some or raise the limit",
                 {"limit": "max_topics", "max": cap},
             )
+
+    async def create(self, name: str, config: TopicConfig) -> Topic:
+        """A new topic; nobody else may be creating it. Raises `Throttled` when there are too many."""
+        self.check_count(1)
         assert self._journal is not None
-        topic_id, self.next_topic_id = self.next_topic_id, self.next_topic_id + 1
+        topic_id = self.take_id()
         topic = Topic(name=name, id=topic_id, config=config, shard=self._journal.shard_of(topic_id))
         created = self.change(
             topic, FrameType.TOPIC_CREATE, _named(topic, config), lambda: self._enter(topic)
@@ -136,11 +151,22 @@ class Catalog:
         return topic
 
     async def _reconfigure(self, topic: Topic, config: TopicConfig) -> None:
-        def apply() -> None:
-            topic.reconfigure(config, self._clock.now_ms())
-            self.tally(topic)
+        logged: list[asyncio.Future[float]] = []
 
-        await self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
+        def apply() -> None:
+            now_ms, knew_leases = self._clock.now_ms(), topic.config.leases_durable
+            topic.reconfigure(config, now_ms)
+            self.tally(topic)
+            if topic.leases is not None and config.leases_durable and not knew_leases:
+                logged.extend(log_leases(topic, now_ms))
+
+        decided = self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
+        if topic.is_ephemeral and config.durability is not Durability.EPHEMERAL:
+            topic.harden(decided)
+        # The change goes on without its caller, and what is written behind it counts on that.
+        await asyncio.shield(decided)
+        for part in logged:
+            await part
 
     async def remove(self, name: str, *, if_empty: bool) -> RemoveResult:
         """Delete a topic; see `Engine.remove_topic`."""
@@ -158,7 +184,7 @@ class Catalog:
         leaving.add_done_callback(lambda _: topic.stay())
         # The deletion goes on without its caller, and everybody else waits for it.
         await asyncio.shield(leaving)
-        return RemoveResult(topic=name, deleted=True)
+        return RemoveResult(topic=name, deleted=True, routers_removed=topic.routers_removed)
 
     def change(self, topic: Topic, kind: FrameType, body: bytes, apply: Callable[[], T]) -> asyncio.Future[T]:
         """Make a change durable, then apply it; it is applied even if the caller has gone."""
@@ -177,6 +203,8 @@ class Catalog:
         self._topics[topic.name] = topic
         insort(self._names, topic.name)
         self.tally(topic)
+        for tell in self._on_entered:
+            tell(topic.name)
 
     def _leave(self, topic: Topic) -> None:
         del self._topics[topic.name]
@@ -216,9 +244,9 @@ class Catalog:
             found.append(topic.state(now_ms))
         return found, None
 
-    def retain(self, topic: Topic) -> None:
+    def retain(self, topic: Topic, now_ms: int | None = None) -> None:
         """Let go of what is too old or too much, and keep the total."""
-        topic.retain(self._clock.now_ms())
+        topic.retain(self._clock.now_ms() if now_ms is None else now_ms)
         self.tally(topic)
 
     def tally(self, topic: Topic) -> None:
@@ -227,6 +255,11 @@ class Catalog:
         if now != topic.tally_bytes and not topic.gone:
             self.total_bytes += now - topic.tally_bytes
             topic.tally_bytes = now
+
+    def total_left(self) -> int | None:
+        """How many bytes more all topics together may hold; None if there is no bound."""
+        cap = self._config.max_total_bytes
+        return max(cap - self.total_bytes, 0) if cap else None
 
     def check_total(self, size: int) -> None:
         """Raises `Throttled` when all topics together have no room for so many bytes more."""

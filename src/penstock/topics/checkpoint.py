@@ -24,6 +24,7 @@ from penstock.fs import FileSystem
 from penstock.topics.columns import Columns
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
+from penstock.topics.router import RouterEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_deleted import DeletedRows
 from penstock.topics.segment_growth import FramesLost, Growth, grow, sealed
@@ -45,8 +46,8 @@ class TopicCut:
 
     topic: Topic
     entry: TopicEntry
-    rows: Columns | None
-    """Copies of the rows that are in the log only; None if there are none worth keeping."""
+    rows: list[Columns]
+    """Copies of the rows that are in the log only and worth keeping. Long holes are between them."""
     views: dict[int, memoryview]
     """The bytes of the log files that the rows are in."""
     files: dict[int, str] | None
@@ -69,15 +70,23 @@ class Cut:
     wal: Mapping[str, LogPosition]
     next_topic_id: int
     now_ms: int
+    routers: tuple[RouterEntry, ...] = ()
 
 
-def capture(topics: Iterable[Topic], wal: Mapping[str, LogPosition], next_topic_id: int, now_ms: int) -> Cut:
+def capture(
+    topics: Iterable[Topic],
+    wal: Mapping[str, LogPosition],
+    next_topic_id: int,
+    now_ms: int,
+    routers: Iterable[RouterEntry] = (),
+) -> Cut:
     """Everything that a snapshot of this moment says. No step may come between this and the positions."""
     return Cut(
         topics=[_capture_topic(topic) for topic in topics],
         wal=dict(wal),
         next_topic_id=next_topic_id,
         now_ms=now_ms,
+        routers=tuple(routers),
     )
 
 
@@ -87,7 +96,7 @@ def _capture_topic(topic: Topic) -> TopicCut:
         return TopicCut(
             topic=topic,
             entry=topic.captured,
-            rows=None,
+            rows=[],
             views={},
             files=None,
             deleted={},
@@ -99,9 +108,8 @@ def _capture_topic(topic: Topic) -> TopicCut:
     there = {run.first_seq for run in index.runs if run.segment}
     dead = {segment.first_seq for segment in topic.segments if segment.first_seq not in there}
     first, last = max(index.first_log_seq, index.earliest_seq), topic.kept_through
-    rows = index.copy(first, last) if first <= last and index.live else None
-    if rows is not None and not rows.live:
-        rows = None
+    parts = index.stretches(first, last) if first <= last and index.live else ()
+    rows = [part for part in (index.copy(*ends) for ends in parts) if part.live]
     cap_floor = floors.cap
     if topic.is_ephemeral and index.head_seq > topic.kept_through and index.earliest_seq > topic.kept_through:
         # What is only in memory is lost with the process. Readers shall be told, not find fewer records.
@@ -119,9 +127,11 @@ def _capture_topic(topic: Topic) -> TopicCut:
         reserved_head=topic.reserved_seq,
         last_write_ms=topic.last_write_ms,
         checkpointed_seq=topic.kept_through,
+        queue=topic.queue_entry(),
+        trims=tuple(topic.trims.ranges),
     )
     topic.captured = entry
-    files = set() if rows is None else set(rows.files())
+    files = {file for part in rows for file in part.files()}
     return TopicCut(
         topic=topic,
         entry=entry,
@@ -164,8 +174,8 @@ def store(
     """
     for topic_cut in cut.topics:
         tier = tiers.topic(topic_cut.entry.id)
-        if topic_cut.rows is not None:
-            _store_rows(topic_cut, tier, config, cut.now_ms, process)
+        for rows in topic_cut.rows:
+            _store_rows(topic_cut, rows, tier, config, cut.now_ms, process)
         _seal_by_age(topic_cut, tier, config, cut.now_ms)
         _store_deletions(topic_cut, tier)
         _record_moves(topic_cut, copied)
@@ -176,6 +186,7 @@ def store(
         topics=tuple(
             msgspec.structs.replace(topic.entry, segments=tuple(topic.segments)) for topic in cut.topics
         ),
+        routers=cut.routers,
     )
     for topic_cut in cut.topics:
         _load_grown(topic_cut, tiers.topic(topic_cut.entry.id))
@@ -183,13 +194,17 @@ def store(
 
 
 def _store_rows(
-    cut: TopicCut, tier: TopicTier, config: EngineConfig, now_ms: int, process: SegmentProcess | None
+    cut: TopicCut,
+    rows: Columns,
+    tier: TopicTier,
+    config: EngineConfig,
+    now_ms: int,
+    process: SegmentProcess | None,
 ) -> None:
-    assert cut.rows is not None
     growth = Growth(
         topic_id=cut.entry.id,
         segments=cut.segments,
-        rows=cut.rows,
+        rows=rows,
         now_ms=now_ms,
         events_max=config.segment_max_events,
         bytes_max=config.segment_max_bytes,

@@ -44,6 +44,7 @@ _LEAST: Final = {
     "checkpoint_bytes": 1,
     "checkpoint_interval_ms": 1,
     "max_topics": 0,
+    "max_routers": 0,
     "max_total_bytes": 0,
 }
 _MOST: Final = {"wal_shards": WAL_SHARDS_MAX}
@@ -138,12 +139,14 @@ class EngineConfig:
     hot_retain_segments: int = 4
     hot_retain_bytes: int = 0
     """0 sets no bound by size."""
-    checkpoint_bytes: int = 64 * 1024**2
+    checkpoint_bytes: int = 256 * 1024**2
     """Log bytes after which records move from the log into segments."""
     checkpoint_interval_ms: int = 60_000
     segment_process: bool = False
     """Build segments in a process of their own, so that it takes no time away from requests."""
     max_topics: int = 100_000
+    max_routers: int = 10_000
+    """0 sets no bound."""
     max_total_bytes: int = 0
     """Accounted bytes over all topics; 0 sets no bound."""
 

@@ -18,7 +18,17 @@ from penstock.errors import Corrupt
 from penstock.fs import Buffer
 from penstock.topics.model import Predicate
 
-__all__ = ["Deletion", "TopicChange", "Watermarks", "read_head_watermark", "write_head_watermark"]
+__all__ = [
+    "BodyReader",
+    "Deletion",
+    "TopicChange",
+    "Watermarks",
+    "encode_match",
+    "read_head_watermark",
+    "read_match",
+    "with_length",
+    "write_head_watermark",
+]
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -30,7 +40,7 @@ _PRESENT: Final = b"\1"
 T = TypeVar("T")
 
 
-class _Reader:
+class BodyReader:
     """Takes values from the front of a body."""
 
     def __init__(self, body: Buffer, what: str) -> None:
@@ -83,7 +93,8 @@ class _Reader:
         return len(self._body) - self._at
 
 
-def _lp(value: bytes) -> bytes:
+def with_length(value: bytes) -> bytes:
+    """The value as `lp`."""
     return _U32.pack(len(value)) + value
 
 
@@ -100,11 +111,11 @@ class TopicChange:
     """The resolved config as JSON."""
 
     def encode(self) -> bytes:
-        return _lp(self.name.encode()) + _lp(self.config)
+        return with_length(self.name.encode()) + with_length(self.config)
 
     @classmethod
     def decode(cls, body: Buffer) -> TopicChange:
-        reader = _Reader(body, "topic")
+        reader = BodyReader(body, "topic")
         change = cls(name=reader.text(), config=reader.lp())
         reader.end()
         return change
@@ -127,7 +138,7 @@ class Deletion:
         return b"".join(
             (
                 _opt_u64(self.before_seq),
-                _encode_match(self.match),
+                encode_match(self.match),
                 _U32.pack(len(self.seqs)),
                 self.seqs.astype("<u8").tobytes(),
                 _opt_u64(self.bound_head),
@@ -136,9 +147,9 @@ class Deletion:
 
     @classmethod
     def decode(cls, body: Buffer) -> Deletion:
-        reader = _Reader(body, "delete")
+        reader = BodyReader(body, "delete")
         before_seq = reader.opt(reader.u64)
-        match = reader.opt(lambda: _read_match(reader))
+        match = reader.opt(lambda: read_match(reader))
         seqs = np.frombuffer(reader.take(8 * reader.u32()), "<u8").astype(np.uint64)
         bound_head = reader.opt(reader.u64)
         reader.end()
@@ -151,13 +162,15 @@ class Deletion:
         return hash(self.encode())
 
 
-def _encode_match(match: Predicate | None) -> bytes:
+def encode_match(match: Predicate | None) -> bytes:
+    """A predicate, or that there is none."""
     if match is None:
         return _ABSENT
-    return _PRESENT + bytes([_GLOB if match.is_prefix else _EQ]) + _lp(match.value.encode())
+    return _PRESENT + bytes([_GLOB if match.is_prefix else _EQ]) + with_length(match.value.encode())
 
 
-def _read_match(reader: _Reader) -> Predicate:
+def read_match(reader: BodyReader) -> Predicate:
+    """A predicate that is there. Raises `Corrupt`."""
     operator = reader.u8()
     if operator not in (_EQ, _GLOB):
         raise reader.corrupt(f"there is no operator {operator}")
@@ -183,7 +196,7 @@ class Watermarks:
 
     @classmethod
     def decode(cls, body: Buffer) -> Watermarks:
-        reader = _Reader(body, "watermark")
+        reader = BodyReader(body, "watermark")
         cap, earliest_seq, ttl = reader.u64(), reader.u64(), reader.u64()
         trim = reader.u64() if reader.left else 1
         reader.end()
@@ -197,7 +210,7 @@ def write_head_watermark(reserved_head: int) -> bytes:
 
 def read_head_watermark(body: Buffer) -> int:
     """The reserved head in a frame."""
-    reader = _Reader(body, "head")
+    reader = BodyReader(body, "head")
     reserved_head = reader.u64()
     reader.end()
     return reserved_head

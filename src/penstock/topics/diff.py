@@ -26,18 +26,22 @@ from penstock.topics.limits import (
     DIFF_LIMIT_DEFAULT,
     DIFF_LIMIT_MAX,
 )
-from penstock.topics.model import Page
+from penstock.topics.model import Page, Predicate, Tombstone
 from penstock.topics.rendering import (
     Frames,
     Style,
     Unreadable,
     foreign,
+    is_meant,
     node_of,
     render,
     render_one,
+    tag_of,
+    tagged,
     unreadable,
 )
-from penstock.topics.segment import HAS_NODE
+from penstock.topics.segment import HAS_NODE, HAS_TAG
+from penstock.topics.trims import Trims
 
 __all__ = ["ByteRange", "DiffRequest", "Views", "Walk", "collect"]
 
@@ -62,6 +66,11 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Records of these origins are skipped; empty when the topic does not filter."""
     include_tags: bool = False
     include_meta: bool = True
+    include_data: bool = True
+    match: Predicate | None = None
+    """Only records with such a tag."""
+    until_seq: int = 0
+    """No record behind this one, and no place behind it to go on from; 0 for all there is."""
 
     @classmethod
     def of(
@@ -73,6 +82,9 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
         nodes: Iterable[str] = (),
         include_tags: bool = False,
         include_meta: bool = True,
+        include_data: bool = True,
+        match: Predicate | None = None,
+        until_seq: int = 0,
         dedupe_node: bool = True,
     ) -> DiffRequest:
         """The request with defaults for zeros, and values above the limits lowered to them."""
@@ -85,7 +97,15 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
             else frozenset(),
             include_tags=include_tags,
             include_meta=include_meta,
+            include_data=include_data,
+            match=match,
+            until_seq=until_seq,
         )
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether live records may be left out."""
+        return bool(self.nodes) or self.match is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,7 +137,9 @@ class Walk:
         "_oldest_ms",
         "_request",
         "_scanned",
+        "_seen",
         "_style",
+        "_trims",
         "cold_reads",
         "done",
         "next_seq",
@@ -125,12 +147,23 @@ class Walk:
     )
 
     def __init__(
-        self, index: TopicIndex, floors: Floors, request: DiffRequest, *, now_ms: int, ttl_ms: int
+        self,
+        index: TopicIndex,
+        floors: Floors,
+        request: DiffRequest,
+        *,
+        now_ms: int,
+        ttl_ms: int,
+        trims: Trims | None = None,
     ) -> None:
         self._index = index
         self._floors = floors
         self._request = request
-        self._style = Style(include_tags=request.include_tags, include_meta=request.include_meta)
+        self._style = Style(
+            include_tags=request.include_tags,
+            include_meta=request.include_meta,
+            include_data=request.include_data,
+        )
         self._oldest_ms = max(now_ms - ttl_ms, 0) if ttl_ms else 0
         self._budget = request.max_batch_bytes
         self._fragments: list[bytes] = []
@@ -142,6 +175,9 @@ class Walk:
         behind = request.from_seq if request.from_seq <= index.head_seq else 0
         self.next_seq = max(behind + 1, index.earliest_seq)
         """The first sequence number that was not examined yet."""
+        self._trims = trims
+        self._seen = behind if self.tombstone is None else max(behind, self.tombstone.earliest_seq - 1)
+        """Up to here the reader knows of everything; `next_seq` may be past records that were deleted."""
 
     def step(self, views: Views) -> ByteRange | None:
         """Examines the next rows. Raises `Damaged` when the first record of the page cannot be read."""
@@ -149,12 +185,18 @@ class Walk:
         if self._is_overtaken():
             return None
         self.next_seq = max(self.next_seq, self._index.earliest_seq)
+        bound = self._last_seq() + 1
+        if self._trims:
+            bound = self._told_trims(self._trims, bound)
+            if self.done:
+                return None
         found = self._index.run_from(self.next_seq)
-        if found is None:
-            self._finish(self._index.head_seq + 1)
+        if found is None or found[0].first_seq + found[1] >= bound:
+            self._examined(bound)
             return None
         run, start = found
         file, stop = run.file_of(start)
+        stop = min(stop, bound - run.first_seq)
         view = _NOTHING if file == NO_FILE else views(run, file)
         if view is not None and not run.segment and self._is_short(run, start, stop):
             self._take_few(run, start, min(stop, start + _FEW), view)
@@ -197,19 +239,56 @@ class Walk:
             self.tombstone = tombstone_for(self._floors, seen, index.earliest_seq, index.head_seq)
         return False
 
+    def _told_trims(self, trims: Trims, end_seq: int) -> int:
+        """Tells of what the source of a copy lost, if the walk is there; else where it has to stop for it."""
+        trim = trims.after(self._seen)
+        if trim is None or trim[0] > self.next_seq:
+            return end_seq if trim is None else min(trim[0], end_seq)
+        first, end = max(trim[0], self._seen + 1), min(trim[1], end_seq)
+        if first >= end:
+            return end_seq
+        if self._fragments or self.tombstone is not None:
+            # One gap per page: the next one begins with this.
+            self.next_seq = first
+            self.done = True
+            return first
+        self.tombstone = Tombstone(
+            gap_from=first,
+            gap_to=end - 1,
+            reason="source_trim",
+            missed_estimate=end - first,
+            earliest_seq=end,
+            head_seq=self._index.head_seq,
+        )
+        self._examined(end)
+        return self._told_trims(trims, end_seq)
+
     def page(self, topic: str) -> Page:
         """The finished page."""
         assert self.done
         return Page(
             topic=topic,
             fragments=self._fragments,
-            next_from_seq=self.next_seq - 1,
+            next_from_seq=min(self.next_seq - 1, self._last_seq()),
             head_seq=self._index.head_seq,
             earliest_seq=self._index.earliest_seq,
-            tombstone=self.tombstone,
+            tombstone=self._told_gap(),
             records_scanned=self._scanned,
             cold_segments_read=self.cold_reads,
         )
+
+    def _last_seq(self) -> int:
+        """The last sequence number that this page may be about."""
+        head_seq, until_seq = self._index.head_seq, self._request.until_seq
+        return min(head_seq, until_seq) if until_seq else head_seq
+
+    def _told_gap(self) -> Tombstone | None:
+        """The gap, as far as this page may go: the next one tells the rest of it."""
+        gap, until_seq = self.tombstone, self._request.until_seq
+        if gap is None or not until_seq or gap.reason == "recreated" or gap.gap_to <= until_seq:
+            return gap
+        missed = until_seq - gap.gap_from + 1
+        return replace(gap, gap_to=until_seq, missed_estimate=missed) if missed > 0 else None
 
     def _take_few(self, run: Columns, start: int, stop: int, view: memoryview) -> None:
         """As `_take`, without arrays: what a reader at the head gets after every write."""
@@ -223,6 +302,9 @@ class Walk:
                 return
             frame = view[offset : offset + length].tobytes()
             if flags & HAS_NODE and self._request.nodes and node_of(frame) in self._request.nodes:
+                continue
+            match = self._request.match
+            if match is not None and not (flags & HAS_TAG and is_meant(match, tag_of(frame))):
                 continue
             if self._fragments and length - overhead > self._budget:
                 self._finish(seq)
@@ -247,7 +329,7 @@ class Walk:
 
     def _window(self) -> int:
         """How many rows to look at: about as many as fit, unless many of them may be the reader's own."""
-        return ROWS_PER_STEP if self._request.nodes else self._request.limit - len(self._fragments) + 16
+        return ROWS_PER_STEP if self._request.is_choosy else self._request.limit - len(self._fragments) + 16
 
     def _wanted(self, run: Columns, start: int, stop: int) -> npt.NDArray[np.bool_]:
         alive = run.is_live(start, stop)
@@ -271,7 +353,7 @@ class Walk:
     def _bounded(self, wanted: ByteRange) -> ByteRange:
         """Not more rows than the page can take, and not more bytes than may be fetched at once."""
         run, places = wanted.run, wanted.places
-        if not self._request.nodes:
+        if not self._request.is_choosy:
             sizes = np.cumsum(run.accounted(0, run.count)[places], dtype=np.int64)
             fitting = int(np.searchsorted(sizes, self._budget, side="right"))
             places = places[: min(self._request.limit - len(self._fragments), max(fitting, 1))]
@@ -293,6 +375,9 @@ class Walk:
         next_seq = wanted.next_seq
         if self._request.nodes:
             places = self._not_own(run, places, frames)
+        if self._request.match is not None:
+            tagged_places = places[(run.flags[places] & np.uint8(HAS_TAG)) != 0]
+            places = tagged_places[tagged(frames, tagged_places, self._request.match)]
         room = self._request.limit - len(self._fragments)
         sizes = np.cumsum(frames.accounted(places), dtype=np.int64)
         fitting = int(np.searchsorted(sizes, self._budget, side="right"))
@@ -330,7 +415,8 @@ class Walk:
     def _examined(self, next_seq: int) -> None:
         self._scanned += max(next_seq - self.next_seq, 0)
         self.next_seq = max(self.next_seq, next_seq)
-        if self.next_seq > self._index.head_seq:
+        self._seen = max(self._seen, next_seq - 1)
+        if self.next_seq > self._last_seq():
             self.done = True
 
     def _finish(self, next_seq: int) -> None:

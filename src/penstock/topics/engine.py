@@ -25,8 +25,11 @@ from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.control import Deletion
+from penstock.topics.copy_memory import CopyMemory
 from penstock.topics.data_directory import LOCK_FILE, check_complete
 from penstock.topics.diff import DiffRequest
+from penstock.topics.engine_queues import QueueCalls
+from penstock.topics.engine_routers import RouterCalls
 from penstock.topics.errors import (
     InvalidRequest,
     NotReady,
@@ -43,6 +46,7 @@ from penstock.topics.journal import (
     shard_folders,
 )
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
+from penstock.topics.live import Feed
 from penstock.topics.model import (
     DeleteResult,
     NewRecord,
@@ -53,15 +57,19 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
+from penstock.topics.queueing import Queues
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
-from penstock.topics.relocation import ColdThread
+from penstock.topics.router_registry import RouterRegistry
+from penstock.topics.routing import Routing
+from penstock.topics.scheduling import Scheduler
 from penstock.topics.segment_process import await_earlier
 from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.tier import Tiers
+from penstock.topics.topic import Topic
 from penstock.topics.upkeep import Upkeep
-from penstock.topics.workers import ThreadWorkers, Workers
+from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
 from penstock.topics.writing import Writer
 
 __all__ = ["Engine"]
@@ -69,7 +77,7 @@ __all__ = ["Engine"]
 _LOGGER = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(QueueCalls, RouterCalls):
     """All topics of one data directory, which nobody else may have open.
 
     `start` recovers; until then every call raises `NotReady`. `open` does both.
@@ -90,7 +98,7 @@ class Engine:
         """What the last start found to be damaged, a sentence each."""
         self._fs = OsFileSystem() if fs is None else fs
         self._clock = clock
-        self._cold_thread = ColdThread() if workers is None else None
+        self._cold_thread = LooseThreads(1, "topics-move") if workers is None else None
         self._workers = ThreadWorkers() if workers is None else workers
         self._owner: ColdOwner | None = None
         self._sync_times = SyncTimes()
@@ -101,8 +109,15 @@ class Engine:
         self._data_dir = os.path.abspath(config.data_dir)
         self._lock = DirectoryLock(self._fs, self._data_dir, name=LOCK_FILE, note="pid=")
         self._catalog = Catalog(config, clock)
-        self._writer = Writer(self._catalog, clock, self._check_ready)
+        self.scheduler = Scheduler(clock)
+        """How hard the engine is pressed. Nothing that is stored or read depends on it."""
+        self._writer = Writer(self._catalog, clock, self._check_ready, self.scheduler)
         self._reader = Reader(self._catalog, clock, self._workers, self._check_ready)
+        self._routing = Routing(
+            self._catalog, clock, self._workers, self.scheduler, CopyMemory(config.checkpoint_bytes)
+        )
+        self._routers = RouterRegistry(config, self._catalog, clock, self._routing)
+        self._queues = Queues(self._catalog, clock, self._workers, self._writer, self._check_ready)
         self._journal: Journal | None = None
         self._upkeep: Upkeep | None = None
         self._state = "new"
@@ -141,6 +156,8 @@ class Engine:
             logs = await self._workers.tidy(lambda: [self._open_log(found, folder) for folder in folders])
             self._journal = Journal([self._shard(log, number) for number, log in enumerate(logs)])
             self._catalog.open(self._journal, found.topics, found.next_topic_id)
+            self._routing.open(found.routers)
+            self._routers.open(self._journal.shards[0])
             self.problems = found.problems
             for problem in found.problems:
                 _LOGGER.error("%s", problem)
@@ -156,9 +173,12 @@ class Engine:
                 folders=folders,
                 found=found,
                 catalog=self._catalog,
+                routing=self._routing,
             )
-            self._catalog.on_removed(self._upkeep.remove_files)
+            self._catalog.on_removed(self._forget_topic)
             await self._upkeep.start()
+            self._routing.start()
+            self.scheduler.start(self._journal.shards)
         except BaseException:
             self._state = "closed"
             self._abandon()
@@ -174,6 +194,12 @@ class Engine:
         finally:
             self._close_workers()
             self._lock.__exit__(None, None, None)
+
+    def _forget_topic(self, topic: Topic) -> None:
+        """A topic is durably gone."""
+        self._routing.topic_left(topic)
+        assert self._upkeep is not None
+        self._upkeep.remove_files(topic)
 
     def _close_workers(self) -> None:
         if self._cold_thread is not None:
@@ -238,11 +264,16 @@ class Engine:
         self._state = "closed"
         assert self._journal is not None
         assert self._upkeep is not None
+        self._queues.close()
         for topic in self._catalog.all():
             topic.waiters.wake()
+        await self.scheduler.close()
         try:
+            await self._routing.close()
+            await self._queues.settle()
             await self._upkeep.close()
         finally:
+            self._journal.stop()
             try:
                 await self._workers.tidy(self._journal.close)
             finally:
@@ -283,6 +314,7 @@ class Engine:
         Raises `TopicNotEmpty` when it was to be empty and is not.
         """
         self._check_ready()
+        await self._routing.drain_from(name)
         return await self._catalog.remove(name, if_empty=if_empty)
 
     def state(self, name: str, *, touch: bool = True) -> TopicState:
@@ -320,11 +352,13 @@ class Engine:
         create: bool | None = None,
         config: TopicConfig | None = None,
         parsed: bool = False,
+        insist: bool = False,
     ) -> WriteResult:
         """Append records, all or none, and return where they are once the topic's class allows it.
 
         `create` says whether a missing topic may be made, with `config`; left out, `config.auto_create` does.
-        `parsed` promises that all JSON came out of a decoder. Raises the errors of `penstock.topics.errors`;
+        `parsed` promises that all JSON came out of a decoder. `insist` writes also when the engine is pressed
+        so hard that others are told to come back. Raises the errors of `penstock.topics.errors`;
         after `CommitFailed` nothing was published.
         """
         self._check_ready()
@@ -336,7 +370,26 @@ class Engine:
             create=create,
             config=config,
             parsed=parsed,
+            insist=insist,
         )
+
+    def begin_write(
+        self,
+        name: str,
+        records: Sequence[NewRecord],
+        done: Callable[[WriteResult | PenstockError], None],
+        *,
+        node: str | None = None,
+        parsed: bool = False,
+        insist: bool = False,
+    ) -> bool:
+        """As `write` into a topic that exists, without a coroutine to wait in: `done` is told the outcome.
+
+        It is called once, perhaps before this returns. False if there is no such topic, or it is on its way
+        out; then nothing was done. Raises what `write` raises for records that are refused.
+        """
+        self._check_ready()
+        return self._writer.begin(name, records, done, node=node, parsed=parsed, insist=insist)
 
     async def diff(
         self,
@@ -349,13 +402,16 @@ class Engine:
         include_meta: bool = True,
         wait_ms: int = 0,
         max_batch_bytes: int = 0,
+        match: Predicate | None = None,
     ) -> Page:
         """The records after `from_seq`, and a tombstone if some of them are gone without having been deleted.
 
-        With `wait_ms` and nothing new, returns as soon as there is, or when the time is over. Raises
-        `TopicNotFound`, and `Damaged` when the next record cannot be read.
+        With `match` only those with such a tag. With `wait_ms` and nothing new, returns as soon as there is,
+        or when the time is over. Raises `TopicNotFound`, and `Damaged` when the next record cannot be read.
         """
         self._check_ready()
+        if self._routing.is_fed(name):
+            await self._routing.drain(name)
         topic = self._catalog.get(name)
         request = DiffRequest.of(
             from_seq,
@@ -364,9 +420,37 @@ class Engine:
             nodes=node,
             include_tags=include_tags,
             include_meta=include_meta,
+            match=match,
             dedupe_node=topic.config.dedupe_node,
         )
         return await self._reader.read(topic, request, wait_ms=wait_ms)
+
+    def feed(self, name: str) -> Feed:
+        """The topic as it is now, for those who watch it. Raises `TopicNotFound`."""
+        self._check_ready()
+        assert self._journal is not None
+        topic = self._catalog.get(name)
+        return Feed(topic, self._reader, lambda: self.refresh(name), self._journal.shards)
+
+    def refresh(self, name: str) -> None:
+        """Begin to bring in what routers feed into the topic; whoever watches it is told when it is there.
+
+        Costs nothing where none does.
+        """
+        self._routing.refresh(name)
+
+    def is_fed(self, name: str) -> bool:
+        """Whether a router brings records into the topic."""
+        return self._routing.is_fed(name)
+
+    async def drain(self, name: str) -> None:
+        """Return when the topic has what its routers have to bring; `state` then counts it."""
+        self._check_ready()
+        await self._routing.drain(name)
+
+    def on_topic(self, tell: Callable[[str], None]) -> None:
+        """Call this with the name of every topic that is there from now on; it must not raise."""
+        self._catalog.on_entered(tell)
 
     async def delete(
         self, name: str, *, before_seq: int | None = None, match: Predicate | None = None
@@ -413,6 +497,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """Numbers for metrics."""
         shards = () if self._journal is None else self._journal.shards
+        now_ms = self._clock.now_ms()
+        for topic in self._catalog.all():
+            topic.queue_counts(now_ms)  # leases that are over are not counted
         return collect_stats(self._catalog.all(), shards, self._sync_times, ready=self.ready)
 
     def _check_ready(self) -> None:

@@ -17,8 +17,11 @@ __all__ = [
     "Damaged",
     "IncompatibleTopic",
     "InvalidRequest",
+    "NotAQueue",
     "NotReady",
     "RecordTooLarge",
+    "RouterCycle",
+    "RouterNotFound",
     "ShuttingDown",
     "Throttled",
     "TopicError",
@@ -71,10 +74,36 @@ class IncompatibleTopic(TopicError, Conflict):
     code = "topic_exists_incompatible"
 
 
+class RouterNotFound(TopicError, NotFound):
+    """No router has this name."""
+
+    code = "router_not_found"
+
+    def __init__(self, router: str) -> None:
+        super().__init__(f'router "{router}" does not exist', {"router": router})
+
+
+class RouterCycle(TopicError, Conflict):
+    """The router would lead records back to where they came from, and is not allowed to."""
+
+    code = "router_cycle"
+
+
 class TopicNotEmpty(TopicError, Conflict):
     """The topic was to be deleted only if it is empty."""
 
     code = "topic_not_empty"
+
+
+class NotAQueue(TopicError, Conflict):
+    """Jobs are asked of a topic that is a log."""
+
+    code = "not_a_queue"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f'topic "{topic}" is a log; claim, ack, nack, extend and work are for queues', {"topic": topic}
+        )
 
 
 class TopicFull(TopicError, LimitExceeded):

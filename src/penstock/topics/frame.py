@@ -22,6 +22,7 @@ from penstock.fs import Buffer
 from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
 from penstock.topics.checksums import checksums
 from penstock.topics.columns import ROW
+from penstock.topics.payload import DATA_WRAP_BYTES
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE
 
 __all__ = [
@@ -67,6 +68,7 @@ class FrameType(IntEnum):
     CONFIG_UPDATE = 9
     LEASE = 10
     HEAD_WATERMARK = 11
+    ROUTER_CURSOR = 12
 
 
 class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +106,11 @@ def _framed(body: bytes) -> bytes:
 def encode(batch: PreparedBatch, *, topic_id: int, first_seq: int, ts_ms: int, durable: bool) -> EncodedBatch:
     """The frames of records that were checked and measured; all of them carry the same time."""
     flags = DURABLE if durable else 0
-    how = _encode_few if batch.count <= _FEW else _encode_many
-    buffer, rows = how(batch, topic_id, first_seq, ts_ms, flags)
+    if batch.count == 1 and batch.dressed is None:
+        buffer, rows = _encode_plain(batch, topic_id, first_seq, ts_ms, flags)
+    else:
+        how = _encode_few if batch.count <= _FEW else _encode_many
+        buffer, rows = how(batch, topic_id, first_seq, ts_ms, flags)
     return EncodedBatch(
         buffer=buffer,
         count=batch.count,
@@ -115,6 +120,18 @@ def encode(batch: PreparedBatch, *, topic_id: int, first_seq: int, ts_ms: int, d
         tags=batch.tags,
         accounted_bytes=batch.accounted_bytes,
     )
+
+
+def _encode_plain(
+    batch: PreparedBatch, topic_id: int, seq: int, ts_ms: int, common: int
+) -> tuple[Buffer, bytes]:
+    """As `_encode_few`, for the one record of a write that has nothing but data: the shortest way."""
+    data = batch.data[0]
+    node_bytes, own = _undressed(batch)
+    head = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
+    frame = _framed(b"".join((head, batch.lead, data, b"}")))
+    size = len(frame)
+    return frame, ROW.pack(0, size, ts_ms, own | (size - batch.accounted_bytes) << 8)
 
 
 def _encode_few(

@@ -9,7 +9,7 @@ was live. Counts and bytes are exact at any moment.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -24,6 +24,8 @@ __all__ = ["NOTHING", "Removed", "Seqs", "TopicIndex"]
 
 RUN_ROWS_MAX: Final = 16_384
 """A run of log rows is closed at this size: growing it copies it, and only a whole run can be dropped."""
+HOLE_ROWS_MAX: Final = 4096
+"""So many numbers without a record may become rows of a segment."""
 _WINDOW: Final = 4096
 _FEW: Final = 8
 
@@ -44,7 +46,7 @@ NOTHING: Final = Removed()
 class TopicIndex:
     """The rows of one topic. Everything is done on one thread; nothing here waits or reads a clock."""
 
-    __slots__ = ("_runs", "_starts", "earliest_seq", "head_seq", "live", "live_bytes")
+    __slots__ = ("_runs", "_starts", "earliest_seq", "head_seq", "live", "live_bytes", "picked")
 
     def __init__(self, head_seq: int = 0) -> None:
         self.head_seq = head_seq
@@ -52,6 +54,8 @@ class TopicIndex:
         """The first live record, or `head_seq + 1` if there is none."""
         self.live = 0
         self.live_bytes = 0
+        self.picked = 0
+        """How many records were deleted one by one, and not because everything before them went too."""
         self._runs: list[Columns] = []
         self._starts: list[int] = []
 
@@ -284,12 +288,15 @@ class TopicIndex:
         run.live_bytes -= length - overhead
         self.live -= 1
         self.live_bytes -= length - overhead
+        self.picked += 1
         if seq == self.earliest_seq:
             self._seek(seq + 1)
         return True
 
     def delete_seqs(self, seqs: Iterable[int] | Seqs) -> Removed:
         """Removes those of the given records that are live; the others are ignored."""
+        if isinstance(seqs, np.ndarray) and len(seqs) <= _FEW:
+            return self._delete_few(seqs.tolist())
         wanted = np.unique(seqs if isinstance(seqs, np.ndarray) else np.array(list(seqs), np.uint64))
         count = size = end_seq = 0
         for run, places in self._live_among(wanted):
@@ -297,9 +304,15 @@ class TopicIndex:
             size += self._consume(run, places)
             count += len(places)
             end_seq = run.first_seq + int(places[-1]) + 1
+        self.picked += count
         if count:
             self._seek(self.earliest_seq)
         return Removed(count, size, end_seq)
+
+    def _delete_few(self, seqs: Sequence[int]) -> Removed:
+        size = self.live_bytes
+        removed = [seq for seq in seqs if self.delete_one(seq)]
+        return Removed(len(removed), size - self.live_bytes, max(removed, default=-1) + 1)
 
     def are_live(self, seqs: Seqs) -> npt.NDArray[np.bool_]:
         """Which of these sequence numbers, ascending and each once, are live records."""
@@ -358,6 +371,25 @@ class TopicIndex:
     def first_log_seq(self) -> int:
         """The first sequence number that is in no segment yet; `head_seq + 1` if there is none."""
         return next((run.first_seq for run in self._runs if not run.segment), self.head_seq + 1)
+
+    def stretches(self, first_seq: int, last_seq: int) -> list[tuple[int, int]]:
+        """The range without what is long and has no row: first and last number of each part of it.
+
+        Short holes stay, so that a segment can grow past them.
+        """
+        found: list[tuple[int, int]] = []
+        for run in self._from(first_seq):
+            low, high = max(run.first_seq, first_seq), min(run.end_seq - 1, last_seq)
+            if low > high:
+                continue
+            start, end = found[-1] if found else (first_seq, first_seq - 1)
+            if low - end - 1 <= HOLE_ROWS_MAX:
+                found[-1:] = [(start, high)]
+            else:
+                found.append((low, high))
+        if found and last_seq - found[-1][1] <= HOLE_ROWS_MAX:
+            found[-1] = found[-1][0], last_seq
+        return found
 
     def copy(self, first_seq: int, last_seq: int) -> Columns:
         """The log rows of a range, for a checkpoint to work on; what is not live is flagged as deleted."""

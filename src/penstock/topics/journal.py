@@ -51,7 +51,11 @@ class Committer(Protocol):
 
     def start(self) -> None: ...
 
-    def submit(self, entry: Entry) -> None: ...
+    def submit(self, entry: Entry, *, hold: bool = False) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def widen(self, window_s: float) -> None: ...
 
     def resume(self) -> int: ...
 
@@ -84,6 +88,7 @@ class Shard:
         self._committer = make(log, self._deliver, number)
         self._generation = 0
         self._closed = False
+        self._is_held = False
         self._waiting = 0
         self._waiting_bytes = 0
         self._queue_max = queue_max
@@ -124,10 +129,18 @@ class Shard:
             context=waiting,
             urgent=urgent,
         )
-        self._committer.submit(entry)
+        self._committer.submit(entry, hold=True)
+        if not self._is_held:
+            # With everything else that this turn of the loop still submits.
+            self._is_held = True
+            self._loop.call_soon(self._hand_over)
         self._waiting += 1
         self._waiting_bytes += entry.byte_count
         self.submitted_bytes += entry.byte_count
+
+    def _hand_over(self) -> None:
+        self._is_held = False
+        self._committer.flush()
 
     def _deliver(self, entries: list[Entry]) -> None:
         """Called on the commit thread."""
@@ -165,7 +178,20 @@ class Shard:
                 self.on_failure(self)
             assert entry.error is not None
             waiting: Committed = entry.context  # type: ignore[assignment]
-            waiting.failed(entry.error)
+            try:
+                waiting.failed(entry.error)
+            except Exception:
+                # Whatever is wrong with one must not keep the others from hearing of it.
+                _LOGGER.exception("a failed entry could not be told")
+
+    @property
+    def fill(self) -> float:
+        """How full the queue of what waits for its commit is, from 0 to 1."""
+        return max(self._waiting / self._queue_max, self._waiting_bytes / _WAITING_BYTES_MAX)
+
+    def widen(self, window_s: float) -> None:
+        """From now on let a commit wait so long for more."""
+        self._committer.widen(window_s)
 
     def view(self, file: int) -> memoryview:
         """The bytes of a log file that rows point into."""
@@ -183,8 +209,13 @@ class Shard:
     def stats(self) -> CommitStats:
         return self._committer.stats()
 
+    def stop(self) -> None:
+        """Take nothing more; what was submitted is on its way to the commit thread."""
+        self._closed = True
+        self._committer.flush()
+
     def close(self) -> None:
-        """Commit what was submitted and sync it; nothing more is taken. Blocks."""
+        """Commit what was submitted and sync it; `stop` comes before, on the event loop. Blocks."""
         self._closed = True
         try:
             self._committer.close()
@@ -201,6 +232,11 @@ class Journal:
     def shard_of(self, topic_id: int) -> Shard:
         """Where a topic's frames go, for as long as the number of shards stays the same."""
         return self.shards[shard_number(topic_id, len(self.shards))]
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        for shard in self.shards:
+            shard.stop()
 
     def close(self) -> None:
         """Close every shard, then raise what the first one that failed raised."""

@@ -8,18 +8,26 @@ __all__ = [
     "BATCH_BYTES_DEFAULT",
     "BATCH_BYTES_MAX",
     "BATCH_RECORDS_MAX",
+    "CLAIM_MAX",
     "DIFF_LIMIT_DEFAULT",
     "DIFF_LIMIT_MAX",
     "KEY_BYTES_MAX",
+    "LEASE_MS_MAX",
+    "LEASE_MS_MIN",
     "META_BYTES_MAX",
     "META_KEYS_MAX",
+    "NACK_DELAY_MS_MAX",
     "NODE_BYTES_MAX",
     "PAGE_SIZE_DEFAULT",
     "PAGE_SIZE_MAX",
     "RECORD_BYTES_MAX",
+    "ROUTER_HOPS_MAX",
+    "SEQS_MAX",
     "SEQ_MAX",
     "TAG_BYTES_MAX",
     "WAIT_MS_MAX",
+    "WATCH_BATCH_BYTES_DEFAULT",
+    "WATCH_TOPICS_MAX",
 ]
 
 BATCH_RECORDS_MAX: Final = 10_000
@@ -40,4 +48,16 @@ BATCH_BYTES_MAX: Final = 8 * 1024**2
 WAIT_MS_MAX: Final = 30_000
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
+ROUTER_HOPS_MAX: Final = 8
+"""A copy that went through so many routers is not copied again: a cycle ends here."""
+WATCH_TOPICS_MAX: Final = 256
+"""Topics of one watch session, and of one WebSocket."""
+WATCH_BATCH_BYTES_DEFAULT: Final = 256 * 1024
 SEQ_MAX: Final = 2**64 - 1
+CLAIM_MAX: Final = 1000
+"""Jobs in one claim, and on one work stream."""
+SEQS_MAX: Final = 1000
+"""Jobs that one call acknowledges, gives back or extends."""
+LEASE_MS_MIN: Final = 100
+LEASE_MS_MAX: Final = 86_400_000
+NACK_DELAY_MS_MAX: Final = 86_400_000

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from penstock.topics.config import TopicConfig
+from penstock.topics.jobs import QueueCounts
 
 __all__ = [
     "DeleteResult",
@@ -24,7 +25,8 @@ __all__ = [
     "WriteResult",
 ]
 
-TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated"]
+TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated", "from_seq_too_old"]
+"""The last one is only for who watches: already the place where it began was gone, by whatever cause."""
 
 
 class NewRecord(msgspec.Struct, gc=False):
@@ -105,6 +107,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deduped: bool
     wal_append_ms: float = 0.0
     fsync_ms: float = 0.0
+    throttle_wait_ms: float = 0.0
+    """How long the commit was held open for more, under pressure."""
 
     @property
     def count(self) -> int:
@@ -124,6 +128,8 @@ class TopicState:
     effective_priority: int
     last_write_ms: int | None
     last_read_ms: int | None
+    queue: QueueCounts | None = None
+    """None for a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

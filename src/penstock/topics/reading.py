@@ -51,11 +51,29 @@ class Reader:
         finally:
             timer.cancel()
 
-    async def _page(self, topic: Topic, request: DiffRequest) -> Page:
+    def page_at_hand(self, topic: Topic, request: DiffRequest) -> Page | None:
+        """A page without waiting; None if some of its bytes would have to be fetched. Raises `Damaged`."""
+        walk = self._walk(topic, request)
+        while not walk.done:
+            if walk.step(topic.view) is not None:
+                return None
+        return walk.page(topic.name)
+
+    def _walk(self, topic: Topic, request: DiffRequest) -> Walk:
         now_ms = self._clock.now_ms()
         topic.touch(now_ms)
         self._catalog.retain(topic)
-        walk = Walk(topic.index, topic.floors, request, now_ms=now_ms, ttl_ms=topic.config.ttl_ms)
+        return Walk(
+            topic.index,
+            topic.floors,
+            request,
+            now_ms=now_ms,
+            ttl_ms=topic.config.ttl_ms,
+            trims=topic.trims,
+        )
+
+    async def _page(self, topic: Topic, request: DiffRequest) -> Page:
+        walk = self._walk(topic, request)
         while not walk.done:
             needed = walk.step(topic.view)
             if needed is not None:

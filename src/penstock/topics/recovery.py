@@ -30,15 +30,21 @@ from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.data_directory import META, LogGroup, log_groups
+from penstock.topics.derivation import Derivation, LostOriginals, SourceFrames
 from penstock.topics.errors import Damaged
+from penstock.topics.forward import Forward
 from penstock.topics.frame import MORE, FrameType
 from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.index import TopicIndex
 from penstock.topics.journal import shard_number
+from penstock.topics.lease_log import replay_lease
+from penstock.topics.router import RouterEntry
+from penstock.topics.router_recovery import RouterRecovery
 from penstock.topics.segment import LOST, SegmentEntry
 from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.tier import Tiers
 from penstock.topics.topic import Topic
+from penstock.topics.trims import Trims
 
 __all__ = ["ADOPTED_FROM", "FoundLog", "Recovered", "recover"]
 
@@ -47,6 +53,8 @@ ADOPTED_FROM: Final = 1 << 62
 
 _CONFIG = msgspec.json.Decoder(TopicConfig)
 _FORMAT = WalFormat()
+_FOLLOWED: Final = (FrameType.APPEND, FrameType.ROUTER_CURSOR)
+"""Frames that may be a part of something larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,9 @@ class Recovered:
     Then a snapshot comes before the first write: the records of a topic are never in two logs that count."""
     problems: list[str] = field(default_factory=list)
     """What is damaged, a sentence each."""
+    routers: list[RouterEntry] = field(default_factory=list)
+    referred: dict[int, list[SegmentEntry]] = field(default_factory=dict)
+    """Segments of topics that are deleted and of which copies are in no segment yet, by topic id."""
 
 
 def recover(
@@ -135,6 +146,11 @@ class _Recovery:
         self._named: set[str] = set()
         self._was_ephemeral: set[int] = set()
         self._next_adopted = ADOPTED_FROM
+        self._routers = RouterRecovery(self._snapshot.routers)
+        self._derivation = Derivation(self._source_frames, self._lose_copies)
+        self._source_runs: dict[int, list[Columns]] = {}
+        """The segments of topics, live or not, for copies that have to be made of them again."""
+        self._sources: dict[int, SourceFrames] = {}
 
     def run(self) -> Recovered:
         there = log_groups(self._fs, self._data_dir, self._snapshot)
@@ -152,6 +168,11 @@ class _Recovery:
             self._replay(topic)
             self._on_progress(0.5 + 0.5 * (done + 1) / len(self._topics))
         self._on_progress(1.0)
+        routers = self._routers.found(self._topics)
+        self._problems += self._routers.problems
+        for source_id in self._topics.keys() & self._routers.sources:
+            # Its copies are in memory once more: should it be deleted, its segments have to wait for them.
+            self._topics[source_id].is_referred = True
         return Recovered(
             topics=sorted(self._topics.values(), key=lambda topic: topic.name),
             next_topic_id=max([self._snapshot.next_topic_id, *(number + 1 for number in self._seen_ids())]),
@@ -160,8 +181,14 @@ class _Recovery:
             wal={group.path: group.start for group in groups},
             logs=logs,
             folders=[group.path for group in there],
-            moved=self._has_moved(),
+            moved=self._has_moved() or self._routers.lowered,
             problems=self._problems,
+            routers=routers,
+            referred={
+                entry.id: list(entry.segments)
+                for entry in self._snapshot.topics
+                if entry.id in gone and entry.id in self._routers.sources
+            },
         )
 
     def _is_covered(self, group: LogGroup) -> bool:
@@ -180,6 +207,7 @@ class _Recovery:
     def _seen_ids(self) -> Iterator[int]:
         yield from self._topics
         yield from self._pieces
+        yield from self._routers.ids
 
     # ---- the log -------------------------------------------------------------------------------------
 
@@ -201,7 +229,9 @@ class _Recovery:
         borders = np.flatnonzero(np.diff(ids[order])) + 1
         for places in np.split(order, borders):
             topic_id = int(ids[places[0]]) if len(places) else 0
-            if topic_id:
+            if not topic_id:
+                self._routers.read(table.of(places))
+            else:
                 piece = _Piece(log, file.number, file.view, table.of(places), damaged)
                 self._pieces[topic_id].append(piece)
 
@@ -269,6 +299,7 @@ class _Recovery:
                 segment = there
             run = self._load(entry, segment)
             index.add_run(run)
+            self._source_runs.setdefault(entry.id, []).append(run)
             # What cannot be opened must not grow: no checkpoint could open it either.
             segments.append(
                 segment if run.source is not None else msgspec.structs.replace(segment, sealed=True)
@@ -277,8 +308,11 @@ class _Recovery:
         topic = Topic(name=entry.name, id=entry.id, config=_CONFIG.decode(entry.config), index=index)
         topic.segments = segments
         topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
+        topic.trims = Trims(entry.trims)
         topic.delete_below = entry.delete_below
         topic.reserved_seq = entry.reserved_head
+        if topic.leases is not None and entry.queue is not None:
+            topic.leases.restore(entry.queue)
         topic.last_write_ms = entry.last_write_ms
         latest = [int(run.ts[-1]) for run in index.runs[-1:]]
         topic.last_ts_ms = max(entry.last_write_ms or 0, *latest, 0)
@@ -366,7 +400,11 @@ class _Recovery:
             if kind == FrameType.CONFIG_UPDATE:
                 if topic.is_ephemeral:
                     self._was_ephemeral.add(topic.id)
-                topic.config = _CONFIG.decode(TopicChange.decode(body).config)
+                config = _CONFIG.decode(TopicChange.decode(body).config)
+                if topic.leases is not None and not (topic.config.leases_durable and config.leases_durable):
+                    # What became of leases meanwhile is not in the log; those that outlive this follow it.
+                    topic.leases.end_leases()
+                topic.config = config
             elif kind == FrameType.DELETE:
                 topic.delete(Deletion.decode(body))
             elif kind == FrameType.EVICT_WATERMARK:
@@ -375,8 +413,43 @@ class _Recovery:
                 topic.index.delete_prefix(topic.floors.floor)
             elif kind == FrameType.HEAD_WATERMARK:
                 topic.reserved_seq = max(topic.reserved_seq, read_head_watermark(body))
+            elif kind == FrameType.LEASE and topic.leases is not None:
+                replay_lease(topic.leases, int(frames.heads["seq"][place]), body)
+            elif kind == FrameType.ROUTER_CURSOR:
+                self._forward(topic, Forward.decode(body), int(frames.heads["ts"][place]))
         except (Corrupt, msgspec.MsgspecError) as error:
             self._problems.append(f'topic "{topic.name}": {error}')
+
+    def _forward(self, topic: Topic, forward: Forward, ts_ms: int) -> None:
+        self._routers.note(forward)
+        self._bridge(topic, forward.first_seq, ts_ms, damaged=False)
+        self._derivation.apply(topic, forward, ts_ms)
+
+    def _source_frames(self, topic_id: int) -> SourceFrames:
+        if topic_id not in self._sources:
+            runs = self._source_runs.get(topic_id)
+            if runs is None:
+                # The topic was deleted since; its segments stay until a snapshot has the copies.
+                entries = [entry for entry in self._snapshot.topics if entry.id == topic_id]
+                runs = [self._load(entry, segment) for entry in entries for segment in entry.segments]
+            tables = [piece.frames for piece in self._pieces.get(topic_id, [])]
+            self._sources[topic_id] = SourceFrames(tables, runs)
+        return self._sources[topic_id]
+
+    def _lose_copies(self, topic: Topic, lost: LostOriginals) -> None:
+        """Copies whose originals are nowhere: of a source that had not made them durable, or damaged."""
+        first_seq, count = topic.index.head_seq + 1, lost.records
+        was_stored = any(
+            entry.id == lost.source_id and lost.first_seq <= entry.head_seq for entry in self._snapshot.topics
+        )
+        if topic.config.durability is not Durability.FSYNC and not was_stored:
+            topic.index.skip_to(first_seq + count - 1)
+            return
+        topic.index.append_damaged(count, lost.ts_ms)
+        self._problems.append(
+            f'topic "{topic.name}": records {first_seq} to {first_seq + count - 1} are copies of '
+            "records that cannot be read"
+        )
 
     def _in_order(self, pieces: Sequence[_Piece]) -> list[_Piece]:
         """The pieces of one log stay in order; logs that the snapshot names come before newer ones."""
@@ -407,7 +480,7 @@ def _without_half_writes(found: LogScan) -> LogScan:
     table = read_frames(last.view, run.start, run.ends)
     kinds, flags = table.heads["type"], table.heads["flags"]
     place = len(table)
-    while place and kinds[place - 1] == FrameType.APPEND and flags[place - 1] & MORE:
+    while place and kinds[place - 1] in _FOLLOWED and flags[place - 1] & MORE:
         place -= 1
     if place == len(table):
         return found

@@ -11,15 +11,12 @@ step is safe to be cut off and to be made again:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
@@ -30,63 +27,16 @@ from penstock.topics.segment import SegmentEntry
 from penstock.topics.tier import Tiers, choose
 from penstock.topics.topic import Topic
 
-__all__ = ["ColdThread", "Relocation", "RunCold"]
+__all__ = ["Relocation", "RunCold"]
 
 _LOGGER = logging.getLogger(__name__)
 _RETRY_S: Final = 30.0
-
-_Job: TypeAlias = "tuple[Callable[[], None], asyncio.Future[None], asyncio.AbstractEventLoop]"
 
 
 class RunCold(Protocol):
     """Runs blocking calls to the cold tier, one after the other."""
 
     def __call__(self, work: Callable[[], None], /) -> Awaitable[None]: ...
-
-
-class ColdThread:
-    """Runs what it is called with on a thread of its own, in order. Nobody ever waits for its end."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    async def __call__(self, work: Callable[[], None], /) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="topics-move", daemon=True)
-            self._thread.start()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._jobs.put((work, done, loop))
-        await done
-
-    def close(self) -> None:
-        """What is running comes to its end, or not; nothing else is begun."""
-        self._closed = True
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done, loop = job
-            if self._closed or done.cancelled():
-                continue
-            error: BaseException | None = None
-            try:
-                work()
-            except BaseException as raised:  # noqa: BLE001 - it is handed to whoever waits
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, done, error)
-
-
-def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
 
 
 def _has(topic: Topic, entry: SegmentEntry) -> bool:

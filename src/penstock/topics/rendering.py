@@ -19,10 +19,23 @@ from penstock.topics.checksums import checksums
 from penstock.topics.columns import DAMAGED, Columns, Lengths, Places
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import HEADER_BYTES
+from penstock.topics.model import Predicate
 from penstock.topics.payload import split_payload
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
 
-__all__ = ["Frames", "Style", "Unreadable", "foreign", "node_of", "render", "render_one", "unreadable"]
+__all__ = [
+    "Frames",
+    "Style",
+    "Unreadable",
+    "foreign",
+    "is_meant",
+    "node_of",
+    "render",
+    "render_one",
+    "tag_of",
+    "tagged",
+    "unreadable",
+]
 
 _SEGMENT_HEADER_BYTES: Final = 29
 _CHECKSUM_BYTES: Final = 8
@@ -38,6 +51,8 @@ class Style:
 
     include_tags: bool = False
     include_meta: bool = True
+    include_data: bool = True
+    include_node: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ class Frames:
 
 def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> bytes:
     """The fragment of one log frame."""
-    if not flags & (HAS_NODE | HAS_META | HAS_TAG):
+    if not flags & (HAS_NODE | HAS_META | HAS_TAG) and style.include_data:
         return b'{"$seq":%d,"$ts":%d,"data":%b' % (
             seq,
             ts,
@@ -89,6 +104,32 @@ def node_of(frame: bytes) -> bytes:
     """The origin in a log frame."""
     node_bytes, _, _ = _LENGTHS.unpack_from(frame, HEADER_BYTES - 8)
     return frame[HEADER_BYTES : HEADER_BYTES + node_bytes]
+
+
+def tag_of(frame: bytes) -> bytes:
+    """The tag in a log frame."""
+    node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frame, HEADER_BYTES - 8)
+    at = HEADER_BYTES + node_bytes
+    return frame[at : at + tag_bytes]
+
+
+def tagged(frames: Frames, places: Places, match: Predicate) -> npt.NDArray[np.bool_]:
+    """Which of these rows, that all have a tag, are meant."""
+    starts, _, inside = frames.spans(places)
+    # Frames that are not wholly there are kept, so that what is wrong with them is told.
+    meant = ~inside
+    for place in np.flatnonzero(inside).tolist():
+        begin = int(starts[place]) + frames.header_bytes
+        node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frames.view, begin - 8)
+        tag = frames.view[begin + node_bytes : begin + node_bytes + tag_bytes].tobytes()
+        meant[place] = is_meant(match, tag)
+    return meant
+
+
+def is_meant(match: Predicate, tag: bytes) -> bool:
+    """`predicate.matches` on the stored form of a tag."""
+    value = match.value.encode("utf-8", "surrogatepass")
+    return tag.startswith(value) if match.is_prefix else tag == value
 
 
 def foreign(frames: Frames, places: Places, nodes: frozenset[bytes]) -> npt.NDArray[np.bool_]:
@@ -181,7 +222,7 @@ def _fragments(
     seen = HAS_NODE | HAS_META | (HAS_TAG if style.include_tags else 0)
     begins = starts + frames.header_bytes
     ends = (starts + lengths - _CHECKSUM_BYTES).tolist()
-    if (flags & np.uint8(seen)).any():
+    if not style.include_data or (flags & np.uint8(seen)).any():
         rows = zip(seqs, times, begins.tolist(), ends, flags.tolist(), strict=True)
         names: dict[bytes, bytes] = {}
         out += [_dressed(chunk, *row, style, names) for row in rows]
@@ -201,10 +242,15 @@ def _dressed(
     node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(chunk, begin - 8)
     tag_at = begin + node_bytes
     data_at = tag_at + tag_bytes
-    node = b',"$node":' + _quoted(chunk[begin:tag_at], names) if flags & HAS_NODE else b""
+    has_node = flags & HAS_NODE and style.include_node
+    node = b',"$node":' + _quoted(chunk[begin:tag_at], names) if has_node else b""
     tag = (
         b',"$tag":' + _quoted(chunk[tag_at:data_at], names) if flags & HAS_TAG and style.include_tags else b""
     )
+    if not style.include_data:
+        has_meta = flags & HAS_META and style.include_meta
+        meta = split_payload(chunk[data_at:end])[1] if has_meta else None
+        return b'{"$seq":%d,"$ts":%d%b%b%b}' % (seq, ts, node, tag, b',"meta":' + meta if meta else b"")
     if not flags & HAS_META:
         return b'{"$seq":%d,"$ts":%d%b%b,"data":%b' % (seq, ts, node, tag, chunk[data_at + _OPEN_BYTES : end])
     data, meta = split_payload(chunk[data_at:end])

@@ -32,6 +32,8 @@ __all__ = ["LOCK_FILE", "SegmentProcess", "await_earlier"]
 LOCK_FILE: Final = ".segments.lock"
 ROWS_MIN: Final = 5000
 """Fewer rows than this are not worth the way to another process."""
+_NICENESS: Final = 5
+"""Requests go first; the log may be a little longer for it."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ def _begin(data_dir: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.nice(_NICENESS)
     fs = OsFileSystem()
     _held.enter_context(fs.lock(os.path.join(data_dir, LOCK_FILE)))
     _tiers = Tiers(LocalSegmentRoot(fs, data_dir))

@@ -20,6 +20,8 @@ from penstock.errors import LimitExceeded, NotFound, PenstockError, Unsupported
 from penstock.files import write_durably
 from penstock.fs import Buffer, FileSystem
 from penstock.topics.errors import Damaged
+from penstock.topics.leases import QueueEntry
+from penstock.topics.router import RouterEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_directory import DurableDirectory
 
@@ -73,6 +75,10 @@ class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     checkpointed_seq: int
     """Every record up to here is in `segments`, is deleted, or never was."""
     segments: tuple[SegmentEntry, ...] = ()
+    queue: QueueEntry | None = None
+    """None for a log."""
+    trims: tuple[tuple[int, int], ...] = ()
+    """What no router could copy here, behind live records: first, and the number after the last."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -83,6 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     wal: dict[str, LogStart]
     """By the name of the log's directory."""
     topics: tuple[TopicEntry, ...]
+    routers: tuple[RouterEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

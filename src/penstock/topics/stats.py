@@ -73,6 +73,7 @@ class EngineStats:
     topics: int
     by_class: dict[Durability, int]
     queue_topics: int
+    queue_leases_in_flight: int = 0
     records_live: int
     bytes_live: int
     wal: WalStats
@@ -85,9 +86,11 @@ def collect_stats(
     """The numbers of all topics and shards."""
     by_class = dict.fromkeys(Durability, 0)
     per_topic: list[TopicStats] = []
-    queues = 0
+    queues = leased = 0
     for topic in topics:
-        queues += topic.config.type == "queue"
+        if topic.leases is not None:
+            queues += 1
+            leased += topic.leases.in_flight
         if topic.config.durability is not None:
             by_class[topic.config.durability] += 1
         per_topic.append(
@@ -104,6 +107,7 @@ def collect_stats(
         topics=len(per_topic),
         by_class=by_class,
         queue_topics=queues,
+        queue_leases_in_flight=leased,
         records_live=sum(topic.records_live for topic in per_topic),
         bytes_live=sum(topic.bytes_live for topic in per_topic),
         wal=_wal_stats(shards, times),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 from penstock.errors import PenstockError, StorageFull
 from penstock.files import Entry, LogPosition
 from penstock.topics.errors import CommitFailed
 from penstock.topics.frame import EncodedBatch
+from penstock.topics.model import WriteResult
 from penstock.topics.topic import Topic
 
-__all__ = ["Append", "Change", "commit_error"]
+__all__ = ["Append", "Change", "Done", "commit_error"]
 
 T = TypeVar("T")
+Done: TypeAlias = Callable[[WriteResult | PenstockError], None]
+"""Told once what became of a write."""
 
 
 def commit_error(error: PenstockError) -> PenstockError:
@@ -52,49 +55,80 @@ class Change(Generic[T]):
 class Append:
     """The records of one write. They are published whether or not anybody still waits for the answer.
 
-    An entry without bytes only waited for its turn: its records are kept in memory.
+    `done` is called once, with what became of them.
     """
 
     __slots__ = (
         "_batch",
+        "_created",
+        "_done",
         "_now_ms",
         "_on_published",
         "_reserved",
         "_skip_bytes",
         "_topic",
-        "outcome",
     )
 
     def __init__(
         self,
         topic: Topic,
         batch: EncodedBatch,
-        *,
-        skip_bytes: int,
-        reserved: int,
         now_ms: int,
+        created: bool,
         on_published: Callable[[Topic], None],
+        done: Done,
     ) -> None:
         self._topic = topic
         self._batch = batch
-        self._skip_bytes = skip_bytes
-        self._reserved = reserved
         self._now_ms = now_ms
+        self._created = created
         self._on_published = on_published
-        self.outcome: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+        self._done: Done | None = done
+        self._skip_bytes = 0
+        self._reserved = 0
+
+    def behind(self, frames: Sequence[bytes], reserved: int) -> None:
+        """These frames go before the records in the same entry, and reserve so many sequence numbers."""
+        self._skip_bytes = sum(map(len, frames))
+        self._reserved = reserved
 
     def committed(self, entry: Entry, position: LogPosition) -> None:
         topic = self._topic
-        topic.reserved_seq = max(topic.reserved_seq, self._reserved)
+        if self._reserved > topic.reserved_seq:
+            topic.reserved_seq = self._reserved
         if entry.byte_count:
             at = position.offset + self._skip_bytes
             topic.publish(self._batch, file=position.file, base=at, now_ms=self._now_ms)
         else:
+            # It only waited for its turn.
             topic.keep_in_memory(self._batch, now_ms=self._now_ms)
         self._on_published(topic)
-        if not self.outcome.done():
-            self.outcome.set_result(entry)
+        self._tell(self._result(entry.append_s * 1000, entry.sync_s * 1000, entry.held_s * 1000))
+
+    def keep(self) -> None:
+        """Publish the records of an ephemeral topic without a commit."""
+        self._topic.keep_in_memory(self._batch, now_ms=self._now_ms)
+        self._on_published(self._topic)
+        self._tell(self._result(0.0, 0.0))
 
     def failed(self, error: PenstockError) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(commit_error(error))
+        self._tell(commit_error(error))
+
+    def _tell(self, outcome: WriteResult | PenstockError) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(outcome)
+
+    def _result(self, append_ms: float, sync_ms: float, held_ms: float = 0.0) -> WriteResult:
+        topic, last_seq = self._topic, self._batch.last_seq
+        return WriteResult(
+            topic=topic.name,
+            first_seq=self._batch.first_seq,
+            last_seq=last_seq,
+            head_seq=max(last_seq, topic.index.head_seq),
+            created=self._created,
+            deduped=False,
+            wal_append_ms=append_ms,
+            fsync_ms=sync_ms if topic.config.durable else 0.0,
+            throttle_wait_ms=held_ms,
+        )

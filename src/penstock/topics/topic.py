@@ -18,9 +18,12 @@ from penstock.topics.control import Deletion, Watermarks
 from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
 from penstock.topics.floors import Floors
 from penstock.topics.frame import EncodedBatch, FrameType, encode_control
+from penstock.topics.hops import Hops
 from penstock.topics.idempotency import WriteWindow
 from penstock.topics.index import Removed, TopicIndex
+from penstock.topics.jobs import QueueCounts
 from penstock.topics.journal import Shard
+from penstock.topics.leases import LeaseTable, QueueEntry
 from penstock.topics.model import DeleteResult, Predicate, TopicState
 from penstock.topics.priority import effective_priority
 from penstock.topics.segment import SegmentEntry
@@ -28,6 +31,7 @@ from penstock.topics.segment_reader import Segment
 from penstock.topics.segment_tags import TagTable
 from penstock.topics.snapshot import TopicEntry
 from penstock.topics.tags import LogTags, Seqs
+from penstock.topics.trims import Trims
 from penstock.topics.waiters import Waiters
 
 __all__ = ["CHUNKS_FROM", "Topic"]
@@ -65,6 +69,8 @@ class Topic:
         self.writing: dict[str, asyncio.Future[None]] = {}
         """Writes with an idempotency key that are not decided yet."""
         self.waiters = Waiters()
+        self.leases = LeaseTable() if config.type == "queue" else None
+        """Who works on which of its jobs; None for a log."""
         self.segments: list[SegmentEntry] = []
         self.delete_below = 0
         self.kept_through = self.index.head_seq
@@ -78,10 +84,17 @@ class Topic:
         self.gone = False
         self.leaving: asyncio.Future[None] | None = None
         """Done when a deletion of the topic that is under way is decided."""
+        self._hardening = 0
         self.tally_bytes = 0
         """What the engine's total has of this topic."""
         self.captured: TopicEntry | None = None
         """What the last cut has of the topic, while it is still true."""
+        self.trims = Trims()
+        self.hops = Hops()
+        self.is_referred = False
+        """Whether copies were made of it: its bytes may be needed to make them again."""
+        self.routers_removed: tuple[str, ...] = ()
+        """The routers that went with it."""
         self._chunks: dict[int, memoryview] = {}
         self._next_chunk = CHUNKS_FROM
         self._prune_at = _PRUNE_AT
@@ -104,9 +117,12 @@ class Topic:
         """After a recovery: everything that was found counts as written, and what it says as known."""
         self.kept_through = self.index.head_seq
         floors = self.floors
+        self.trims.settle(floors)
         self._logged_floors = (floors.cap, floors.ttl, floors.trim)
         self.forget_in_flight()
         self.retain(now_ms)
+        if self.leases is not None:
+            self.leases.settle(self.index, now_ms, with_leases=self.config.leases_durable)
 
     # ---- what is under way ---------------------------------------------------------------------------
 
@@ -125,6 +141,24 @@ class Topic:
     @property
     def is_ephemeral(self) -> bool:
         return self.config.durability is Durability.EPHEMERAL
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way that will take a sequence number."""
+        return self.next_seq == self.index.head_seq + 1 and not self.in_flight
+
+    def harden(self, decided: asyncio.Future[None]) -> None:
+        """The topic is about to be kept on disk: until that is decided, what is written goes there too."""
+        self._hardening += 1
+        decided.add_done_callback(self._hardened)
+
+    def _hardened(self, _: asyncio.Future[None]) -> None:
+        self._hardening -= 1
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether what is written now is kept in memory only."""
+        return self.is_ephemeral and not self._hardening
 
     @property
     def epoch(self) -> int:
@@ -217,6 +251,28 @@ class Topic:
         self._chunk_bytes += batch.byte_count
         self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
 
+    def lose(self, count: int) -> None:
+        """The next sequence numbers are of records that the topic they were to be copied from has lost."""
+        self.captured = None
+        first_seq = self.index.head_seq + 1
+        self.index.skip_to(first_seq + count - 1)
+        self.trims.add(first_seq, first_seq + count)
+        self.trims.settle(self.floors)
+        self.trims.fold(self.floors, self.index.earliest_seq)
+        if not self.is_ephemeral:
+            self.kept_through = self.index.head_seq
+        self.waiters.wake()
+
+    def recall(self, batch: EncodedBatch) -> None:
+        """Copies as they were before a crash."""
+        self._next_chunk += 1
+        self._chunks[self._next_chunk] = memoryview(batch.buffer)
+        self._chunk_bytes += batch.byte_count
+        self.index.append(batch, file=self._next_chunk, base=0)
+        self.tags.append(batch.first_seq, batch.tags)
+        self.last_write_ms = batch.ts_ms
+        self.last_ts_ms = max(self.last_ts_ms, batch.ts_ms)
+
     def retain(self, now_ms: int) -> None:
         """Let go of what is too old or too much. Floors tell readers what they missed."""
         config, index = self.config, self.index
@@ -235,6 +291,8 @@ class Topic:
         if removed.records:
             self.captured = None
             raise_floor(removed)
+            if self.trims:
+                self.trims.settle(self.floors)
         return removed.records
 
     def _let_go_of_chunks(self) -> None:
@@ -285,6 +343,16 @@ class Topic:
     def adopt(self, file: int, view: memoryview) -> None:
         """Rows point into a file that the topic's own log does not have."""
         self._chunks[file] = view
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether bytes of it are not in its own log: those of copies, until a segment has them."""
+        return bool(self._chunks)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How many bytes of records are in memory, those of some that are gone included."""
+        return self._chunk_bytes
 
     def segment_of(self, run: Columns) -> Segment:
         """The segment that a run is the index of."""
@@ -385,4 +453,20 @@ class Topic:
             ),
             last_write_ms=self.last_write_ms,
             last_read_ms=self.last_read_ms,
+            queue=self.queue_counts(now_ms),
         )
+
+    def queue_counts(self, now_ms: int) -> QueueCounts | None:
+        """Where the jobs are now; `retain` comes before. None for a log."""
+        if self.leases is None:
+            return None
+        self.leases.refresh(self.index, now_ms)
+        return QueueCounts(
+            ready=self.leases.ready(self.index),
+            in_flight=self.leases.in_flight,
+            dead_lettered=self.leases.dead_lettered,
+        )
+
+    def queue_entry(self) -> QueueEntry | None:
+        """What a snapshot keeps of a queue beside its records; None for a log."""
+        return None if self.leases is None else self.leases.entry(with_leases=self.config.leases_durable)

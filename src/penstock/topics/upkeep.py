@@ -21,6 +21,7 @@ from penstock.topics.errors import Throttled
 from penstock.topics.journal import Journal
 from penstock.topics.recovery import Recovered
 from penstock.topics.relocation import Relocation, RunCold
+from penstock.topics.routing import Routing
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.snapshot import snapshot_name
@@ -57,6 +58,7 @@ class Upkeep:
         folders: Sequence[str],
         found: Recovered,
         catalog: Catalog,
+        routing: Routing,
     ) -> None:
         self._fs = fs
         self._data_dir = data_dir
@@ -68,6 +70,11 @@ class Upkeep:
         self._journal = journal
         self._folders = folders
         self._catalog = catalog
+        self._routing = routing
+        self._referred = found.referred
+        """Segments of topics that are deleted, which are needed until the next snapshot."""
+        self._leaving: list[Topic] = []
+        """Topics that were deleted since the start, of which the same is true."""
         self._number = found.snapshot_number
         self._good_number = found.loaded_number
         """Of the last snapshot that is known to be good."""
@@ -92,7 +99,7 @@ class Upkeep:
 
     async def start(self) -> None:
         """Remove what nothing refers to, and begin to tick."""
-        known = {topic.id: list(topic.segments) for topic in self._catalog.all()}
+        known = {topic.id: list(topic.segments) for topic in self._catalog.all()} | self._referred
         tidied = await self._workers.tidy(lambda: self._tidy(known))
         for error in tidied.failed:
             _LOGGER.warning("left behind for the next start: %s", error)
@@ -246,7 +253,9 @@ class Upkeep:
                 raise
 
     async def _make(self, last: bool) -> None:
-        cut = self._capture(last)
+        async with self._routing.still():
+            cut = self._capture(last)
+        leaving, self._leaving = self._leaving, []
         written = self._written()
         number, self._number = self._number, self._number + 1
         try:
@@ -255,6 +264,7 @@ class Upkeep:
         except BaseException:
             for topic_cut in cut.topics:
                 topic_cut.topic.captured = None
+            self._leaving += leaving
             raise
         self._good_number = number
         self._apply(cut)
@@ -262,6 +272,10 @@ class Upkeep:
         self._checkpointed_bytes = written
         needed, self._needed = self._needed, cut.wal
         await self._workers.tidy(lambda: self._let_go(cut, needed))
+        if not last:
+            # At the end they are left to the next start.
+            for topic in leaving:
+                self._start_aside(self._remove_segments(topic))
 
     def _capture(self, last: bool) -> Cut:
         now_ms = self._clock.now_ms()
@@ -275,7 +289,7 @@ class Upkeep:
         wal = {
             folder: shard.decided for folder, shard in zip(self._folders, self._journal.shards, strict=True)
         }
-        return capture(topics, wal, self._catalog.next_topic_id, now_ms)
+        return capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
 
     def _store(self, cut: Cut, number: int, copied: Mapping[tuple[int, int], SegmentEntry]) -> None:
         self._retract()
@@ -347,17 +361,23 @@ class Upkeep:
     # ---- topics that are gone ------------------------------------------------------------------------
 
     def remove_files(self, topic: Topic) -> None:
-        """A topic was deleted, durably: its segments go, behind whatever is being stored of it."""
+        """A topic was deleted, durably: its segments go, behind whatever is being stored of it.
 
-        async def remove() -> None:
-            try:
-                if self._cold is not None:
-                    await self._cold.remove_topic(topic)
-                await self._workers.tidy(lambda: self._tiers.remove_hot(topic.id))
-            except PenstockError as error:
-                _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
+        If copies in memory may have to be made of it again they go with the next checkpoint.
+        """
 
-        self._start_aside(remove())
+        if topic.is_referred:
+            self._leaving.append(topic)
+        else:
+            self._start_aside(self._remove_segments(topic))
+
+    async def _remove_segments(self, topic: Topic) -> None:
+        try:
+            if self._cold is not None:
+                await self._cold.remove_topic(topic)
+            await self._workers.tidy(lambda: self._tiers.remove_hot(topic.id))
+        except PenstockError as error:
+            _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
 
     # ---- what goes on beside -------------------------------------------------------------------------
 

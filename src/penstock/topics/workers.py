@@ -1,20 +1,26 @@
 """Where blocking work goes: one thread that tidies up, a few that read from the cold tier.
 
-They are kept apart so that a slow cold store never holds up a checkpoint, and neither holds up the loop.
+They are kept apart so that a slow cold store never holds up a checkpoint, and neither holds up the loop. Nor
+does a cold store that hangs hold up the end: nobody waits for the threads that talk to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["ThreadWorkers", "Workers"]
+from penstock.topics.errors import ShuttingDown
+
+__all__ = ["LooseThreads", "ThreadWorkers", "Workers"]
 
 T = TypeVar("T")
 
-_COLD_READS = 4
+_COLD_READS: Final = 4
 
 
 class Workers(Protocol):
@@ -25,12 +31,79 @@ class Workers(Protocol):
         ...
 
     async def fetch(self, work: Callable[[], T]) -> T:
-        """A few at a time."""
+        """A few at a time. Raises `ShuttingDown` for what was not begun when the workers were closed."""
         ...
 
     def close(self) -> None:
-        """Wait for what is running; not to be used afterwards."""
+        """Wait for what tidies up, not for what is fetched; not to be used afterwards."""
         ...
+
+
+class _Job(Generic[T]):
+    """One call, and the future of who waits for it."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[T] = self._loop.create_future()
+
+    def run(self) -> None:
+        if self.done.cancelled():
+            return
+        try:
+            result = self._work()
+        except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits
+            self.fail(error)
+        else:
+            self._tell(lambda: self.done.set_result(result))
+
+    def fail(self, error: BaseException) -> None:
+        self._tell(lambda: self.done.set_exception(error))
+
+    def _tell(self, settle: Callable[[], None]) -> None:
+        def unless_done() -> None:
+            if not self.done.done():
+                settle()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(unless_done)
+
+
+class LooseThreads:
+    """Threads, started when they are first needed, whose end nobody ever waits for, not even the process."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """What the call returns or raises. One thread makes the calls in order."""
+        job = _Job(work)
+        self._start()
+        self._jobs.put(job)  # type: ignore[arg-type]
+        return await job.done
+
+    def _start(self) -> None:
+        if len(self._threads) < self._count:
+            name = f"{self._name}-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """What is running comes to its end, or not; nothing else is begun."""
+        self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._closed:
+                job.fail(ShuttingDown("the event log is closing; retry when it is back"))
+            else:
+                job.run()
 
 
 class ThreadWorkers:
@@ -38,14 +111,14 @@ class ThreadWorkers:
 
     def __init__(self) -> None:
         self._tidy = ThreadPoolExecutor(1, thread_name_prefix="topics-tidy")
-        self._fetch = ThreadPoolExecutor(_COLD_READS, thread_name_prefix="topics-cold")
+        self._fetch = LooseThreads(_COLD_READS, "topics-cold")
 
     async def tidy(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._tidy, work)
 
     async def fetch(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._fetch, work)
+        return await self._fetch(work)
 
     def close(self) -> None:
+        self._fetch.close()
         self._tidy.shutdown()
-        self._fetch.shutdown()

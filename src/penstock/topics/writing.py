@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.clock import Clock
-from penstock.files import Entry
+from penstock.errors import PenstockError
 from penstock.topics.batch import PreparedBatch, prepare
 from penstock.topics.catalog import Catalog
 from penstock.topics.config import Durability, TopicConfig
@@ -17,19 +18,25 @@ from penstock.topics.idempotency import Outcome
 from penstock.topics.limits import KEY_BYTES_MAX
 from penstock.topics.model import NewRecord, WriteResult
 from penstock.topics.names import check_topic_name
-from penstock.topics.submission import Append
+from penstock.topics.scheduling import Scheduler
+from penstock.topics.submission import Append, Done
 from penstock.topics.topic import Topic
 
 __all__ = ["Writer"]
+
+_SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)
 
 
 class Writer:
     """Writes to the topics of a catalog. `check` raises when the engine takes nothing."""
 
-    def __init__(self, catalog: Catalog, clock: Clock, check: Callable[[], None]) -> None:
+    def __init__(
+        self, catalog: Catalog, clock: Clock, check: Callable[[], None], scheduler: Scheduler
+    ) -> None:
         self._catalog = catalog
         self._clock = clock
         self._check = check
+        self._scheduler = scheduler
 
     async def write(
         self,
@@ -41,6 +48,7 @@ class Writer:
         create: bool | None,
         config: TopicConfig | None,
         parsed: bool,
+        insist: bool = False,
     ) -> WriteResult:
         """See `Engine.write`."""
         batch = prepare(records, node, parsed=parsed)
@@ -53,6 +61,8 @@ class Writer:
                 topic, created = await self._topic(name, create, config)
                 if topic.leaving is not None or topic.gone:
                     continue
+            if not insist:
+                self._scheduler.check(topic.shard)
             if key is None:
                 return await self._append(topic, batch, created)
             if (writing := topic.writing.get(key)) is None:
@@ -107,66 +117,82 @@ class Writer:
             del topic.writing[key]
             writing.set_result(None)
 
+    def begin(
+        self,
+        name: str,
+        records: Sequence[NewRecord],
+        done: Done,
+        *,
+        node: str | None,
+        parsed: bool,
+        insist: bool,
+    ) -> bool:
+        """See `Engine.begin_write`."""
+        batch = prepare(records, node, parsed=parsed)
+        topic = self._catalog.find(name)
+        if topic is None:
+            return False
+        if not insist:
+            self._scheduler.check(topic.shard)
+        self._begin(topic, batch, False, done)
+        return True
+
     async def _append(self, topic: Topic, prepared: PreparedBatch, created: bool) -> WriteResult:
+        outcome: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+
+        def done(result: WriteResult | PenstockError) -> None:
+            if outcome.done():
+                return
+            if isinstance(result, WriteResult):
+                outcome.set_result(result)
+            else:
+                outcome.set_exception(result)
+
+        self._begin(topic, prepared, created, done)
+        return await outcome
+
+    def _begin(self, topic: Topic, prepared: PreparedBatch, created: bool, done: Done) -> None:
+        """Give the records their place and send them on; `done` is told when they are committed."""
         now_ms = self._clock.now_ms()
-        self._catalog.retain(topic)
+        catalog, config = self._catalog, topic.config
+        catalog.retain(topic, now_ms)
         topic.shard.check_room()
-        topic.admit(prepared.count, prepared.accounted_bytes)
-        self._catalog.check_total(prepared.accounted_bytes)
+        if config.discard == "reject":
+            topic.admit(prepared.count, prepared.accounted_bytes)
+        catalog.check_total(prepared.accounted_bytes)
         batch = encode(
             prepared,
             topic_id=topic.id,
             first_seq=topic.next_seq,
             ts_ms=max(now_ms, topic.last_ts_ms),
-            durable=topic.config.durable,
+            durable=config.durable,
         )
-        if topic.is_ephemeral and not topic.in_flight:
+        append = Append(topic, batch, now_ms, created, catalog.tally, done)
+        if topic.is_in_memory and topic.is_idle:
             topic.take_off(batch)
-            topic.keep_in_memory(batch, now_ms=now_ms)
-            self._catalog.tally(topic)
-            return _written(topic, batch, created)
-        append = self._submit(topic, batch, now_ms)
-        entry = await append.outcome
-        return _written(topic, batch, created, entry)
+            append.keep()
+        else:
+            self._submit(topic, batch, append)
 
-    def _submit(self, topic: Topic, batch: EncodedBatch, now_ms: int) -> Append:
+    def _submit(self, topic: Topic, batch: EncodedBatch, append: Append) -> None:
         durability = topic.config.durability
-        sync = durability is Durability.FSYNC
         reserved = 0
         # An ephemeral topic whose earlier records are still being written waits for its turn all the same.
-        frames = [] if topic.is_ephemeral else topic.moved_floors()
+        is_in_memory = topic.is_in_memory
+        frames = [] if is_in_memory else topic.moved_floors()
         if durability is Durability.DISK and (reserved := topic.reservation(batch)):
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, write_head_watermark(reserved)))
-        append = Append(
-            topic,
-            batch,
-            skip_bytes=sum(map(len, frames)),
-            reserved=reserved,
-            now_ms=now_ms,
-            on_published=self._catalog.tally,
-        )
+        if frames or reserved:
+            append.behind(frames, reserved)
         topic.shard.submit(
-            frames if topic.is_ephemeral else [*frames, batch.buffer],
+            frames if is_in_memory else [*frames, batch.buffer],
             frames=len(frames) + batch.count,
-            sync=sync or reserved > 0,
+            # Behind a change to a class that syncs, an ephemeral topic's records are synced with it.
+            sync=durability in _SYNCED or reserved > 0,
             waiting=append,
         )
         topic.take_off(batch)
         self._catalog.tally(topic)
-        return append
-
-
-def _written(topic: Topic, batch: EncodedBatch, created: bool, entry: Entry | None = None) -> WriteResult:
-    return WriteResult(
-        topic=topic.name,
-        first_seq=batch.first_seq,
-        last_seq=batch.last_seq,
-        head_seq=max(batch.last_seq, topic.index.head_seq),
-        created=created,
-        deduped=False,
-        wal_append_ms=0.0 if entry is None else entry.append_s * 1000,
-        fsync_ms=entry.sync_s * 1000 if entry is not None and topic.config.durable else 0.0,
-    )
 
 
 def _check_key(key: str) -> None:

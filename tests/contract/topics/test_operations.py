@@ -137,6 +137,9 @@ def test_metrics_as_json_have_every_name_of_the_contract(api: Api, topic: str) -
     for accept in ("application/json", "text/html, application/json;q=0.9"):
         body = api.ask("GET", "/v0/metrics", headers={"Accept": accept})
         assert body.keys() == {
+            "pressure",
+            "delivery_waiting",
+            "delivery_deferred",
             "topics",
             "topics_ephemeral",
             "topics_memory",

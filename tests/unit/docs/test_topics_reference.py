@@ -16,7 +16,25 @@ from penstock.topics.client import Client
 DOCS = Path(__file__).parents[3] / "docs"
 CLI = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
 CLIENT = (DOCS / "reference" / "topics-client.md").read_text(encoding="utf-8")
-VERBS = ["put", "write", "diff", "delete", "ls", "stat", "verify", "backup", "restore"]
+VERBS = [
+    "put",
+    "write",
+    "diff",
+    "watch",
+    "delete",
+    "claim",
+    "ack",
+    "nack",
+    "extend",
+    "work",
+    "relay",
+    "router",
+    "ls",
+    "stat",
+    "verify",
+    "backup",
+    "restore",
+]
 
 
 def section(text: str, title: str) -> str:

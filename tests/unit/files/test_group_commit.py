@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -415,3 +416,18 @@ def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, 
     gate.wait_for(5)
     assert gate.entries[-1].held_s == 0.0
     committer.close()
+
+
+def test_the_order_is_kept_whoever_commits(quick: GroupCommitter, gate: Gate) -> None:
+    rng = random.Random(7)
+    quick.start()
+    for n in range(2000):
+        quick.submit(entry(n, sync=rng.random() < 0.8), hold=rng.random() < 0.5)
+        if rng.random() < 0.01:
+            gate.wait_for(n // 2)
+    quick.flush()
+    gate.wait_for(2000)
+    assert numbers(gate.entries) == list(range(2000))
+    positions = [done.position for done in gate.entries if done.position is not None]
+    assert positions == sorted(positions)
+    assert len(positions) == 2000

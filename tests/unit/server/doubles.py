@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import PenstockError
 from penstock.server.app import App
 from penstock.server.auth import Keyring
 from penstock.server.http import HttpLimits, Listener
 from penstock.server.topics import TopicsApi, topics_app
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest, TopicNotEmpty, TopicNotFound
+from penstock.topics.jobs import QueueCounts
 from penstock.topics.model import (
     DeleteResult,
     NewRecord,
@@ -28,6 +31,7 @@ from penstock.topics.model import (
     WriteResult,
 )
 from penstock.topics.names import check_topic_name
+from penstock.topics.scheduling import Scheduler
 from penstock.topics.stats import EngineStats, WalStats
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -65,6 +69,7 @@ class MemoryEngine:
     def __init__(self) -> None:
         self.logs: dict[str, Log] = {}
         self.ready = True
+        self.scheduler = Scheduler(SYSTEM_CLOCK)
         self.replay_progress = 1.0
         self.commits_at_once = False
         self.error: Exception | None = None
@@ -112,6 +117,9 @@ class MemoryEngine:
             effective_priority=500 if log.touched else 0,
             last_write_ms=NOW_MS if log.records else None,
             last_read_ms=NOW_MS if log.touched else None,
+            queue=QueueCounts(ready=len(live), in_flight=0, dead_lettered=0)
+            if log.config.type == "queue"
+            else None,
         )
 
     def topics(
@@ -137,6 +145,19 @@ class MemoryEngine:
             raise TopicNotEmpty("not empty", {"topic": name, "count": len(log.live())})
         return RemoveResult(topic=name, deleted=self.logs.pop(name, None) is not None)
 
+    def begin_write(
+        self,
+        name: str,
+        records: Sequence[NewRecord],
+        done: Callable[[WriteResult | PenstockError], None],
+        *,
+        node: str | None = None,
+        parsed: bool = False,
+        insist: bool = False,
+    ) -> bool:
+        """Every write waits."""
+        return False
+
     async def write(
         self,
         name: str,
@@ -147,6 +168,7 @@ class MemoryEngine:
         create: bool | None = None,
         config: TopicConfig | None = None,
         parsed: bool = False,
+        insist: bool = False,
     ) -> WriteResult:
         if self.error is not None:
             raise self.error
@@ -187,6 +209,7 @@ class MemoryEngine:
         include_meta: bool = True,
         wait_ms: int = 0,
         max_batch_bytes: int = 0,
+        match: Predicate | None = None,
     ) -> Page:
         log = self._log(name)
         published = self._published
@@ -238,6 +261,16 @@ class MemoryEngine:
     @property
     def topic_count(self) -> int:
         return len(self.logs)
+
+    def is_fed(self, name: str) -> bool:
+        return False
+
+    async def drain(self, name: str) -> None:
+        """No router feeds anything here."""
+
+    @property
+    def router_count(self) -> int:
+        return 0
 
     def stats(self) -> EngineStats:
         states, _ = self.topics(limit=10**6)

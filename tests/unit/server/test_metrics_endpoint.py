@@ -28,12 +28,16 @@ GAUGES = {
     "topics_wal_queue_depth",
     "topics_wal_queue_depth_peak",
     "topics_wal_read_only",
+    "topics_pressure",
+    "topics_delivery_waiting",
+    "topics_delivery_deferred",
 }
 COUNTERS = {"frames", "batches", "fsyncs", "bytes_written", "rotations", "submit_full"}
 JSON_KEYS = {
     *("topics", "topics_ephemeral", "topics_memory", "topics_disk", "topics_fsync", "routers"),
     *("records_live", "bytes_live", "queue_topics", "queue_leases_in_flight", "sse_connections"),
     *("watch_sessions", "ready", "replay_progress", "uptime_ms", "wal"),
+    *("pressure", "delivery_waiting", "delivery_deferred"),
 }
 WAL_KEYS = {
     *("fsyncs", "frames", "batches", "bytes_written", "rotations", "queue_depth", "queue_depth_peak"),
@@ -112,3 +116,16 @@ async def test_the_cap_of_series_counts_only_what_a_key_may_see() -> None:
         text = (await client.get("/v0/metrics")).text
     assert 'topics_topic_head_seq{topic="z"} 0\n' in text
     assert "topics_topic_metrics_truncated 0\n" in text
+
+
+async def test_pressure_shows_in_both_forms() -> None:
+    async with running() as server, http(server.url) as client:
+        for _ in range(40):
+            server.engine.scheduler.sample(late_ms=500.0)
+        values = (await client.get("/v0/metrics", headers={"accept": "application/json"})).json()
+        text = (await client.get("/v0/metrics")).text
+    assert values["pressure"] == 1.0
+    assert values["delivery_deferred"] is True
+    assert values["delivery_waiting"] == 0
+    assert "topics_delivery_deferred 1" in text
+    assert "topics_delivery_waiting 0" in text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 import httpx
@@ -21,6 +23,11 @@ class OneAnswer:
 
     def __init__(self, answer: Answering) -> None:
         self.answer = answer
+
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        return self.answer(request)
 
     def screen(self, request: Request) -> Response | None:
         return None
@@ -155,8 +162,8 @@ async def test_futures_are_waited_for_without_a_task() -> None:
             await second
         return Response(204)
 
-    flight = Flight(answer(), delivered.append)
-    flight.start()
+    flight = Flight(delivered.append)
+    flight.run(answer())
     assert not flight.is_patient
     first.set_result(None)
     await asyncio.sleep(0)
@@ -174,7 +181,7 @@ async def test_many_flights_may_wait_for_one_future() -> None:
         return Response(204)
 
     for _ in range(3):
-        Flight(answer(), delivered.append).start()
+        Flight(delivered.append).run(answer())
     shared.set_result(None)
     await asyncio.sleep(0)
     assert len(delivered) == 3
@@ -189,8 +196,8 @@ async def test_an_abandoned_flight_runs_to_its_end_and_delivers_nothing() -> Non
         done.append("committed")
         return Response(200)
 
-    flight = Flight(answer(), lambda response: done.append("delivered"))
-    flight.start()
+    flight = Flight(lambda response: done.append("delivered"))
+    flight.run(answer())
     flight.abandon()
     commit.set_result(None)
     await asyncio.sleep(0)
@@ -233,3 +240,22 @@ async def test_draining_cuts_off_what_does_not_finish() -> None:
         assert not await listener.drain(timeout_s=0.05)
         with pytest.raises(httpx.RemoteProtocolError):
             await pending
+
+
+async def test_a_machine_that_vanished_without_a_word_is_noticed() -> None:
+    """The system asks on connections on which nothing happens, and gives up what is not acknowledged."""
+
+    async def answer(request: Request) -> Response:
+        return Response(200, b"")
+
+    async with serving(answer) as (listener, url):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        await until(lambda: listener.connections == 1)
+        assert listener._host is not None
+        (connection,) = listener._host.connections
+        accepted = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if sys.platform == "linux":
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
+        writer.close()

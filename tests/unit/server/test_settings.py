@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.server.caps import StreamLimits
 from penstock.server.settings import ServerSettings, check_exposure, unknown_variables
 from penstock.topics.config import EngineConfig
 
@@ -154,3 +155,24 @@ def test_every_variable_that_is_read_is_known() -> None:
 def test_what_the_engine_refuses_is_told_with_the_name_of_the_variable() -> None:
     with pytest.raises(ConfigError, match=r"^TOPICS_COLD_DIR: expected another place"):
         ServerSettings.from_env({"TOPICS_DATA_DIR": "/data", "TOPICS_COLD_DIR": "/data/"})
+
+
+def test_what_may_be_open_comes_from_the_environment() -> None:
+    streams = ServerSettings.from_env(
+        {
+            "TOPICS_MAX_WATCH_SESSIONS": "1",
+            "TOPICS_MAX_SSE_CONNECTIONS": "2",
+            "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY": "0",
+            "TOPICS_TEST_MIN_HEARTBEAT_MS": "5",
+        }
+    ).streams
+    assert streams == StreamLimits(
+        sessions_max=1, connections_max=2, connections_per_key_max=0, heartbeat_ms_min=5
+    )
+    assert ServerSettings.from_env({}).streams == StreamLimits()
+
+
+def test_the_heartbeats_of_tests_only_lower_the_floor() -> None:
+    assert ServerSettings.from_env({"TOPICS_TEST_MIN_HEARTBEAT_MS": "5000"}).streams.heartbeat_ms_min == 1000
+    with pytest.raises(ConfigError, match="TOPICS_TEST_MIN_HEARTBEAT_MS"):
+        ServerSettings.from_env({"TOPICS_TEST_MIN_HEARTBEAT_MS": "0"})

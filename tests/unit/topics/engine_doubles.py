@@ -95,9 +95,14 @@ class World:
         self.disk = self.disk.crash(survival, rng)
 
     def _stop_ticking(self) -> None:
+        routing = self.engine._routing
+        routing.is_closed = True
+        if routing._ticking is not None:
+            routing._ticking.cancel()
         upkeep = self.engine._upkeep
-        if upkeep is not None and upkeep._ticking is not None:
-            upkeep._ticking.cancel()
+        for ticking in (None if upkeep is None else upkeep._ticking, self.engine.scheduler._ticking):
+            if ticking is not None:
+                ticking.cancel()
 
     async def kill(self, **changes: object) -> Engine:
         """The process dies; the machine goes on."""

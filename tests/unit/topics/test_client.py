@@ -240,7 +240,8 @@ REFUSALS = [
     (500, "internal", errors.CommitFailed, kinds.Unavailable),
     (503, "not_ready", errors.NotReady, kinds.Unavailable),
     (503, "shutting_down", errors.ShuttingDown, kinds.Unavailable),
-    (409, "router_cycle", RequestRefused, kinds.Rejected),
+    (406, "not_acceptable", RequestRefused, kinds.Rejected),
+    (409, "router_cycle", errors.RouterCycle, kinds.Conflict),
 ]
 
 

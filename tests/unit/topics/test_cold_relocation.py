@@ -24,7 +24,8 @@ from tests.unit.topics.engine_doubles import (
 from penstock.errors import Unavailable
 from penstock.fs import FileSystem, OsFileSystem
 from penstock.topics import Engine, EngineConfig, TopicConfig
-from penstock.topics.relocation import ColdThread
+from penstock.topics.errors import ShuttingDown
+from penstock.topics.workers import LooseThreads, ThreadWorkers
 
 
 class Silent:
@@ -225,7 +226,7 @@ async def test_a_stop_moves_nothing_and_the_next_start_does(world: World) -> Non
 
 
 async def test_a_thread_does_its_work_in_order_and_tells_what_went_wrong() -> None:
-    thread, done = ColdThread(), []
+    thread, done = LooseThreads(1, "cold"), []
 
     def fail() -> None:
         raise Unavailable("not now")
@@ -239,7 +240,7 @@ async def test_a_thread_does_its_work_in_order_and_tells_what_went_wrong() -> No
 
 
 async def test_a_thread_that_is_closed_begins_nothing_more() -> None:
-    thread, begun, gate = ColdThread(), threading.Event(), threading.Event()
+    thread, begun, gate = LooseThreads(1, "cold"), threading.Event(), threading.Event()
     done: list[object] = []
 
     def slow() -> None:
@@ -253,7 +254,24 @@ async def test_a_thread_that_is_closed_begins_nothing_more() -> None:
     busy.cancel()
     late.cancel()
     gate.set()
-    worker = thread._thread
-    assert worker is not None
+    (worker,) = thread._threads
     worker.join(10)
     assert (worker.is_alive(), worker.daemon, done) == (False, True, [True])
+
+
+async def test_workers_close_although_reads_of_the_cold_tier_hang() -> None:
+    workers, gate = ThreadWorkers(), threading.Event()
+    begun: list[int] = []
+
+    def hang() -> bool:
+        begun.append(1)
+        return gate.wait(60)
+
+    hanging = [asyncio.ensure_future(workers.fetch(hang)) for _ in range(4)]
+    queued = asyncio.ensure_future(workers.fetch(hang))
+    await until(lambda: len(begun) == 4)
+    workers.close()
+    gate.set()
+    assert await asyncio.gather(*hanging) == [True] * 4
+    with pytest.raises(ShuttingDown):
+        await queued

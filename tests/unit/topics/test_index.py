@@ -7,7 +7,7 @@ import pytest
 from tests.unit.topics.log_doubles import NOW, MemoryTopic, StoredSegment, record
 
 from penstock.topics.columns import Columns, pack_row
-from penstock.topics.index import NOTHING, RUN_ROWS_MAX, TopicIndex
+from penstock.topics.index import HOLE_ROWS_MAX, NOTHING, RUN_ROWS_MAX, TopicIndex
 from penstock.topics.segment import HOLE
 
 
@@ -116,6 +116,27 @@ def test_numbers_without_records_cost_nothing_and_are_not_live() -> None:
     topic.index.delete_one(1_000_001)
     topic.index.skip_to(1_000_010)
     assert topic.index.earliest_seq == 1_000_011
+
+
+def test_long_holes_are_between_stretches_and_short_ones_in_them() -> None:
+    topic = written(30)
+    topic.index.skip_to(40)
+    topic.write([record(1)])
+    assert topic.index.stretches(1, 41) == [(1, 41)]
+    topic.index.skip_to(41 + HOLE_ROWS_MAX)
+    topic.write([record(2)])
+    head = topic.index.head_seq
+    assert topic.index.stretches(1, head) == [(1, head)]
+    topic.index.skip_to(head + HOLE_ROWS_MAX + 1)
+    after = topic.write([record(3)]).first_seq
+    assert topic.index.stretches(1, after) == [(1, head), (after, after)]
+    assert topic.index.stretches(20, after - 1) == [(20, head)]
+    assert topic.index.stretches(head + 1, after) == [(after, after)]
+    topic.index.skip_to(after + 10)
+    assert topic.index.stretches(after, after + 10) == [(after, after + 10)]
+    topic.index.skip_to(after + 10_000)
+    assert topic.index.stretches(after, after + 10_000) == [(after, after)]
+    assert topic.index.stretches(after + 1, after + 10_000) == []
 
 
 def test_a_promoted_segment_keeps_what_was_deleted_while_it_was_built() -> None:

@@ -15,9 +15,10 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import Client
 from penstock.topics.limits import DIFF_LIMIT_MAX, SEQ_MAX
-from penstock.topics.model import Page, Tombstone
+from penstock.topics.model import Page, Predicate, Tombstone
+from penstock.topics.predicate import parse_match
 
-__all__ = ["diff"]
+__all__ = ["diff", "line_of", "tell_gap"]
 
 
 class _Shown(msgspec.Struct):
@@ -48,6 +49,7 @@ class _Job:
     left: int | None
     form: str
     nodes: tuple[str, ...]
+    match: Predicate | None
     tags: bool
     meta: bool
     fail_on_gap: bool
@@ -70,6 +72,7 @@ class _Job:
 @click.option(
     "--node", "nodes", multiple=True, metavar="NAME", help="Leave out what NAME wrote; may be repeated."
 )
+@click.option("--tag", metavar="TAG", help="Only records with this tag; a * at its end stands for anything.")
 @click.option("--no-tags", is_flag=True, help="Leave out the tags.")
 @click.option("--no-meta", is_flag=True, help="Leave out meta.")
 @click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
@@ -85,6 +88,7 @@ def diff(
     limit: int | None,
     raw: bool,
     nodes: tuple[str, ...],
+    tag: str | None,
     no_tags: bool,
     no_meta: bool,
     fail_on_gap: bool,
@@ -102,6 +106,7 @@ def diff(
         left=limit,
         form="raw" if raw else "json" if as_json else "text",
         nodes=nodes,
+        match=None if tag is None else parse_match(tag),
         tags=not no_tags,
         meta=not no_meta,
         fail_on_gap=fail_on_gap,
@@ -114,11 +119,11 @@ async def _print(server: Server, topic: str, job: _Job) -> int:
     async with server.client() as client:
         async for page in _pages(client, topic, job):
             if page.tombstone is not None:
-                _tell_gap(topic, page.tombstone, job)
+                tell_gap(topic, page.tombstone, job.form)
                 if job.fail_on_gap:
                     return ExitCode.PROBLEM
             wanted = page.fragments if job.left is None else page.fragments[: job.left]
-            output.writelines(_line(fragment, job.form) for fragment in wanted)
+            output.writelines(line_of(fragment, job.form) for fragment in wanted)
             output.flush()
             if job.left is not None:
                 job.left -= len(wanted)
@@ -131,13 +136,25 @@ async def _pages(client: Client, topic: str, job: _Job) -> AsyncIterator[Page]:
     from_seq = await _start(client, topic, job.after)
     if job.follow:
         async for page in client.follow(
-            topic, from_seq, limit=_limit(job), node=job.nodes, include_tags=job.tags, include_meta=job.meta
+            topic,
+            from_seq,
+            limit=_limit(job),
+            node=job.nodes,
+            include_tags=job.tags,
+            include_meta=job.meta,
+            match=job.match,
         ):
             yield page
         return
     while True:
         page = await client.diff(
-            topic, from_seq, limit=_limit(job), node=job.nodes, include_tags=job.tags, include_meta=job.meta
+            topic,
+            from_seq,
+            limit=_limit(job),
+            node=job.nodes,
+            include_tags=job.tags,
+            include_meta=job.meta,
+            match=job.match,
         )
         yield page
         if page.caught_up:
@@ -153,7 +170,8 @@ def _limit(job: _Job) -> int:
     return DIFF_LIMIT_MAX if job.left is None else min(job.left, DIFF_LIMIT_MAX)
 
 
-def _line(fragment: bytes, form: str) -> bytes:
+def line_of(fragment: bytes, form: str) -> bytes:
+    """One record as a line in this form."""
     if form == "json":
         return fragment + b"\n"
     shown = _SHOWN.decode(fragment)
@@ -173,8 +191,9 @@ def _readable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell_gap(topic: str, gap: Tombstone, job: _Job) -> None:
-    if job.form == "json":
+def tell_gap(topic: str, gap: Tombstone, form: str) -> None:
+    """Say which records are gone: among the records as JSON, else on standard error."""
+    if form == "json":
         sys.stdout.buffer.write(msgspec.json.encode({"tombstone": dataclasses.asdict(gap)}) + b"\n")
         sys.stdout.buffer.flush()
         return

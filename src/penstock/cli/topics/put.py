@@ -45,6 +45,18 @@ __all__ = ["config_pairs", "put"]
     help="How urgent it is, -1000 to 1000; unless given, it rises while somebody reads.",
 )
 @click.option("--idempotency-window", metavar="DURATION", help="How long keys are remembered [default: 2m].")
+@click.option("--lease", metavar="DURATION", help="Queue: how long a worker holds a job [default: 30s].")
+@click.option(
+    "--max-deliveries",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Queue: how often a job is handed out before it goes to the dead letters; 0 is no limit.",
+)
+@click.option("--dead-letter", metavar="TOPIC", help="Queue: where jobs go that nobody could finish.")
+@click.option("--claim-jitter", metavar="DURATION", help="Queue: gather claims this long and deal fairly.")
+@click.option(
+    "--leases-durable/--no-leases-durable", default=None, help="Queue: whether leases outlive the process."
+)
 @click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether readers skip what they wrote.")
 def put(
     topic: str,
@@ -88,7 +100,12 @@ def _changes(given: dict[str, str | int | bool | None]) -> dict[str, object]:
     if "durability" in changes:
         durability = Durability(str(changes["durability"]))
         changes |= {"durability": durability, "durable": durability is Durability.FSYNC}
-    for option, name in (("ttl", "ttl_ms"), ("idempotency_window", "idempotency_window_ms")):
+    for option, name in (
+        ("ttl", "ttl_ms"),
+        ("idempotency_window", "idempotency_window_ms"),
+        ("lease", "lease_ms"),
+        ("claim_jitter", "claim_jitter_ms"),
+    ):
         if option in changes:
             changes[name] = _milliseconds(f"--{option.replace('_', '-')}", str(changes.pop(option)))
     if "cap_bytes" in changes:
@@ -127,6 +144,7 @@ def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
             ("lease", format_duration(config.lease_ms / 1000)),
             ("deliveries", deliveries),
             ("dead letters", config.dead_letter or "none"),
+            ("leases", "outlive the process" if config.leases_durable else "end with the process"),
         ]
     return pairs
 

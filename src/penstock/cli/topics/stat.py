@@ -43,7 +43,12 @@ async def _state(server: Server, topic: str) -> TopicState:
 
 
 def _state_pairs(state: TopicState) -> list[tuple[str, str]]:
+    queue = state.queue
+    jobs = [] if queue is None else [("jobs", f"{queue.ready:,} ready, {queue.in_flight:,} held")]
+    dead = [] if queue is None else [("dead-lettered", f"{queue.dead_lettered:,}")]
     return [
+        *jobs,
+        *dead,
         ("records", f"{state.count:,}, {format_size(state.bytes)}"),
         ("earliest", str(state.earliest_seq) if state.count else "- (empty)"),
         ("head", str(state.head_seq)),

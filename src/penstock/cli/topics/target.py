@@ -11,6 +11,7 @@ import click
 
 from penstock import errors
 from penstock.cli.failure import ExitCode, exit_code
+from penstock.topics.errors import RouterCycle, RouterNotFound
 
 try:
     from penstock.topics.client import DEFAULT_URL, Client
@@ -19,13 +20,15 @@ except ModuleNotFoundError as missing:
         f"this command needs the package {missing.name}: pip install 'penstock[topics]'"
     ) from missing
 
-__all__ = ["Server", "complain", "run", "server_options"]
+__all__ = ["Server", "address_options", "complain", "run", "server_options"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
 
 _HINTS: tuple[tuple[type[errors.PenstockError], str], ...] = (
     (errors.PermissionDenied, "give the key with --key or TOPICS_API_KEY; the server decides what it may do"),
+    (RouterNotFound, "`penstock topics router ls` lists what is there"),
+    (RouterCycle, "--allow-cycle if that is meant: records then go round 8 times at most"),
     (errors.NotFound, "`penstock topics ls` lists what is there"),
     (errors.Unavailable, "is the server running at this --url? `penstock topics stat` asks it"),
     (errors.OutcomeUnknown, "look with `penstock topics diff` before repeating it"),
@@ -49,8 +52,14 @@ class Server:
 
 def server_options(command: F) -> F:
     """The options that every verb about a running server takes."""
+    return address_options(
+        click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")(command)
+    )
+
+
+def address_options(command: F) -> F:
+    """Where the server is and how patient to be with it, for a verb that has its `--json` from elsewhere."""
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable output."),
         click.option(
             "--retry-for",
             default="10s",

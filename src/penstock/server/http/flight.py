@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import cast
 
-from penstock.server.http.message import Response
+from penstock.server.http.message import Application, Request, Response
 
 __all__ = ["Flight"]
 
@@ -15,21 +15,26 @@ class Flight:
     """One request on its way to its response.
 
     Most requests either finish at once or wait for a single future, the commit. A task each would cost more
-    than the parsing, so the coroutine is driven by the futures it waits for. When it yields without a future
+    than the parsing, so a coroutine is driven by the futures it waits for. When it yields without a future
     (`asyncio.sleep(0)`) the rest becomes a task, which `abandon` cancels; otherwise it runs to its end.
     """
 
     __slots__ = ("_coroutine", "_deliver", "_task")
 
-    def __init__(
-        self, coroutine: Coroutine[object, None, Response], deliver: Callable[[Response], None]
-    ) -> None:
-        self._coroutine = coroutine
+    def __init__(self, deliver: Callable[[Response], None]) -> None:
+        self._coroutine: Coroutine[object, None, Response] | None = None
         self._deliver: Callable[[Response], None] | None = deliver
         self._task: asyncio.Task[Response] | None = None
 
-    def start(self) -> None:
-        """Run the first step; `deliver` may be called before this returns."""
+    def start(self, app: Application, request: Request) -> None:
+        """Have the request answered; `deliver` may be called before this returns."""
+        coroutine = app.begin(request, self._land)
+        if coroutine is not None:
+            self.run(coroutine)
+
+    def run(self, coroutine: Coroutine[object, None, Response]) -> None:
+        """Drive a coroutine to the response."""
+        self._coroutine = coroutine
         self._step(None)
 
     @property
@@ -43,15 +48,20 @@ class Flight:
         if self._task is not None:
             self._task.cancel()
 
+    def _land(self, response: Response) -> None:
+        if self._deliver is not None:
+            self._deliver(response)
+
     def _step(self, _: object) -> None:
+        coroutine = self._coroutine
+        assert coroutine is not None
         try:
-            waited = self._coroutine.send(None)
+            waited = coroutine.send(None)
         except StopIteration as done:
-            if self._deliver is not None:
-                self._deliver(done.value)
+            self._land(done.value)
             return
         if waited is None:
-            self._task = asyncio.get_running_loop().create_task(self._coroutine)
+            self._task = asyncio.get_running_loop().create_task(coroutine)
             self._task.add_done_callback(self._task_done)
         else:
             future = cast("asyncio.Future[object]", waited)
@@ -60,8 +70,5 @@ class Flight:
             future.add_done_callback(self._step)
 
     def _task_done(self, task: asyncio.Task[Response]) -> None:
-        if task.cancelled():
-            return
-        response = task.result()
-        if self._deliver is not None:
-            self._deliver(response)
+        if not task.cancelled():
+            self._land(task.result())

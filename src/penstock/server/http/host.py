@@ -32,7 +32,18 @@ class Connection(Protocol):
 class Host:
     """The application, the limits, and every connection that is open."""
 
-    __slots__ = ("app", "budget", "clock", "connections", "date", "draining", "limits", "loop")
+    __slots__ = (
+        "_chunk",
+        "_chunk_data",
+        "app",
+        "budget",
+        "clock",
+        "connections",
+        "date",
+        "draining",
+        "limits",
+        "loop",
+    )
 
     def __init__(
         self, app: Application, limits: HttpLimits, clock: Clock, loop: asyncio.AbstractEventLoop
@@ -45,11 +56,18 @@ class Host:
         self.connections: set[Connection] = set()
         self.draining = False
         self.date = b""
+        self._chunk_data = self._chunk = b""
         self.set_date()
 
     def set_date(self) -> None:
         """The `Date` header, made once a second and not once a response."""
         self.date = formatdate(self.clock.now_ms() / 1000, usegmt=True).encode()
+
+    def chunk(self, data: bytes) -> bytes:
+        """The bytes as a chunk of a chunked body; made once when the same piece goes to many clients."""
+        if data is not self._chunk_data:
+            self._chunk_data, self._chunk = data, b"%x\r\n%b\r\n" % (len(data), data)
+        return self._chunk
 
     @property
     def is_full(self) -> bool:

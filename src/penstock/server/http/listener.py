@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import cast
+import socket
+from typing import Final, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.server.http.head_h1 import response_head
@@ -17,6 +18,8 @@ from penstock.server.http.protocol_h2 import PREFACE, H2Connection
 __all__ = ["Listener"]
 
 _BACKLOG = 2048
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 120_000}
+"""A machine that vanished without a word is noticed after two minutes, on an idle connection too."""
 
 
 class _Newcomer(asyncio.Protocol):
@@ -91,7 +94,12 @@ class Listener:
         """Accept connections from now on; the address says which port 0 became. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         shared = self._host = Host(self._app, self._limits, self._clock, loop)
-        self._server = await loop.create_server(lambda: _Newcomer(shared), host, port, backlog=_BACKLOG)
+        self._server = await loop.create_server(
+            lambda: _Newcomer(shared), host, port, backlog=_BACKLOG, start_serving=False
+        )
+        for listening in self._server.sockets:
+            _keep_alive(listening)
+        await self._server.start_serving()
         self._ticker = loop.create_task(self._keep_time())
         name = self._server.sockets[0].getsockname()
         return name[0], name[1]
@@ -138,3 +146,11 @@ class Listener:
                 await self._ticker
         await asyncio.sleep(0)  # lets the aborted connections say goodbye
         return not left
+
+
+def _keep_alive(listening: socket.socket) -> None:
+    """Every connection that it accepts has what is set here from the beginning, where the system knows it."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
+
+from penstock.server.http.live import Live, Tunnel
 
 __all__ = ["JSON", "Application", "Fault", "HeaderList", "Request", "Response", "reason"]
 
 JSON: Final = b"application/json"
 HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
+_SHORT_QUERY: Final = 128
 
 
 class Request:
@@ -33,23 +37,28 @@ class Request:
         self.body = body
         self.started_s = time.perf_counter()
 
-    def query(self) -> dict[str, str]:
+    def query(self) -> Mapping[str, str]:
         """The query, form-decoded; of a repeated name the first value counts."""
-        if not self.query_text:
-            return {}
-        text = self.query_text.decode("ascii", "replace")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="replace")
-        return dict(reversed(pairs))
+        text = self.query_text
+        return _parsed(text) if len(text) <= _SHORT_QUERY else _parsed.__wrapped__(text)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(query_text: bytes) -> Mapping[str, str]:
+    """Clients send the same few queries over and over."""
+    text = query_text.decode("ascii", "replace")
+    return dict(reversed(parse_qsl(text, keep_blank_values=True, errors="replace")))
 
 
 class Response:
-    """One answer: a whole body (one buffer, or several that follow each other) or a stream of bytes.
+    """One answer: a whole body (one buffer, or several that follow each other), a stream, or a live part.
 
     A stream is sent piece by piece as it yields, waits while the client does not read, and is closed
-    (`aclose`) when it ends or the client goes away.
+    (`aclose`) when it ends or the client goes away. A live part writes into the connection by itself; one
+    that is a tunnel takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
     """
 
-    __slots__ = ("body", "content_type", "headers", "status", "stream")
+    __slots__ = ("body", "content_type", "headers", "live", "status", "stream", "tunnel")
 
     def __init__(
         self,
@@ -59,12 +68,16 @@ class Response:
         content_type: bytes = JSON,
         headers: HeaderList = (),
         stream: AsyncIterator[bytes] | None = None,
+        live: Live | None = None,
+        tunnel: Tunnel | None = None,
     ) -> None:
         self.status = status
         self.body = body
         self.content_type = content_type
         self.headers = headers
         self.stream = stream
+        self.live = live
+        self.tunnel = tunnel
 
 
 class Fault(enum.Enum):
@@ -78,11 +91,14 @@ class Fault(enum.Enum):
 class Application(Protocol):
     """What a listener serves."""
 
-    def answer(self, request: Request) -> Coroutine[object, None, Response]:
-        """The answer to one request; never raises.
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        """Answer one request: by calling `deliver` once, now or later, or by the coroutine that is returned.
 
-        It is first run without a task of its own. A handler that needs one, for timeouts or to be cancelled
-        when the client leaves, says `await asyncio.sleep(0)` before; without it, it always runs to its end.
+        Never raises, nor does the coroutine. That is first run without a task of its own. A handler that
+        needs one, for timeouts or to be cancelled when the client leaves, says `await asyncio.sleep(0)`
+        before; without it, it always runs to its end.
         """
         ...
 

@@ -11,6 +11,7 @@ import httptools
 from penstock.server.http.flight import Flight
 from penstock.server.http.head_h1 import response_head
 from penstock.server.http.host import Host
+from penstock.server.http.live_h1 import hand_over
 from penstock.server.http.message import Fault, Request, Response
 
 __all__ = ["H1Connection"]
@@ -49,6 +50,8 @@ class H1Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         """Bytes parsed since anything came of them: a head, a piece of a body, an end."""
         self._replayed_head = b""
+        self._wishes: dict[bytes, bytes] = {}
+        """What a head said about another protocol, while it is read again without that."""
         self._continue_due = False
         # The requests being answered.
         self._waiting: deque[tuple[Request, int, bool]] = deque()
@@ -154,6 +157,8 @@ class H1Connection(asyncio.Protocol):
             self._screen(length)
 
     def on_body(self, body: bytes) -> None:
+        if self._is_deaf:
+            return
         self._quiet_bytes = 0
         self._body.append(body)
         self._body_bytes += len(body)
@@ -164,8 +169,13 @@ class H1Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         if not self._in_body:
             return  # the head of a request that asks for another protocol; it is read again without that
+        if self._is_deaf:
+            self._drop_requests()  # it came behind the last one that is answered
+            return
         body = self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
+        if self._wishes:
+            self._headers |= self._wishes
         request = Request(self._parser.get_method(), self._url, self._headers, whole)
         arrived = (request, self._body_held_bytes, self._stays())
         self._url, self._headers, self._body = b"", {}, []
@@ -229,14 +239,15 @@ class H1Connection(asyncio.Protocol):
         return self._host.app.fault(Fault.OVERLOADED, "the server holds as many bytes for clients as it may")
 
     def _head_without_upgrade(self) -> bytes:
-        """The head once more, without the wish for another protocol, which is not granted.
+        """The head once more, without the wish for another protocol, which only the application can grant.
 
         The parser takes everything after such a head for that other protocol, though clients may send a body.
+        The request has the wish in its headers all the same.
         """
+        names = (b"connection", b"upgrade", b"http2-settings")
+        self._wishes = {name: value for name, value in self._headers.items() if name in names}
         kept = [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in self._headers.items()
-            if name not in (b"connection", b"upgrade", b"http2-settings")
+            b"%b: %b\r\n" % (name, value) for name, value in self._headers.items() if name not in self._wishes
         ]
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (self._parser.get_method(), self._url, b"".join(kept))
 
@@ -251,9 +262,10 @@ class H1Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(error)
             return
-        self._replayed_head = b""
+        self._replayed_head, self._wishes = b"", {}
         if rest:
-            self.data_received(rest)
+            # Not necessarily to us: the connection may belong to another protocol by now.
+            cast(asyncio.Protocol, self._transport.get_protocol()).data_received(rest)
 
     def _refuse(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__
@@ -295,12 +307,15 @@ class H1Connection(asyncio.Protocol):
         if self._host.budget.is_spent and not held_bytes:
             self._deliver(self._overloaded())
             return
-        self._flight = flight = Flight(self._host.app.answer(request), self._deliver)
-        flight.start()
+        self._flight = flight = Flight(self._deliver)
+        flight.start(self._host.app, request)
 
     def _deliver(self, response: Response) -> None:
         if response.stream is not None:
             self._sender = self._host.loop.create_task(self._send_stream(response))
+            return
+        if response.live is not None or response.tunnel is not None:
+            self._hand_over(response)
             return
         self._write(response)
         self._finish()
@@ -348,6 +363,20 @@ class H1Connection(asyncio.Protocol):
             self._transport.write(head + body)
         else:
             self._transport.writelines([head, *body])
+
+    def _hand_over(self, response: Response) -> None:
+        """A live response is the last one: whatever the client sent behind its request is dropped."""
+        self._flight, self._is_deaf = None, True
+        self._drop_requests()
+        self._give_back_answer()
+        self._host.connections.discard(self)
+        hand_over(
+            self._host,
+            self._transport,
+            response,
+            is_chunked=self._parser.get_http_version() != "1.0",
+            is_writable=self._can_write is None,
+        )
 
     async def _send_stream(self, response: Response) -> None:
         """Piece by piece, in chunks, or to the end of the connection for a client that knows no chunks."""

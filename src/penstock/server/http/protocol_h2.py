@@ -15,6 +15,7 @@ import h2.settings
 
 from penstock.server.http.frame_lengths import FrameLengths
 from penstock.server.http.host import Host
+from penstock.server.http.live_h2 import H2Sink
 from penstock.server.http.message import Fault, Response
 from penstock.server.http.stream_h2 import H2Stream
 
@@ -23,6 +24,7 @@ __all__ = ["PREFACE", "H2Connection"]
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _PING: Final = b"penstock"
 _WINDOW_AT_FIRST: Final = 65_535
+_FLUSH_AT_BYTES: Final = 64 * 1024
 
 
 class H2Connection(asyncio.Protocol):
@@ -42,6 +44,8 @@ class H2Connection(asyncio.Protocol):
         self._can_write = True
         self._held_answer_bytes = 0
         self._is_closed = False
+        self._is_flush_due = False
+        self._unflushed_bytes = 0
         self._resets = 0
         self._received = 0
         self._received_mark = -1
@@ -105,6 +109,7 @@ class H2Connection(asyncio.Protocol):
         if not self._is_closed and not self._transport.is_closing():
             self._transport.resume_reading()
             self._send_waiting()
+            self._tell_live()
             self._start_waiting()
             self._flush()
 
@@ -208,7 +213,7 @@ class H2Connection(asyncio.Protocol):
             if self._host.budget.is_spent and not stream.held_bytes:
                 self._answer(stream, self._overloaded())
             else:
-                stream.fly(self._host.app.answer(stream.request()), self._deliver)
+                stream.fly(self._host.app, self._deliver)
 
     def _deliver(self, stream: H2Stream, response: Response) -> None:
         if stream.id in self._streams and not self._is_closed:
@@ -219,7 +224,8 @@ class H2Connection(asyncio.Protocol):
         stream.is_answered = True
         self._forget_body(stream)
         head = stream.response_headers(response, self._host.date)
-        is_bare = stream.is_head_request or (response.stream is None and not response.body)
+        is_open = response.stream is not None or response.live is not None
+        is_bare = stream.is_head_request or (not is_open and not response.body)
         try:
             self._h2.send_headers(stream.id, head, end_stream=is_bare)
         except h2.exceptions.ProtocolError:
@@ -229,6 +235,9 @@ class H2Connection(asyncio.Protocol):
             self._end(stream)
         elif response.stream is not None:
             stream.sender = self._host.loop.create_task(self._send_stream(stream, response))
+        elif response.live is not None:
+            sink = stream.live = H2Sink(self, stream, response.live)
+            response.live.attach(sink)
         else:
             body = response.body
             self._outbox_bytes += stream.put([body] if isinstance(body, bytes) else body)
@@ -280,6 +289,50 @@ class H2Connection(asyncio.Protocol):
             close = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
+
+    # --- live responses ------------------------------------------------------------------------------------
+
+    def send_live(self, stream: H2Stream, data: bytes) -> bool:
+        if stream.id not in self._streams or self._is_closed:
+            return False
+        self._outbox_bytes += stream.put([data])
+        self._send(stream)
+        self._unflushed_bytes += len(data)
+        if self._unflushed_bytes > _FLUSH_AT_BYTES:
+            self._unflushed_bytes = 0
+            self._flush()  # which tells whether the socket takes more
+        else:
+            self._flush_soon()
+        return not stream.outbox and self._can_write
+
+    def end_live(self, stream: H2Stream) -> None:
+        if stream.id in self._streams and not self._is_closed:
+            stream.has_all = True
+            self._send(stream)
+            self._flush_soon()
+
+    def cut_live(self, stream: H2Stream) -> None:
+        if stream.id in self._streams and not self._is_closed:
+            self._drop(stream)
+            self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
+            self._flush_soon()
+
+    def _tell_live(self) -> None:
+        """The socket takes bytes again, also from streams whose own outbox was empty all the time."""
+        for stream in list(self._streams.values()):
+            if stream.live is not None and not stream.outbox:
+                stream.live.emptied()
+
+    def _flush_soon(self) -> None:
+        """Many streams may have got something in this turn; their frames go out together."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._host.loop.call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self._unflushed_bytes = 0
+        self._flush()
 
     def _end(self, stream: H2Stream) -> None:
         """The response is complete; if the client is still sending, that is of no use any more."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from penstock.server.http.flight import Flight
-from penstock.server.http.message import Request, Response
+from penstock.server.http.message import Application, Request, Response
 
 __all__ = ["H2Stream"]
+
+
+class LiveStream(Protocol):
+    """The sink of a live response, as its stream tells it what became of the client."""
+
+    def emptied(self) -> None: ...
+
+    def dropped(self) -> None: ...
 
 
 class H2Stream:
@@ -30,6 +39,7 @@ class H2Stream:
         "id",
         "is_answered",
         "is_complete",
+        "live",
         "outbox",
         "outbox_bytes",
         "sender",
@@ -52,6 +62,7 @@ class H2Stream:
         self.has_all = False
         """Nothing will be added to the outbox."""
         self.sender: asyncio.Task[None] | None = None
+        self.live: LiveStream | None = None
         self._body_mark = -1
         self._stalled_ticks = 0
         self._flight: Flight | None = None
@@ -78,13 +89,10 @@ class H2Stream:
     def request(self) -> Request:
         return Request(self._method, self._target, self._headers, b"".join(self.body))
 
-    def fly(
-        self,
-        coroutine: Coroutine[object, None, Response],
-        deliver: Callable[[H2Stream, Response], None],
-    ) -> None:
-        self._flight = Flight(coroutine, lambda response: deliver(self, response))
-        self._flight.start()
+    def fly(self, app: Application, deliver: Callable[[H2Stream, Response], None]) -> None:
+        """Have the request answered."""
+        self._flight = Flight(lambda response: deliver(self, response))
+        self._flight.start(app, self.request())
 
     def response_headers(self, response: Response, date: bytes) -> list[tuple[bytes, bytes]]:
         headers = [
@@ -92,7 +100,7 @@ class H2Stream:
             (b"content-type", response.content_type),
             (b"date", date),
         ]
-        if response.stream is None:
+        if response.stream is None and response.live is None:
             body = response.body
             size = len(body) if isinstance(body, bytes) else sum(map(len, body))
             headers.append((b"content-length", b"%d" % size))
@@ -134,6 +142,8 @@ class H2Stream:
         if self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
         self._emptied = None
+        if self.live is not None:
+            self.live.emptied()
 
     def abandon(self) -> None:
         """Nobody waits for the response any more."""
@@ -143,3 +153,5 @@ class H2Stream:
             self._flight.abandon()
         if self.sender is not None:
             self.sender.cancel()
+        if self.live is not None:
+            self.live.dropped()

@@ -27,7 +27,7 @@ _BOOL: Final = (b"false", b"true")
 _ONE_BUFFER_BYTES_MAX: Final = 64 * 1024
 _WRITE: Final = (
     b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-    b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+    b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f%b}}'
 )
 _PAGE: Final = (
     b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
@@ -64,6 +64,7 @@ def write_answer(request: Request, result: WriteResult, *, return_seqs: bool) ->
         elapsed_ms(request),
         result.wal_append_ms,
         result.fsync_ms,
+        b',"throttle_wait_ms":%.3f' % result.throttle_wait_ms if result.throttle_wait_ms else b"",
     )
     return Response(201 if result.created else 200, body)
 
@@ -118,9 +119,8 @@ def state_answer(request: Request, state: TopicState) -> Response:
         "last_write_ts": state.last_write_ms,
         "last_read_ts": state.last_read_ms,
     }
-    if state.config.type == "queue":
-        # Nothing can be leased: what is live is ready.
-        body["queue"] = {"ready": state.count, "in_flight": 0, "dead_lettered": 0}
+    if state.queue is not None:
+        body["queue"] = state.queue
     body["performance"] = _performance(request)
     return Response(200, _ENCODE(body))
 

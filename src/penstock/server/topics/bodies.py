@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -17,12 +18,14 @@ from penstock.topics.model import NewRecord
 __all__ = [
     "DeleteBody",
     "DiffBody",
+    "WireRecord",
     "WriteBody",
     "query_flag",
     "query_number",
     "read_config",
     "read_delete",
     "read_diff",
+    "read_json",
     "read_write",
 ]
 
@@ -33,7 +36,7 @@ _U64 = Annotated[int, msgspec.Meta(ge=0)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
-class _WireRecord(NewRecord, gc=False):
+class WireRecord(NewRecord, gc=False):
     """`meta` as the decoder takes it: JSON text, `null` included, which the engine takes for absent."""
 
     meta: msgspec.Raw = None  # type: ignore[assignment]
@@ -42,7 +45,7 @@ class _WireRecord(NewRecord, gc=False):
 class WriteBody(msgspec.Struct):
     """The body of a write."""
 
-    records: list[_WireRecord]
+    records: list[WireRecord]
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -60,6 +63,7 @@ class DiffBody(msgspec.Struct):
     include_meta: bool = True
     wait_ms: _U32 = 0
     max_batch_bytes: _U64 = 0
+    match: object = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -132,7 +136,7 @@ def read_config(request: Request) -> TopicConfig:
     return _read(_CONFIG, request) if request.body else TopicConfig()
 
 
-def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
+def query_flag(query: Mapping[str, str], name: str, default: bool) -> bool:
     """`true` or `1`, `false` or `0`; anything else is the default."""
     text = query.get(name)
     if text in ("true", "1"):
@@ -140,10 +144,15 @@ def query_flag(query: dict[str, str], name: str, default: bool) -> bool:
     return False if text in ("false", "0") else default
 
 
-def query_number(query: dict[str, str], name: str, default: int) -> int:
+def query_number(query: Mapping[str, str], name: str, default: int) -> int:
     """A whole number; anything else is the default."""
     text = query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else default
+
+
+def read_json(decoder: msgspec.json.Decoder[T], request: Request) -> T:
+    """The body as this decoder reads it. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    return _read(decoder, request)
 
 
 def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:

@@ -33,16 +33,35 @@ def ready_answer(topics: int) -> Response:
 
 
 def metrics_answer(
-    engine: TopicsEngine, uptime_ms: int, *, as_json: bool, allowed: Callable[[str], bool] | None = None
+    engine: TopicsEngine,
+    uptime_ms: int,
+    *,
+    as_json: bool,
+    allowed: Callable[[str], bool] | None = None,
+    connections: int = 0,
+    sessions: int = 0,
+    waiting: int = 0,
 ) -> Response:
     """Every number there is; before the engine is ready only how far it has come.
 
     Only topics whose names are `allowed` have series; the totals count all of them.
     """
     numbers = engine.stats() if engine.ready else None
+    ladder = engine.scheduler.ladder
     if as_json:
-        return Response(200, _ENCODE(_values(engine, numbers, uptime_ms)), headers=_NO_STORE)
-    text = _text(engine, numbers, uptime_ms, allowed).encode()
+        values = _values(engine, numbers, uptime_ms)
+        values |= {"sse_connections": connections, "watch_sessions": sessions}
+        values |= {"pressure": round(ladder.pressure, 4), "delivery_waiting": waiting}
+        values["delivery_deferred"] = ladder.defers
+        return Response(200, _ENCODE(values), headers=_NO_STORE)
+    registry = Registry()
+    registry.gauge("topics_sse_connections", "Open streams and WebSockets.").set(connections)
+    registry.gauge("topics_watch_sessions", "Watch sessions.").set(sessions)
+    registry.gauge("topics_pressure", "How hard the server is pressed, 0 to 1.").set(ladder.pressure)
+    registry.gauge("topics_delivery_waiting", "Topics with something to deliver.").set(waiting)
+    deferred = registry.gauge("topics_delivery_deferred", "1 when negative priorities are not pushed.")
+    deferred.set(int(ladder.defers))
+    text = _text(registry, engine, numbers, uptime_ms, allowed).encode()
     return Response(200, text, content_type=_TEXT, headers=_NO_STORE)
 
 
@@ -51,13 +70,11 @@ def _values(engine: TopicsEngine, numbers: EngineStats | None, uptime_ms: int) -
     return {
         "topics": 0 if numbers is None else numbers.topics,
         **{f"topics_{durability.value}": by_class.get(durability, 0) for durability in Durability},
-        "routers": 0,
+        "routers": engine.router_count,
         "records_live": 0 if numbers is None else numbers.records_live,
         "bytes_live": 0 if numbers is None else numbers.bytes_live,
         "queue_topics": 0 if numbers is None else numbers.queue_topics,
-        "queue_leases_in_flight": 0,
-        "sse_connections": 0,
-        "watch_sessions": 0,
+        "queue_leases_in_flight": 0 if numbers is None else numbers.queue_leases_in_flight,
         "ready": engine.ready,
         "replay_progress": engine.replay_progress,
         "uptime_ms": uptime_ms,
@@ -86,21 +103,20 @@ def _wal_values(wal: WalStats | None) -> dict[str, object]:
 
 
 def _text(
+    registry: Registry,
     engine: TopicsEngine,
     numbers: EngineStats | None,
     uptime_ms: int,
     allowed: Callable[[str], bool] | None,
 ) -> str:
-    registry = Registry()
     registry.gauge("topics_ready", "1 when requests are served.").set(int(engine.ready))
     registry.gauge("topics_recovery_progress", "How much of the log is replayed, 0 to 1.").set(
         engine.replay_progress
     )
     registry.counter("topics_uptime_ms", "Milliseconds since the start.").inc(uptime_ms)
-    registry.gauge("topics_routers", "Routers.").set(0)
-    registry.gauge("topics_queue_leases_in_flight", "Jobs that are leased.").set(0)
-    registry.gauge("topics_sse_connections", "Open streams.").set(0)
-    registry.gauge("topics_watch_sessions", "Watch sessions.").set(0)
+    registry.gauge("topics_routers", "Routers.").set(engine.router_count)
+    leased = registry.gauge("topics_queue_leases_in_flight", "Jobs that are leased.")
+    leased.set(0 if numbers is None else numbers.queue_leases_in_flight)
     if numbers is None:
         return registry.prometheus_text()
     _add_totals(registry, numbers)
@@ -132,9 +148,9 @@ def _add_topics(registry: Registry, engine: TopicsEngine, allowed: Callable[[str
         earliest.set(state.earliest_seq, topic=state.topic)
         records.set(state.count, topic=state.topic)
         size.set(state.bytes, topic=state.topic)
-        if state.config.type == "queue":
-            ready.set(state.count, topic=state.topic)
-            leased.set(0, topic=state.topic)
+        if state.queue is not None:
+            ready.set(state.queue.ready, topic=state.topic)
+            leased.set(state.queue.in_flight, topic=state.topic)
     truncated = registry.gauge("topics_topic_metrics_truncated", "1 when some topics have no series.")
     truncated.set(int(after is not None))
 

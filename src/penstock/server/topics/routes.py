@@ -7,18 +7,23 @@ from typing import Final
 
 import penstock
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.server.app import App, Call, Route
+from penstock.errors import PenstockError
+from penstock.server.app import App, Call, Deliver, Route
 from penstock.server.auth import Keyring, Scope
-from penstock.server.caps import InFlight
-from penstock.server.http.message import Response
+from penstock.server.caps import InFlight, StreamLimits
+from penstock.server.errors import response_to
+from penstock.server.http.message import Request, Response
 from penstock.server.http.routes import Router
 from penstock.server.topics import answers, bodies, metrics
 from penstock.server.topics.cursor import read_cursor
 from penstock.server.topics.damage import damaged_in
+from penstock.server.topics.live import LiveApi
+from penstock.server.topics.queue_routes import QueueApi
+from penstock.server.topics.router_routes import RouterApi
 from penstock.server.topics.seam import TopicsEngine
 from penstock.topics.errors import Damaged, NotReady, ShuttingDown
 from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from penstock.topics.model import Page
+from penstock.topics.model import Page, WriteResult
 from penstock.topics.predicate import parse_match
 
 __all__ = ["TopicsApi", "topics_app"]
@@ -29,8 +34,13 @@ _TOPIC: Final = b"/v0/topics/{name}"
 class TopicsApi:
     """The handlers, over one engine. `drain` ends every long poll with what there is."""
 
-    def __init__(self, engine: TopicsEngine, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, engine: TopicsEngine, *, clock: Clock = SYSTEM_CLOCK, streams: StreamLimits | None = None
+    ) -> None:
         self._engine = engine
+        self.live = LiveApi(engine, clock, streams)
+        self.queues = QueueApi(engine, clock, self.live.caps)
+        self.routers = RouterApi(engine)
         self._clock = clock
         self._started_s = clock.monotonic()
         self._polls: set[asyncio.Task[object]] = set()
@@ -45,8 +55,10 @@ class TopicsApi:
             raise NotReady("the log is being replayed", {"replay_progress": progress})
 
     def drain(self) -> None:
-        """Refuse new requests and wake every long poll."""
+        """Refuse new requests, wake every long poll and end every stream."""
         self._is_draining = True
+        self.live.drain()
+        self.queues.drain()
         for poll in self._polls:
             poll.cancel()
 
@@ -62,6 +74,7 @@ class TopicsApi:
 
     async def get_topic(self, call: Call) -> Response:
         touch = bodies.query_flag(call.request.query(), "touch", True)
+        await self._engine.drain(call.name)
         return answers.state_answer(call.request, self._engine.state(call.name, touch=touch))
 
     async def list_topics(self, call: Call) -> Response:
@@ -83,9 +96,32 @@ class TopicsApi:
 
     # --- records -------------------------------------------------------------------------------------------
 
-    async def write(self, call: Call) -> Response:
+    def begin_write(self, call: Call, deliver: Deliver) -> bool:
+        """A write into a topic that is there, and that nothing but the commit has to be waited for."""
         request = call.request
-        body = bodies.read_write(request)
+        call.body = body = bodies.read_write(request)
+        if body.idempotency_key is not None or body.config is not None:
+            return False
+        return_seqs = _returns_seqs(request)
+
+        def written(outcome: WriteResult | PenstockError) -> None:
+            if isinstance(outcome, WriteResult):
+                deliver(answers.write_answer(request, outcome, return_seqs=return_seqs))
+            else:
+                deliver(response_to(outcome))
+
+        return self._engine.begin_write(
+            call.name,
+            body.records,
+            written,
+            node=body.node,
+            parsed=True,
+            insist=body.disable_backpressure,
+        )
+
+    async def write(self, call: Call) -> Response:
+        request, body = call.request, call.body
+        assert isinstance(body, bodies.WriteBody)
         if body.config is not None and not self._engine.exists(call.name):
             call.principal.require(Scope.ADMIN)
         result = await self._engine.write(
@@ -96,9 +132,9 @@ class TopicsApi:
             create=body.create,
             config=body.config,
             parsed=True,
+            insist=body.disable_backpressure,
         )
-        return_seqs = not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
-        return answers.write_answer(request, result, return_seqs=return_seqs)
+        return answers.write_answer(request, result, return_seqs=_returns_seqs(request))
 
     async def diff(self, call: Call) -> Response:
         body = bodies.read_diff(call.request)
@@ -121,6 +157,7 @@ class TopicsApi:
             include_meta=body.include_meta,
             wait_ms=wait_ms,
             max_batch_bytes=body.max_batch_bytes,
+            match=None if body.match is None else parse_match(body.match),
         )
 
     async def _poll(self, name: str, body: bodies.DiffBody) -> Page:
@@ -159,8 +196,18 @@ class TopicsApi:
     async def metrics(self, call: Call) -> Response:
         as_json = b"application/json" in call.request.headers.get(b"accept", b"")
         return metrics.metrics_answer(
-            self._engine, self.uptime_ms, as_json=as_json, allowed=call.principal.name_filter
+            self._engine,
+            self.uptime_ms,
+            as_json=as_json,
+            allowed=call.principal.name_filter,
+            connections=self.live.connections,
+            sessions=self.live.sessions,
+            waiting=self.live.waiting,
         )
+
+
+def _returns_seqs(request: Request) -> bool:
+    return not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
 
 
 def topics_app(
@@ -172,9 +219,12 @@ def topics_app(
     router.add(b"GET", _TOPIC, Route(handler=api.get_topic, scope=Scope.READ))
     router.add(b"GET", b"/v0/topics", Route(handler=api.list_topics, scope=Scope.READ))
     router.add(b"DELETE", _TOPIC, Route(handler=api.remove_topic, scope=Scope.DELETE))
-    router.add(b"POST", _TOPIC, Route(handler=api.write, scope=Scope.WRITE))
+    router.add(b"POST", _TOPIC, Route(handler=api.write, prompt=api.begin_write, scope=Scope.WRITE))
     router.add(b"POST", _TOPIC + b"/diff", Route(handler=api.diff, scope=Scope.READ))
     router.add(b"POST", _TOPIC + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
+    api.queues.add_routes(router)
+    api.routers.add_routes(router)
+    api.live.add_routes(router, keys)
     router.add(b"GET", b"/v0/metrics", Route(handler=api.metrics, scope=Scope.READ, is_operation=True))
     for path in (b"/v0/health", b"/healthz"):
         router.add(b"GET", path, Route(handler=api.health, is_operation=True, is_probe=True))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from penstock.errors import PenstockError
 from penstock.topics.config import TopicConfig
+from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
+from penstock.topics.live import Feed
 from penstock.topics.model import (
     DeleteResult,
     NewRecord,
@@ -16,7 +19,10 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
+from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
+from penstock.topics.scheduling import Scheduler
 from penstock.topics.stats import EngineStats
+from penstock.topics.work import WorkStream
 
 __all__ = ["TopicsEngine"]
 
@@ -28,6 +34,8 @@ class TopicsEngine(Protocol):
     def ready(self) -> bool: ...
     @property
     def replay_progress(self) -> float: ...
+    @property
+    def scheduler(self) -> Scheduler: ...
     @property
     def topic_count(self) -> int: ...
     async def put_topic(self, name: str, config: TopicConfig) -> PutResult: ...
@@ -52,7 +60,18 @@ class TopicsEngine(Protocol):
         create: bool | None = None,
         config: TopicConfig | None = None,
         parsed: bool = False,
+        insist: bool = False,
     ) -> WriteResult: ...
+    def begin_write(
+        self,
+        name: str,
+        records: Sequence[NewRecord],
+        done: Callable[[WriteResult | PenstockError], None],
+        *,
+        node: str | None = None,
+        parsed: bool = False,
+        insist: bool = False,
+    ) -> bool: ...
     async def diff(
         self,
         name: str,
@@ -64,9 +83,44 @@ class TopicsEngine(Protocol):
         include_meta: bool = True,
         wait_ms: int = 0,
         max_batch_bytes: int = 0,
+        match: Predicate | None = None,
     ) -> Page: ...
     async def delete(
         self, name: str, *, before_seq: int | None = None, match: Predicate | None = None
     ) -> DeleteResult: ...
+    def feed(self, name: str) -> Feed: ...
+    def on_topic(self, tell: Callable[[str], None]) -> None: ...
+    async def claim(
+        self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None
+    ) -> ClaimResult: ...
+    async def ack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = ()
+    ) -> AckResult: ...
+    async def nack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, delay_ms: int = 0
+    ) -> NackResult: ...
+    async def extend(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, lease_ms: int
+    ) -> ExtendResult: ...
+    async def work(
+        self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None
+    ) -> WorkStream: ...
     def exists(self, name: str) -> bool: ...
+    def is_fed(self, name: str) -> bool: ...
+    async def drain(self, name: str) -> None: ...
+    async def put_router(self, name: str, config: RouterConfig) -> RouterPut: ...
+    async def remove_router(self, name: str) -> RouterRemoved: ...
+    async def router(self, name: str, *, drain: bool = True) -> RouterState: ...
+    def routers(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        limit: int = 100,
+        source: str | None = None,
+        dest: str | None = None,
+        allowed: Callable[[RouterState], bool] | None = None,
+    ) -> tuple[Sequence[RouterState], str | None]: ...
+    @property
+    def router_count(self) -> int: ...
     def stats(self) -> EngineStats: ...

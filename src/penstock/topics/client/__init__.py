@@ -17,19 +17,25 @@ from penstock.topics.client.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
+from penstock.topics.client.events import WatchEvent
+from penstock.topics.client.queue_calls import JobRef
+from penstock.topics.client.router_calls import RouterSummary
 
 __all__ = [
     "DEFAULT_URL",
     "Client",
     "Forbidden",
     "Health",
+    "JobRef",
     "PayloadTooLarge",
     "Readiness",
     "RequestRefused",
+    "RouterSummary",
     "ServerFailed",
     "TopicSummary",
     "Unanswered",
     "Unauthorized",
     "UnexpectedAnswer",
     "Unreachable",
+    "WatchEvent",
 ]

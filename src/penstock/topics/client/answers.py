@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.topics.client.errors import UnexpectedAnswer
 from penstock.topics.config import TopicConfig
+from penstock.topics.jobs import QueueCounts
 from penstock.topics.model import (
     DeleteResult,
     Page,
@@ -28,6 +29,7 @@ __all__ = [
     "metrics",
     "page",
     "put_result",
+    "read_answer",
     "readiness",
     "remove_result",
     "summaries",
@@ -89,6 +91,7 @@ class _State(msgspec.Struct):
     effective_priority: int
     last_write_ts: int | None = None
     last_read_ts: int | None = None
+    queue: QueueCounts | None = None
 
 
 class _Listing(msgspec.Struct):
@@ -146,6 +149,11 @@ class _Reader:
             ) from error
 
 
+def read_answer(what: str, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body of an answer to `what`. Raises `UnexpectedAnswer`."""
+    return _Reader(what).read(decoder, body)
+
+
 _PUT: Final = msgspec.json.Decoder(_Put)
 _STATE: Final = msgspec.json.Decoder(_State)
 _LISTING: Final = msgspec.json.Decoder(_Listing)
@@ -175,6 +183,7 @@ def topic_state(body: bytes) -> TopicState:
         effective_priority=got.effective_priority,
         last_write_ms=got.last_write_ts,
         last_read_ms=got.last_read_ts,
+        queue=got.queue,
     )
 
 

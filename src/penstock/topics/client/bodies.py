@@ -12,7 +12,7 @@ from penstock.topics.errors import BatchTooLarge, InvalidRequest
 from penstock.topics.limits import BATCH_RECORDS_MAX
 from penstock.topics.model import NewRecord, Predicate
 
-__all__ = ["delete_body", "diff_body", "put_body", "write_body"]
+__all__ = ["delete_body", "diff_body", "match_tuple", "put_body", "write_body"]
 
 
 class _Record(msgspec.Struct, omit_defaults=True, gc=False):
@@ -38,6 +38,7 @@ class _Diff(msgspec.Struct, omit_defaults=True):
     include_meta: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = 0
+    match: tuple[str, str, str] | None = None
 
 
 class _Delete(msgspec.Struct, omit_defaults=True):
@@ -106,6 +107,7 @@ def diff_body(
     include_meta: bool,
     wait_ms: int,
     max_batch_bytes: int,
+    match: Predicate | str | None = None,
 ) -> bytes:
     return _encoded(
         _Diff(
@@ -116,6 +118,7 @@ def diff_body(
             include_meta=include_meta,
             wait_ms=wait_ms,
             max_batch_bytes=max_batch_bytes,
+            match=match_tuple(match),
         )
     )
 
@@ -124,10 +127,11 @@ def delete_body(before_seq: int | None, match: Predicate | str | None) -> bytes:
     """The body of a delete. Raises `InvalidRequest` when it selects nothing."""
     if before_seq is None and match is None:
         raise InvalidRequest("a delete needs before_seq, match, or both")
-    return _encoded(_Delete(before_seq=before_seq, match=_match(match)))
+    return _encoded(_Delete(before_seq=before_seq, match=match_tuple(match)))
 
 
-def _match(match: Predicate | str | None) -> tuple[str, str, str] | None:
+def match_tuple(match: Predicate | str | None) -> tuple[str, str, str] | None:
+    """A predicate as it is sent; a string means that tag exactly."""
     if match is None:
         return None
     if isinstance(match, str):

@@ -18,6 +18,10 @@ from penstock.topics.client import answers
 from penstock.topics.client.answers import Health, Readiness, TopicSummary
 from penstock.topics.client.bodies import delete_body, diff_body, put_body, write_body
 from penstock.topics.client.connection import Call, Connection, Repeat
+from penstock.topics.client.queue_calls import QueueCalls
+from penstock.topics.client.router_calls import RouterCalls
+from penstock.topics.client.watch_calls import WatchCalls
+from penstock.topics.client.work_calls import WorkCalls
 from penstock.topics.config import TopicConfig
 from penstock.topics.limits import PAGE_SIZE_MAX, WAIT_MS_MAX
 from penstock.topics.model import (
@@ -40,7 +44,7 @@ _RETRY_FLOOR_S: Final = 0.05
 _RETRY_CEILING_S: Final = 2.0
 
 
-class Client:
+class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
     """Calls a topics server; many tasks of one event loop may share it.
 
         async with Client("http://127.0.0.1:4000") as client:
@@ -187,11 +191,12 @@ class Client:
         include_meta: bool = True,
         wait_ms: int = 0,
         max_batch_bytes: int = 0,
+        match: Predicate | str | None = None,
     ) -> Page:
         """The records after `from_seq`, and a tombstone if some of them are gone.
 
         Where there are none the server waits up to `wait_ms` for one. Records whose node is among `node` are
-        left out. Ask again from `next_from_seq`.
+        left out, and with `match` those without such a tag. Ask again from `next_from_seq`.
         """
         wait_ms = min(max(wait_ms, 0), WAIT_MS_MAX)
         body = diff_body(
@@ -202,6 +207,7 @@ class Client:
             include_meta=include_meta,
             wait_ms=wait_ms,
             max_batch_bytes=max_batch_bytes,
+            match=match,
         )
         answer = await self._send("POST", topic, Repeat.ALWAYS, "/diff", body=body, wait_s=wait_ms / 1000)
         return answers.page(answer.content)
@@ -217,6 +223,7 @@ class Client:
         include_meta: bool = True,
         wait_ms: int = WAIT_MS_MAX,
         max_batch_bytes: int = 0,
+        match: Predicate | str | None = None,
     ) -> AsyncGenerator[Page, None]:
         """Pages for ever, as records arrive. Each continues at `next_from_seq` of the one before.
 
@@ -234,6 +241,7 @@ class Client:
                 include_meta=include_meta,
                 wait_ms=wait_ms,
                 max_batch_bytes=max_batch_bytes,
+                match=match,
             )
             if page.tombstone is not None or page.next_from_seq != from_seq:
                 # Behind the head there is nothing to come: a topic that was recreated starts over.

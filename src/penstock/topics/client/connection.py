@@ -73,12 +73,32 @@ class Connection:
         self.url = _checked_url(url)
         self._timeout_s = timeout_s
         self._policy = policy
+        self._given = transport
         self._clock = clock
         self._rng = rng
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=_headers(key),
             transport=transport or _transport(self.url, connections_max),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    @property
+    def policy(self) -> RetryPolicy:
+        return self._policy
+
+    @property
+    def timeout_s(self) -> float:
+        """How long one attempt may take."""
+        return self._timeout_s
+
+    def streaming(self) -> httpx.AsyncClient:
+        """A connection for answers that do not end; whoever asks for it closes it."""
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers=self._http.headers,
+            transport=self._given or httpx.AsyncHTTPTransport(verify=_trusted(self.url)),
             follow_redirects=False,
             trust_env=False,
         )
@@ -208,8 +228,11 @@ def _headers(key: str | None) -> dict[str, str]:
 
 
 def _transport(url: str, connections_max: int) -> Lanes:
+    return Lanes(trusted=_trusted(url), count=connections_max)
+
+
+def _trusted(url: str) -> ssl.SSLContext:
     # Reading the machine's certificates takes longer than a call; without TLS none is needed, and a
     # context that trusts nobody is the safe one to leave in its place.
     https = url.startswith("https:")
-    trusted = ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return Lanes(trusted=trusted, count=connections_max)
+    return ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

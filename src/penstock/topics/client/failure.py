@@ -66,6 +66,7 @@ _REFUSALS: Final[Mapping[str, type[errors.TopicError]]] = {
         errors.BatchTooLarge,
         errors.RecordTooLarge,
         errors.IncompatibleTopic,
+        errors.RouterCycle,
         errors.TopicNotEmpty,
         errors.TopicFull,
         Unauthorized,
@@ -95,6 +96,11 @@ def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: b
     if problem.code == errors.TopicNotFound.code:
         named = (detail or {}).get("topic", topic)
         return Failure(error=errors.TopicNotFound(str(named)), effect=Effect.REFUSED)
+    if problem.code == errors.RouterNotFound.code:
+        named = (detail or {}).get("router", "")
+        return Failure(error=errors.RouterNotFound(str(named)), effect=Effect.REFUSED)
+    if problem.code == errors.NotAQueue.code:
+        return Failure(error=errors.NotAQueue(str((detail or {}).get("topic", topic))), effect=Effect.REFUSED)
     if problem.code in _REFUSALS:
         return Failure(error=_made(_REFUSALS[problem.code], message, detail), effect=Effect.REFUSED)
     return Failure(error=RequestRefused(message, detail, reason=problem.code), effect=Effect.REFUSED)

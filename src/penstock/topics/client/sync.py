@@ -9,18 +9,22 @@ with Client("http://127.0.0.1:4000") as client:
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TypeVar
 
 import httpx
 
-from penstock.blocking import LoopThread, loop_thread
+from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG
 from penstock.topics.client import client as _client
 from penstock.topics.client.answers import Health, Readiness, TopicSummary
 from penstock.topics.client.client import DEFAULT_URL
+from penstock.topics.client.pull import pull
+from penstock.topics.client.queue_sync import BlockingQueueCalls
+from penstock.topics.client.router_sync import BlockingRouterCalls
+from penstock.topics.client.watch_sync import BlockingWatchCalls
+from penstock.topics.client.work_sync import BlockingWorkCalls
 from penstock.topics.config import TopicConfig
 from penstock.topics.limits import PAGE_SIZE_MAX, WAIT_MS_MAX
 from penstock.topics.model import (
@@ -36,10 +40,8 @@ from penstock.units import DurationLike
 
 __all__ = ["Client"]
 
-T = TypeVar("T")
 
-
-class Client:
+class Client(BlockingQueueCalls, BlockingWatchCalls, BlockingRouterCalls, BlockingWorkCalls):
     """Blocking twin of `penstock.topics.client.Client`; threads may share it."""
 
     def __init__(
@@ -56,7 +58,7 @@ class Client:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._loop = loop_thread()
-        self._inner = _client.Client(
+        self._inner: _client.Client = _client.Client(
             url,
             key=key,
             timeout=timeout,
@@ -99,7 +101,7 @@ class Client:
         self, prefix: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> Iterator[TopicSummary]:
         """Every topic whose name begins with `prefix` and that the key may see, by name."""
-        return _pull(self._loop, self._inner.topics(prefix, page_size=page_size, touch=touch))
+        return pull(self._loop, self._inner.topics(prefix, page_size=page_size, touch=touch))
 
     def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
         """Remove the topic with its records."""
@@ -140,6 +142,7 @@ class Client:
         include_meta: bool = True,
         wait_ms: int = 0,
         max_batch_bytes: int = 0,
+        match: Predicate | str | None = None,
     ) -> Page:
         """The records after `from_seq`, and a tombstone if some of them are gone."""
         return self._loop.run(
@@ -152,6 +155,7 @@ class Client:
                 include_meta=include_meta,
                 wait_ms=wait_ms,
                 max_batch_bytes=max_batch_bytes,
+                match=match,
             )
         )
 
@@ -166,9 +170,10 @@ class Client:
         include_meta: bool = True,
         wait_ms: int = WAIT_MS_MAX,
         max_batch_bytes: int = 0,
+        match: Predicate | str | None = None,
     ) -> Iterator[Page]:
         """Pages for ever, as records arrive; look at `page.tombstone` for gaps."""
-        return _pull(
+        return pull(
             self._loop,
             self._inner.follow(
                 topic,
@@ -179,6 +184,7 @@ class Client:
                 include_meta=include_meta,
                 wait_ms=wait_ms,
                 max_batch_bytes=max_batch_bytes,
+                match=match,
             ),
         )
 
@@ -203,19 +209,3 @@ class Client:
     def metrics_text(self) -> str:
         """The server's numbers as Prometheus reads them."""
         return self._loop.run(self._inner.metrics_text())
-
-
-def _pull(loop: LoopThread, source: AsyncGenerator[T, None]) -> Iterator[T]:
-    """Values of an async iterator, one at a time, each when it is asked for."""
-
-    async def following() -> T | None:
-        return await anext(source, None)
-
-    async def closing() -> None:
-        await source.aclose()
-
-    try:
-        while (value := loop.run(following())) is not None:
-            yield value
-    finally:
-        loop.run(closing())

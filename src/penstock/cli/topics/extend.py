@@ -1,0 +1,58 @@
+"""`penstock topics extend`: jobs take longer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import click
+
+from penstock.cli.display import print_json, time_text
+from penstock.cli.failure import ExitCode
+from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, told_skipped
+from penstock.cli.topics.target import Server, run, server_options
+from penstock.topics.client import JobRef
+from penstock.topics.jobs import ExtendResult
+from penstock.topics.wording import counted
+
+__all__ = ["extend"]
+
+
+@click.command()
+@click.argument("queue")
+@job_arguments
+@server_options
+@node_option
+@click.option("--lease", metavar="DURATION", required=True, help="How long from now.")
+def extend(
+    queue: str,
+    jobs: Sequence[JobRef],
+    url: str,
+    key: str | None,
+    timeout: str,
+    retry_for: str,
+    as_json: bool,
+    node: str,
+    lease: str,
+) -> int:
+    """Hold jobs of QUEUE longer: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
+
+    Exits with 2 if some of them are not held by this node.
+    """
+    lease_ms = milliseconds("--lease", lease)
+    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
+    result = run(_extend(server, queue, node, jobs, lease_ms))
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
+        click.echo(f"held: {counted(len(result.deadlines_ms), 'job')}{until}")
+        told_skipped(result.skipped)
+    return ExitCode.REJECTED if result.skipped else ExitCode.OK
+
+
+async def _extend(
+    server: Server, queue: str, node: str, jobs: Sequence[JobRef], lease_ms: int
+) -> ExtendResult:
+    async with server.client() as client:
+        return await client.extend(queue, node, jobs, lease_ms=lease_ms)

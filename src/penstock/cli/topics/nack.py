@@ -1,0 +1,57 @@
+"""`penstock topics nack`: jobs go back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import click
+
+from penstock.cli.display import print_json
+from penstock.cli.failure import ExitCode
+from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, told_skipped
+from penstock.cli.topics.target import Server, run, server_options
+from penstock.topics.client import JobRef
+from penstock.topics.jobs import NackResult
+from penstock.topics.wording import counted
+
+__all__ = ["nack"]
+
+
+@click.command()
+@click.argument("queue")
+@job_arguments
+@server_options
+@node_option
+@click.option("--delay", metavar="DURATION", default="0s", help="Ready again after this [default: at once].")
+def nack(
+    queue: str,
+    jobs: Sequence[JobRef],
+    url: str,
+    key: str | None,
+    timeout: str,
+    retry_for: str,
+    as_json: bool,
+    node: str,
+    delay: str,
+) -> int:
+    """Give jobs of QUEUE back: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
+
+    Exits with 2 if some of them are not held by this node.
+    """
+    delay_ms = milliseconds("--delay", delay)
+    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
+    result = run(_nack(server, queue, node, jobs, delay_ms))
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        click.echo(
+            f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+        )
+        told_skipped(result.skipped)
+    return ExitCode.REJECTED if result.skipped else ExitCode.OK
+
+
+async def _nack(server: Server, queue: str, node: str, jobs: Sequence[JobRef], delay_ms: int) -> NackResult:
+    async with server.client() as client:
+        return await client.nack(queue, node, jobs, delay_ms=delay_ms)

@@ -1,0 +1,261 @@
+"""Handing out jobs: one pass over the ready ones, for one claimer or for all that came within a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.topics.catalog import Catalog
+from penstock.topics.dead_letters import DeadLetters
+from penstock.topics.deal import deal
+from penstock.topics.errors import Damaged, TopicNotFound
+from penstock.topics.holding import Holding
+from penstock.topics.job_reading import read_jobs
+from penstock.topics.jobs import ClaimResult
+from penstock.topics.lease_log import LeaseEvent, lease_frame, reservation_frame
+from penstock.topics.leases import JobState, LeaseTable
+from penstock.topics.queue_commit import commit
+from penstock.topics.rendering import Style
+from penstock.topics.topic import Topic
+from penstock.topics.waiters import Waiters
+from penstock.topics.workers import Workers
+
+__all__ = ["Claimer", "Desk", "HandOut"]
+
+_STYLE: Final = Style(include_tags=True, include_node=False)
+_LETTERS: Final = 16
+_LETTERS_MAX: Final = 1000
+"""How many dead letters a pass writes at first, twice as many each time, and altogether."""
+_RESERVE_MIN: Final = 4096
+_RESERVE_CLAIMS: Final = 16
+"""How many lease numbers are reserved at once: one sync for at least so many claims of the same size."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Claimer:
+    """Somebody who wants jobs, and what it got."""
+
+    node: str
+    want: int
+    lease_ms: int
+    held: Holding | None = None
+    """Of the connection that the jobs are for."""
+    outcome: asyncio.Future[ClaimResult] | None = None
+    leases: list[JobState] = field(default_factory=list)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody will see what it got."""
+        is_told = self.outcome is not None and self.outcome.done()
+        return is_told or (self.held is not None and not self.held.is_open)
+
+    @property
+    def missing(self) -> int:
+        """How many jobs it would take now."""
+        is_there = not self.has_left and (self.held is None or self.held.takes_jobs)
+        return self.want - len(self.leases) if is_there else 0
+
+
+class Desk:
+    """What goes on at one queue."""
+
+    __slots__ = ("cohort", "reserving", "returned", "table")
+
+    def __init__(self, table: LeaseTable) -> None:
+        self.table = table
+        self.returned = Waiters()
+        """Who waits for jobs to come back, or for a place to become free."""
+        self.cohort: list[Claimer] = []
+        self.reserving: asyncio.Future[float] | None = None
+
+
+class HandOut:
+    """One pass: select, deal, lease, log, read."""
+
+    def __init__(self, catalog: Catalog, clock: Clock, workers: Workers, letters: DeadLetters) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._workers = workers
+        self._letters = letters
+
+    async def serve(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> list[ClaimResult]:
+        """Jobs for everybody, as many as there are. After an error nobody holds any of them."""
+        try:
+            await self._hand_out(topic, desk, claimers)
+            if topic.config.leases_durable:
+                await self._log(topic, desk.table, claimers)
+            return await self._results(topic, desk.table, claimers)
+        except BaseException:
+            self.take_back(topic, desk, claimers)
+            raise
+
+    def take_back(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> None:
+        """Nobody will work on what these got: it is ready for others."""
+        leases = [lease for claimer in claimers for lease in claimer.leases]
+        back = [job for lease in leases if (job := desk.table.give_back(lease)) is not None]
+        if back:
+            topic.captured = None
+            desk.returned.wake()
+            if topic.config.leases_durable and not topic.gone:
+                self._log_released(topic, back)
+
+    def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
+        """Nobody waits for it: a lease that a restart still knows ends by itself."""
+        with contextlib.suppress(PenstockError):
+            topic.shard.check_room()
+            topic.captured = None
+            now_ms = self._clock.now_ms()
+            frames = [lease_frame(LeaseEvent.RELEASED, topic.id, job, ts_ms=now_ms) for job in jobs]
+            commit(topic, frames).add_done_callback(asyncio.Future.exception)
+
+    async def _hand_out(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> None:
+        table, config = desk.table, topic.config
+        letters = 1 if table.has_stuck else _LETTERS
+        moved = 0
+        while missing := sum(claimer.missing for claimer in claimers):
+            while table.next_lease_id + missing > table.reserved_lease_id:
+                await self._reserve(topic, desk, missing)
+            if topic.gone:
+                raise TopicNotFound(topic.name)
+            now_ms = self.look(topic, table)
+            deliveries_max = 0 if config.dead_letter is None else config.max_deliveries
+            seqs, exhausted = table.select(
+                topic.index, missing, deliveries_max=deliveries_max, letters=letters
+            )
+            hands = deal(seqs, [claimer.missing for claimer in claimers])
+            for claimer, hand in zip(claimers, hands, strict=True):
+                until_ms = now_ms + claimer.lease_ms
+                node, held = claimer.node, claimer.held
+                claimer.leases += [table.lease(seq, node, until_ms, held) for seq in hand]
+            if seqs:
+                topic.captured = None  # the next snapshot has the deliveries
+            for seq in exhausted:
+                table.move(seq)
+            if not exhausted:
+                break
+            taken = await self._letters.move(topic, exhausted)
+            moved += taken
+            letters = min(_more_letters(letters, taken, len(exhausted)), _LETTERS_MAX - moved)
+        if desk.reserving is None and table.reserved_lease_id - table.next_lease_id < _RESERVE_MIN // 2:
+            self._begin_to_reserve(topic, desk, 1)
+
+    def look(self, topic: Topic, table: LeaseTable) -> int:
+        """Bring the table up to date with the time and with what was deleted; the time."""
+        now_ms = self._clock.now_ms()
+        self._catalog.retain(topic, now_ms)
+        table.refresh(topic.index, now_ms)
+        return now_ms
+
+    # ---- lease numbers -------------------------------------------------------------------------------
+
+    async def _reserve(self, topic: Topic, desk: Desk, count: int) -> None:
+        """Numbers that no lease after a crash will have again. Raises what the commit raises."""
+        if desk.reserving is None:
+            topic.shard.check_room()
+            self._begin_to_reserve(topic, desk, count)
+        reserving = desk.reserving
+        assert reserving is not None
+        await asyncio.wait([reserving])
+        reserving.result()
+
+    def _begin_to_reserve(self, topic: Topic, desk: Desk, count: int) -> None:
+        table = desk.table
+        below = max(table.next_lease_id, table.reserved_lease_id) + max(_RESERVE_MIN, _RESERVE_CLAIMS * count)
+
+        def apply() -> None:
+            topic.captured = None
+            table.reserved_lease_id = max(table.reserved_lease_id, below)
+
+        def ended(reserving: asyncio.Future[float]) -> None:
+            reserving.exception()
+            desk.reserving = None
+
+        frame = reservation_frame(topic.id, below, ts_ms=self._clock.now_ms())
+        desk.reserving = commit(topic, [frame], apply=apply, sync=True)
+        desk.reserving.add_done_callback(ended)
+
+    # ---- what claimers get ---------------------------------------------------------------------------
+
+    async def _log(self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer]) -> None:
+        """The leases that still are; nobody may work under one that a restart would not know."""
+        for claimer in claimers:
+            claimer.leases = [
+                lease
+                for lease in claimer.leases
+                if table.leased(lease.seq, lease.node, lease.lease_id) is not None
+            ]
+        leases = [lease for claimer in claimers for lease in claimer.leases]
+        if leases:
+            topic.shard.check_room()
+            topic.captured = None
+            now_ms = self._clock.now_ms()
+            frames = [lease_frame(LeaseEvent.CLAIMED, topic.id, lease, ts_ms=now_ms) for lease in leases]
+            await commit(topic, frames)
+
+    async def _results(
+        self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer]
+    ) -> list[ClaimResult]:
+        found: dict[int, bytes] = {}
+        seqs = [lease.seq for claimer in claimers for lease in claimer.leases]
+        if seqs:
+            seqs.sort()
+            found, bad = await read_jobs(topic, seqs, _STYLE, self._workers)
+            if topic.gone:
+                raise TopicNotFound(topic.name)
+            if bad:
+                self._set_aside(topic, table, claimers, bad)
+                if not found:
+                    raise _unreadable(topic, bad)
+        return [self._result(topic, table, claimer, found) for claimer in claimers]
+
+    def _result(
+        self, topic: Topic, table: LeaseTable, claimer: Claimer, found: dict[int, bytes]
+    ) -> ClaimResult:
+        leases = [lease for lease in claimer.leases if lease.seq in found]
+        leases.sort(key=_seq_of)
+        return ClaimResult(
+            topic=topic.name,
+            fragments=[
+                b'{"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b'
+                % (lease.lease_id, lease.until_ms, lease.deliveries, found[lease.seq][1:])
+                for lease in leases
+            ],
+            seqs=[lease.seq for lease in leases],
+            ready=table.ready(topic.index),
+        )
+
+    def _set_aside(
+        self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer], bad: Sequence[int]
+    ) -> None:
+        """Jobs that cannot be read are out of the way for as long as a lease, so that others get through."""
+        until_ms = self._clock.now_ms() + topic.config.lease_ms
+        unreadable = set(bad)
+        for claimer in claimers:
+            for lease in claimer.leases:
+                if lease.seq in unreadable:
+                    table.give_back(lease, until_ms)
+
+
+def _more_letters(tried: int, taken: int, exhausted: int) -> int:
+    """How many letters to try next: none after a refusal, a single one if some were refused."""
+    if not taken:
+        return 0
+    return 2 * tried if taken == exhausted else 1
+
+
+def _seq_of(lease: JobState) -> int:
+    return lease.seq
+
+
+def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
+    first, last = min(seqs), max(seqs)
+    return Damaged(
+        f'jobs {first} to {last} of topic "{topic.name}" cannot be read back as they were written; '
+        "delete them to let them go",
+        {"topic": topic.name, "first_seq": first, "last_seq": last},
+    )

@@ -1,0 +1,174 @@
+"""Copies of stored records: the same payload under another topic, sequence number and time.
+
+A copy is a function of the stored record, the router's flags, its place and its time, and of nothing else:
+made again after a crash, it has the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
+from penstock.topics.columns import DAMAGED, Columns
+from penstock.topics.frame import HEADER_BYTES
+from penstock.topics.limits import META_KEYS_MAX
+from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings, split_payload
+from penstock.topics.router import EXACTLY_ONCE, PRESERVE_NODE, PRESERVE_TAG
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+
+__all__ = ["ROUTER_KEY", "CopyStyle", "StoredRecord", "copies", "key_of", "stored_records", "styled"]
+
+_SEGMENT_HEADER_BYTES: Final = 29
+_SEGMENT_SEQ = struct.Struct("<QQ")
+_LENGTHS = struct.Struct("<HHI")
+_CHECKSUM = struct.Struct("<Q")
+ROUTER_KEY: Final = "_topics_router"
+_META = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class StoredRecord(NamedTuple):
+    """One record as it is stored, taken apart."""
+
+    seq: int
+    node: bytes | None
+    tag: bytes | None
+    payload: bytes
+    accounted: int
+    has_meta: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyStyle:
+    """What of a record its copies have, and, for `exactly_once`, what they say about where they come from."""
+
+    bits: int
+    router: str
+    source: str
+    source_id: int
+    source_epoch: int
+
+
+def stored_records(
+    run: Columns, places: Sequence[int], view: memoryview, base: int = 0
+) -> Iterator[StoredRecord | None]:
+    """The records of these rows, whose file has the bytes `view` from offset `base` on.
+
+    None for one that cannot be read. Segment frames are checked; log frames were, when they were written.
+    """
+    for place in places:
+        offset, length, ts, flags, overhead = run.row(place)
+        at, seq = offset - base, run.first_seq + place
+        header = _SEGMENT_HEADER_BYTES if run.segment else HEADER_BYTES
+        if flags & DAMAGED or at < 0 or length < header + 8 or at + length > len(view):
+            yield None
+            continue
+        frame = view[at : at + length].tobytes()
+        if run.segment and not _is_sound(frame, seq, ts):
+            yield None
+            continue
+        node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frame, header - 8)
+        tag_at = header + node_bytes
+        data_at = tag_at + tag_bytes
+        yield StoredRecord(
+            seq,
+            frame[header:tag_at] if flags & HAS_NODE else None,
+            frame[tag_at:data_at] if flags & HAS_TAG else None,
+            frame[data_at:-8],
+            length - overhead,
+            bool(flags & HAS_META),
+        )
+
+
+def _is_sound(frame: bytes, seq: int, ts: int) -> bool:
+    (digest,) = _CHECKSUM.unpack_from(frame, len(frame) - 8)
+    return _SEGMENT_SEQ.unpack_from(frame, 5) == (seq, ts) and xxh3_64_intdigest(frame[4:-8]) == digest
+
+
+def styled(record: StoredRecord, style: CopyStyle) -> StoredRecord:
+    """The record as its copy shows it."""
+    if style.bits & EXACTLY_ONCE:
+        record = _told_from(record, style)
+    if not style.bits & PRESERVE_NODE:
+        record = record._replace(node=None)
+    return record if style.bits & PRESERVE_TAG else record._replace(tag=None)
+
+
+def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
+    """Records that are styled, ready to get their place."""
+    dressed = DressedRecords()
+    for record in records:
+        node, tag = record.node or b"", record.tag or b""
+        dressed.leads.append(node + tag)
+        dressed.trails.append(b"")
+        dressed.node_bytes.append(len(node))
+        dressed.tag_bytes.append(len(tag))
+        dressed.flags.append(_flags(record))
+    accounted = [record.accounted for record in records]
+    return PreparedBatch(
+        count=len(records),
+        data=[record.payload for record in records],
+        accounted=accounted,
+        accounted_bytes=sum(accounted),
+        node=None,
+        dressed=dressed,
+        tags=[(place, record.tag) for place, record in enumerate(records) if record.tag is not None],
+    )
+
+
+def _flags(record: StoredRecord) -> int:
+    flags = (0 if record.node is None else HAS_NODE) | (0 if record.tag is None else HAS_TAG)
+    wrap = DATA_WRAP_BYTES
+    if record.has_meta:
+        flags |= HAS_META
+        wrap += META_WRAP_BYTES
+    # What is accounted shorter than it is stored has to be measured again when the log is replayed.
+    return flags if len(record.payload) - wrap == record.accounted else flags | ESCAPED
+
+
+def _told_from(record: StoredRecord, style: CopyStyle) -> StoredRecord:
+    """The record with where it comes from in its meta."""
+    data, meta = split_payload(record.payload) if record.has_meta else (record.payload[5:-1], None)
+    told = _with_origin(meta, _origin(record.seq, style))
+    accounted = record.accounted - (0 if meta is None else _measured(meta)) + _measured(told)
+    return record._replace(payload=b'{"d":%b,"m":%b}' % (data, told), accounted=accounted, has_meta=True)
+
+
+def key_of(seq: int, style: CopyStyle) -> str:
+    """What a copy of this record has for its key, and nothing else."""
+    return f"router:{style.router}:{style.source_id}:{style.source_epoch}:{seq}"
+
+
+def _origin(seq: int, style: CopyStyle) -> msgspec.Raw:
+    return msgspec.Raw(
+        _ENCODE(
+            {
+                "idempotency_key": key_of(seq, style),
+                "router": style.router,
+                "source_topic": style.source,
+                "source_topic_id": style.source_id,
+                "source_epoch": style.source_epoch,
+                "source_seq": seq,
+            }
+        )
+    )
+
+
+def _with_origin(meta: bytes | None, origin: msgspec.Raw) -> bytes:
+    if meta is None:
+        return _ENCODE({ROUTER_KEY: origin})
+    if meta.startswith(b"{"):
+        members = _META.decode(meta)
+        if len(members.keys() - {ROUTER_KEY}) < META_KEYS_MAX:
+            return _ENCODE({**members, ROUTER_KEY: origin})
+    return _ENCODE({ROUTER_KEY: origin, "_topics_original_meta": msgspec.Raw(meta)})
+
+
+def _measured(text: bytes) -> int:
+    return len(text) - int(escape_savings(text)[1].sum())

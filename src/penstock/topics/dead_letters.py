@@ -1,0 +1,126 @@
+"""Where jobs go that nobody could finish.
+
+The dead letter is written first and the job deleted afterwards, so a crash in between leaves the job where
+it was, and the letter may come twice; it is never lost. The topic of the letters decides how durable they
+are, but what a queue with the class `fsync` lets go of is synced before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.topics.catalog import Catalog
+from penstock.topics.job_reading import read_jobs
+from penstock.topics.limits import META_KEYS_MAX
+from penstock.topics.model import NewRecord, Record, WriteResult
+from penstock.topics.queue_commit import sync
+from penstock.topics.rendering import Style
+from penstock.topics.topic import Topic
+from penstock.topics.workers import Workers
+
+__all__ = ["DeadLetters", "letter_meta"]
+
+_LOGGER = logging.getLogger(__name__)
+_STYLE: Final = Style(include_tags=True)
+_RECORD = msgspec.json.Decoder(Record)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENCODE: Final = msgspec.json.Encoder().encode
+_MEMBERS: Final = 3
+
+
+class WriteLetter(Protocol):
+    """Appends to a topic, which is made if it is not there."""
+
+    def __call__(self, name: str, record: NewRecord) -> Awaitable[WriteResult]: ...
+
+
+DeleteJob = Callable[[Topic, int], Awaitable[None]]
+"""Deletes a job and counts it."""
+
+
+class DeadLetters:
+    """Moves jobs, each in a step of its own that goes on without whoever asked for it."""
+
+    def __init__(self, catalog: Catalog, workers: Workers, write: WriteLetter, delete: DeleteJob) -> None:
+        self._catalog = catalog
+        self._workers = workers
+        self._write = write
+        self._delete = delete
+        self._going: set[asyncio.Future[int]] = set()
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def move(self, topic: Topic, seqs: Sequence[int]) -> int:
+        """How many of these jobs, which the table has as moving, are gone; the others are stuck."""
+        going = asyncio.ensure_future(self._move_all(topic, seqs))
+        self._going.add(going)
+        going.add_done_callback(self._going.discard)
+        return await asyncio.shield(going)
+
+    async def settle(self) -> None:
+        """Return when no letter is being written: a job whose letter is there is deleted.
+
+        Jobs that are still being read are not waited for.
+        """
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    async def _move_all(self, topic: Topic, seqs: Sequence[int]) -> int:
+        table = topic.leases
+        assert table is not None
+        try:
+            found, _ = await read_jobs(topic, seqs, _STYLE, self._workers)
+            moves = [self._begin(topic, seq, found[seq]) for seq in seqs if seq in found]
+            outcomes = await asyncio.gather(*moves, return_exceptions=True)
+        except PenstockError as error:
+            outcomes = [error]
+        finally:
+            table.stay(seqs)  # those that are gone are not meant
+        failed = [error for error in outcomes if isinstance(error, BaseException)]
+        if failed:
+            _LOGGER.warning(
+                'topic "%s": %d jobs could not be moved to "%s" and stay: %s',
+                topic.name,
+                len(failed),
+                topic.config.dead_letter,
+                failed[0],
+            )
+        return len(outcomes) - len(failed)
+
+    def _begin(self, topic: Topic, seq: int, fragment: bytes) -> asyncio.Task[None]:
+        move = asyncio.get_running_loop().create_task(self._move_one(topic, seq, fragment))
+        self._writing.add(move)
+        move.add_done_callback(self._writing.discard)
+        return move
+
+    async def _move_one(self, topic: Topic, seq: int, fragment: bytes) -> None:
+        name = topic.config.dead_letter
+        assert name is not None
+        record = _RECORD.decode(fragment)
+        meta = letter_meta(record.meta, topic.name, topic.config.max_deliveries, seq)
+        await self._write(name, NewRecord(record.data, record.tag, record.node, meta))
+        letters = self._catalog.find(name)
+        if topic.config.durable and letters is not None and not letters.config.durable:
+            await sync(letters)
+        await self._delete(topic, seq)
+
+
+def letter_meta(meta: msgspec.Raw | None, topic: str, deliveries: int, seq: int) -> msgspec.Raw:
+    """The job's own meta and where it comes from. What has no room for that, or is no object, is wrapped."""
+    members: dict[str, object] = {
+        "$dead_letter_from": topic,
+        "$dead_letter_deliveries": str(deliveries),
+        "$dead_letter_src_seq": str(seq),
+    }
+    if meta is not None:
+        own = _OBJECT.decode(meta) if bytes(meta).startswith(b"{") else None
+        if own is None or len(own.keys() - members.keys()) > META_KEYS_MAX - _MEMBERS:
+            members = {"$dead_letter_meta": meta, **members}
+        else:
+            members = {**own, **members}
+    return msgspec.Raw(_ENCODE(members))

@@ -1,0 +1,136 @@
+"""Copies made again at a start: the log of a destination says which records of the source they were.
+
+What the frame names is still there, whatever became of it since. While copies are being committed no
+checkpoint is taken, so each record that is named was live at the last one or was written after it: it is in a
+segment that the snapshot names or in the log behind it. Deleted or evicted meanwhile, it only has a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.topics.columns import Columns
+from penstock.topics.copying import CopyStyle, StoredRecord, copies, stored_records, styled
+from penstock.topics.errors import Damaged
+from penstock.topics.forward import Forward
+from penstock.topics.frame import FrameType, encode
+from penstock.topics.frame_scan import FrameTable
+from penstock.topics.segment_reader import Segment
+from penstock.topics.topic import Topic
+
+__all__ = ["Derivation", "LostOriginals", "SourceFrames"]
+
+
+class LostOriginals(NamedTuple):
+    """Records of a source, one behind the other, that copies were made of and that are nowhere."""
+
+    source_id: int
+    first_seq: int
+    records: int
+    ts_ms: int
+    """Of the copies."""
+
+
+class SourceFrames:
+    """The records of one topic on disk, live or not: `tables` of its log, `runs` of its segments."""
+
+    def __init__(self, tables: Sequence[FrameTable], runs: Sequence[Columns]) -> None:
+        self._runs = runs
+        self._tables = [_appended(table) for table in tables]
+        self._seqs: list[npt.NDArray[np.uint64]] = [table.heads["seq"] for table in self._tables]
+
+    def records(self, first_seq: int, count: int) -> Iterator[StoredRecord | None]:
+        """One after the other; None for one that is nowhere, or cannot be read."""
+        at, end = first_seq, first_seq + count
+        while at < end:
+            found = self._from_log(at, end) or self._from_segment(at, end)
+            for record in found or [None]:
+                yield record
+                at += 1
+
+    def _from_log(self, first_seq: int, end_seq: int) -> list[StoredRecord | None]:
+        """The records from `first_seq` on that stand one behind the other in one file."""
+        for table, seqs in zip(self._tables, self._seqs, strict=True):
+            low, high = np.searchsorted(seqs, np.array([first_seq, end_seq], np.uint64)).tolist()
+            if low == high or int(seqs[low]) != first_seq:
+                continue
+            jumps = np.flatnonzero(np.diff(seqs[low:high].astype(np.int64)) != 1)
+            places = np.arange(low, low + int(jumps[0]) + 1 if len(jumps) else high)
+            run = Columns(first_seq)
+            run.append_rows(0, 0, table.of(places).index_rows())
+            return list(stored_records(run, range(run.count), table.view))
+        return []
+
+    def _from_segment(self, first_seq: int, end_seq: int) -> list[StoredRecord | None]:
+        for run in self._runs:
+            if not run.first_seq <= first_seq < run.end_seq or not isinstance(run.source, Segment):
+                continue
+            start, stop = first_seq - run.first_seq, min(end_seq, run.end_seq) - run.first_seq
+            try:
+                base, view = run.source.read(start, stop)
+            except Damaged:
+                return []
+            return list(stored_records(run, range(start, stop), view, base))
+        return []
+
+
+class Derivation:
+    """Makes copies again. `frames_of` gives what there is of a topic, `lost` is told what is not."""
+
+    def __init__(
+        self, frames_of: Callable[[int], SourceFrames], lost: Callable[[Topic, LostOriginals], None]
+    ) -> None:
+        self._frames_of = frames_of
+        self._lost = lost
+
+    def apply(self, topic: Topic, forward: Forward, ts_ms: int) -> None:
+        """Give the destination what it had after the pass; what it has already is left alone."""
+        at = forward.first_seq
+        for run in forward.runs:
+            known = max(min(topic.index.head_seq + 1 - at, run.records), 0)
+            if known < run.records:
+                if not run.source_seq:
+                    topic.lose(run.records - known)
+                elif not forward.by_value:
+                    self._copy(topic, forward, run.source_seq + known, run.records - known, ts_ms)
+            if run.source_seq:
+                topic.hops.add(at, run.records, run.hops)
+            at += run.records
+
+    def _copy(self, topic: Topic, forward: Forward, source_seq: int, count: int, ts_ms: int) -> None:
+        style = CopyStyle(
+            bits=forward.bits,
+            router=forward.router,
+            source=forward.source,
+            source_id=forward.source_id,
+            source_epoch=forward.source_id,
+        )
+        found = self._frames_of(forward.source_id).records(source_seq, count)
+        for _, group in groupby(found, key=lambda record: record is not None):
+            part = list(group)
+            records = [styled(record, style) for record in part if record is not None]
+            source_seq += len(part)
+            if not records:
+                first_seq = source_seq - len(part)
+                self._lost(topic, LostOriginals(forward.source_id, first_seq, len(part), ts_ms))
+                continue
+            topic.recall(
+                encode(
+                    copies(records),
+                    topic_id=topic.id,
+                    first_seq=topic.index.head_seq + 1,
+                    ts_ms=ts_ms,
+                    durable=topic.config.durable,
+                )
+            )
+
+
+def _appended(table: FrameTable) -> FrameTable:
+    """The records among the frames, by their sequence numbers."""
+    places = np.flatnonzero(table.heads["type"] == FrameType.APPEND)
+    return table.of(places[np.argsort(table.heads["seq"][places], kind="stable")])

@@ -1,0 +1,91 @@
+"""What the log says about leases: one frame per job and event, its sequence number in the frame's header.
+
+    event u8 | lease_id u64 | until u64 | deliveries u64 | node_len u32 | node
+
+Claims, releases, extensions and acks are written only for queues whose leases outlive the process. How many
+jobs went to the dead letters, and which lease numbers are used up, is written for every queue.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from penstock.errors import Corrupt
+from penstock.fs import Buffer
+from penstock.topics.frame import FrameType, encode_control
+from penstock.topics.leases import JobState, LeaseTable
+
+__all__ = [
+    "LeaseEvent",
+    "dead_letter_frame",
+    "lease_frame",
+    "replay_lease",
+    "reservation_frame",
+    "state_frame",
+]
+
+_BODY = struct.Struct("<BQQQI")
+
+
+class LeaseEvent(IntEnum):
+    CLAIMED = 0
+    RELEASED = 1
+    """`until` is when it is ready again; 0 is at once."""
+    EXTENDED = 2
+    ACKED = 3
+    """In front of the deletion of the record."""
+    DEAD_LETTERED = 4
+    """In front of the deletion of the record; the dead letter was written before."""
+    RESERVED = 5
+    """Lease numbers below `lease_id` may have been given out."""
+
+
+_HELD: Final = (LeaseEvent.CLAIMED, LeaseEvent.EXTENDED)
+
+
+def lease_frame(event: LeaseEvent, topic_id: int, job: JobState, *, ts_ms: int) -> bytes:
+    """What became of one job: its state after the event."""
+    node = job.node.encode("utf-8", "surrogatepass")
+    body = _BODY.pack(event, job.lease_id, job.until_ms, job.deliveries, len(node)) + node
+    return encode_control(FrameType.LEASE, topic_id, body, seq=job.seq, ts_ms=ts_ms)
+
+
+def state_frame(topic_id: int, job: JobState, *, ts_ms: int) -> bytes:
+    """What one job is, for a log that was not told how it came to it."""
+    event = LeaseEvent.CLAIMED if job.lease_id else LeaseEvent.RELEASED
+    return lease_frame(event, topic_id, job, ts_ms=ts_ms)
+
+
+def dead_letter_frame(topic_id: int, seq: int, deliveries: int, *, ts_ms: int) -> bytes:
+    """One job is counted as dead-lettered."""
+    body = _BODY.pack(LeaseEvent.DEAD_LETTERED, 0, 0, deliveries, 0)
+    return encode_control(FrameType.LEASE, topic_id, body, seq=seq, ts_ms=ts_ms)
+
+
+def reservation_frame(topic_id: int, below: int, *, ts_ms: int) -> bytes:
+    """After a crash, leases are numbered from `below` on."""
+    body = _BODY.pack(LeaseEvent.RESERVED, below, 0, 0, 0)
+    return encode_control(FrameType.LEASE, topic_id, body, ts_ms=ts_ms)
+
+
+def replay_lease(table: LeaseTable, seq: int, body: Buffer) -> None:
+    """Apply one frame; doing it again changes nothing but the count of dead letters. Raises `Corrupt`."""
+    raw = bytes(body)
+    if len(raw) < _BODY.size:
+        raise Corrupt(f"the body of a lease frame has only {len(raw)} bytes")
+    event, lease_id, until_ms, deliveries, node_bytes = _BODY.unpack_from(raw)
+    if len(raw) != _BODY.size + node_bytes:
+        raise Corrupt("the body of a lease frame is damaged: its length is wrong")
+    if event in _HELD:
+        node = raw[_BODY.size :].decode("utf-8", "replace")
+        table.put(JobState(seq, deliveries, lease_id, until_ms, node))
+    elif event == LeaseEvent.RELEASED:
+        table.put(JobState(seq, deliveries, 0, until_ms))
+    elif event == LeaseEvent.RESERVED:
+        table.saw_lease_id(lease_id - 1)
+    elif event == LeaseEvent.DEAD_LETTERED:
+        table.dead_lettered += 1
+    elif event != LeaseEvent.ACKED:
+        raise Corrupt(f"the body of a lease frame is damaged: there is no event {event}")

@@ -1,0 +1,154 @@
+"""A topic as those who watch it see it: told of every change, and read without waiting where that can be.
+
+A feed belongs to one instance of a topic. When the topic is deleted the feed says so, and a topic of the same
+name that is created later has another epoch. Its fence says how much of it is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from penstock.topics.diff import DiffRequest
+from penstock.topics.errors import Damaged, TopicNotFound
+from penstock.topics.fence import Fence
+from penstock.topics.journal import Shard
+from penstock.topics.limits import BATCH_BYTES_DEFAULT, DIFF_LIMIT_DEFAULT
+from penstock.topics.model import Page, Predicate
+from penstock.topics.priority import effective_priority
+from penstock.topics.reading import Reader
+from penstock.topics.topic import Topic
+
+__all__ = ["Feed", "Want"]
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """What a watcher wants of every page; watchers that want the same share what is made for them."""
+
+    limit: int = DIFF_LIMIT_DEFAULT
+    max_batch_bytes: int = BATCH_BYTES_DEFAULT
+    nodes: frozenset[str] = frozenset()
+    """Records of these origins are left out, unless the topic does not filter."""
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    match: Predicate | None = None
+    strong: bool = False
+    """Nothing that a power cut could still take back."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        limit: int = 0,
+        max_batch_bytes: int = 0,
+        nodes: Iterable[str] = (),
+        include_tags: bool = False,
+        include_meta: bool = True,
+        include_data: bool = True,
+        match: Predicate | None = None,
+        strong: bool = False,
+    ) -> Want:
+        """With defaults for zeros, and values above the limits lowered to them."""
+        within = DiffRequest.of(limit=limit, max_batch_bytes=max_batch_bytes)
+        return cls(
+            limit=within.limit,
+            max_batch_bytes=within.max_batch_bytes,
+            nodes=frozenset(nodes),
+            include_tags=include_tags,
+            include_meta=include_meta,
+            include_data=include_data,
+            match=match,
+            strong=strong,
+        )
+
+
+class Feed:
+    """One topic, followed. Belongs to the event loop's thread, as the topic does."""
+
+    __slots__ = ("_reader", "_refresh", "_shards", "_topic")
+
+    def __init__(
+        self, topic: Topic, reader: Reader, refresh: Callable[[], None], shards: Sequence[Shard]
+    ) -> None:
+        self._topic = topic
+        self._reader = reader
+        self._refresh = refresh
+        self._shards = shards
+
+    @property
+    def name(self) -> str:
+        return self._topic.name
+
+    @property
+    def epoch(self) -> int:
+        """Tells this topic from others that had or will have its name."""
+        return self._topic.epoch
+
+    @property
+    def is_gone(self) -> bool:
+        return self._topic.gone
+
+    @property
+    def head_seq(self) -> int:
+        return self._topic.index.head_seq
+
+    def priority(self, now_ms: int) -> int:
+        """How urgent the topic is, however long it has waited."""
+        config = self._topic.config
+        return effective_priority(
+            config.priority,
+            auto_priority=config.auto_priority,
+            now_ms=now_ms,
+            last_consumed_ms=self._topic.last_consumed_ms,
+        )
+
+    def fence(self, tell: Callable[[bool], None]) -> Fence:
+        """What keeps those back who want synced records only; see `Fence` for `tell`."""
+        return Fence(self._topic, self._shards, tell)
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call this whenever records are published and when the topic goes; it must not raise."""
+        self._topic.waiters.listen(tell)
+
+    def unlisten(self, tell: Callable[[], None]) -> None:
+        self._topic.waiters.unlisten(tell)
+
+    def refresh(self) -> None:
+        """Bring in what others feed into the topic and is not there yet."""
+        self._refresh()
+
+    def page_at_hand(self, from_seq: int, want: Want, *, until_seq: int = 0) -> Page | None:
+        """The records after `from_seq`; None if some have to be fetched, which `page` does.
+
+        With `until_seq` none behind it. Raises `Damaged` when the next record cannot be read.
+        """
+        return self._reader.page_at_hand(self._topic, self._request(from_seq, want, until_seq))
+
+    async def page(self, from_seq: int, want: Want, *, until_seq: int = 0) -> Page:
+        """As `page_at_hand`, from wherever the records are. Raises also `TopicNotFound` and `Unavailable`."""
+        try:
+            request = self._request(from_seq, want, until_seq)
+            page = await self._reader.read(self._topic, request, wait_ms=0)
+        except Damaged:
+            if not self._topic.gone:
+                raise
+            page = None  # its files went with it
+        if page is None or self._topic.gone:
+            raise TopicNotFound(self.name)
+        return page
+
+    def _request(self, from_seq: int, want: Want, until_seq: int) -> DiffRequest:
+        return DiffRequest.of(
+            from_seq,
+            limit=want.limit,
+            max_batch_bytes=want.max_batch_bytes,
+            nodes=want.nodes,
+            include_tags=want.include_tags,
+            include_meta=want.include_meta,
+            include_data=want.include_data,
+            match=want.match,
+            until_seq=until_seq,
+            dedupe_node=self._topic.config.dedupe_node,
+        )

@@ -1,0 +1,329 @@
+"""Queues: topics whose records are jobs that are handed out, held for a while, and deleted when done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from penstock.clock import Clock
+from penstock.topics.catalog import Catalog
+from penstock.topics.claiming import Claimer, Desk, HandOut
+from penstock.topics.cohort import dismiss, gather_cohort
+from penstock.topics.control import Deletion
+from penstock.topics.dead_letters import DeadLetters
+from penstock.topics.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
+from penstock.topics.frame import FrameType, encode_control
+from penstock.topics.holding import Holding
+from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult, parse_lease_ids
+from penstock.topics.lease_log import LeaseEvent, dead_letter_frame, lease_frame
+from penstock.topics.leases import Job, JobState
+from penstock.topics.limits import (
+    CLAIM_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_DELAY_MS_MAX,
+    NODE_BYTES_MAX,
+    SEQS_MAX,
+)
+from penstock.topics.model import NewRecord, WriteResult
+from penstock.topics.queue_commit import commit
+from penstock.topics.topic import Topic
+from penstock.topics.workers import Workers
+from penstock.topics.writing import Writer
+
+__all__ = ["Queues", "check_node", "clamp_lease_ms"]
+
+_NO_FENCE: Final = 0
+
+
+class Queues:
+    """The queues of a catalog. `check` raises when the engine answers nothing."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        clock: Clock,
+        workers: Workers,
+        writer: Writer,
+        check: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._writer = writer
+        self._check = check
+        self._letters = DeadLetters(catalog, workers, self._write_letter, self._delete_letter)
+        self._hand_out = HandOut(catalog, clock, workers, self._letters)
+        self._desks: WeakKeyDictionary[Topic, Desk] = WeakKeyDictionary()
+        self._windows: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Whoever waits for its cohort hears that the engine is closing."""
+        for window in self._windows:
+            window.cancel()
+        for desk in self._desks.values():
+            cohort, desk.cohort = desk.cohort, []
+            dismiss(cohort)
+
+    def check(self) -> None:
+        """Raises when the engine answers nothing."""
+        self._check()
+
+    async def settle(self) -> None:
+        """Return when no dead letter is being written; once the engine answers nothing, none is any more."""
+        await self._letters.settle()
+
+    async def find(self, name: str) -> Topic:
+        """The queue. Raises `TopicNotFound` and `NotAQueue`."""
+        topic = self._catalog.find(name) or await self._catalog.settled(name)
+        self._check()
+        if topic is None:
+            raise TopicNotFound(name)
+        if topic.leases is None:
+            raise NotAQueue(name)
+        return topic
+
+    def desk(self, topic: Topic) -> Desk:
+        """What goes on at a queue."""
+        desk = self._desks.get(topic)
+        if desk is None:
+            assert topic.leases is not None
+            desk = self._desks[topic] = Desk(topic.leases)
+        return desk
+
+    def look(self, topic: Topic) -> int:
+        """Take note of what is over by now; the time."""
+        return self._hand_out.look(topic, self.desk(topic).table)
+
+    # ---- claiming ------------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        topic: Topic,
+        node: str,
+        want: int,
+        lease_ms: int | None,
+        held: Holding | None = None,
+    ) -> ClaimResult:
+        """See `Engine.claim`. What is claimed for a connection is noted in `held`."""
+        self._check()
+        check_node(node)
+        claimer = Claimer(
+            node=node,
+            want=min(max(want, 1), CLAIM_MAX),
+            lease_ms=clamp_lease_ms(topic.config.lease_ms if lease_ms is None else lease_ms),
+            held=held,
+        )
+        desk = self.desk(topic)
+        if topic.config.claim_jitter_ms:
+            return await self._join(topic, desk, claimer)
+        return (await self._hand_out.serve(topic, desk, [claimer]))[0]
+
+    async def _join(self, topic: Topic, desk: Desk, claimer: Claimer) -> ClaimResult:
+        await asyncio.sleep(0)  # in a task from here on: a claimer whose client leaves takes no jobs
+        self._check()
+        claimer.outcome = asyncio.get_running_loop().create_future()
+        desk.cohort.append(claimer)
+        if len(desk.cohort) == 1:
+            wait_s = topic.config.claim_jitter_ms / 1000
+            window = asyncio.create_task(
+                gather_cohort(desk, self._clock, wait_s, lambda cohort: self._serve(topic, desk, cohort))
+            )
+            self._windows.add(window)
+            window.add_done_callback(self._windows.discard)
+        try:
+            return await claimer.outcome
+        except asyncio.CancelledError:
+            self._hand_out.take_back(topic, desk, [claimer])
+            raise
+
+    async def _serve(self, topic: Topic, desk: Desk, cohort: Sequence[Claimer]) -> list[ClaimResult]:
+        self._check()
+        if topic.gone:
+            raise TopicNotFound(topic.name)
+        return await self._hand_out.serve(topic, desk, cohort)
+
+    # ---- what holders do -----------------------------------------------------------------------------
+
+    async def ack(self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> AckResult:
+        """See `Engine.ack`."""
+        fences = _checked(node, seqs, lease_ids)
+        topic = await self.find(name)
+        topic.shard.check_room()
+        desk = self.desk(topic)
+        held, skipped = self._held(topic, desk, node, seqs, fences)
+        for seq, job in held:
+            desk.table.leave(seq, job)
+        fsync_ms = 0.0
+        if held:
+            frames = self._frames(LeaseEvent.ACKED, topic, [job.at(seq) for seq, job in held])
+            fsync_ms = await self._delete(topic, desk, [seq for seq, _ in held], frames)
+        return AckResult(
+            topic=name,
+            acked=len(held),
+            skipped=skipped,
+            ready=desk.table.ready(topic.index),
+            in_flight=desk.table.in_flight,
+            fsync_ms=fsync_ms if topic.config.durable else 0.0,
+        )
+
+    async def nack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str], delay_ms: int
+    ) -> NackResult:
+        """See `Engine.nack`."""
+        fences = _checked(node, seqs, lease_ids)
+        topic = await self.find(name)
+        desk = self.desk(topic)
+        self._check_log(topic)
+        held, skipped = self._held(topic, desk, node, seqs, fences)
+        ready_at_ms = self._clock.now_ms() + min(delay_ms, NACK_DELAY_MS_MAX) if delay_ms else 0
+        for seq, job in held:
+            desk.table.release(seq, job, ready_at_ms)
+        desk.returned.wake()
+        await self._log(LeaseEvent.RELEASED, topic, [job.at(seq) for seq, job in held])
+        return NackResult(
+            topic=name,
+            nacked=len(held),
+            skipped=skipped,
+            ready=desk.table.ready(topic.index),
+            in_flight=desk.table.in_flight,
+        )
+
+    async def extend(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str], lease_ms: int
+    ) -> ExtendResult:
+        """See `Engine.extend`."""
+        fences = _checked(node, seqs, lease_ids)
+        topic = await self.find(name)
+        desk = self.desk(topic)
+        self._check_log(topic)
+        until_ms = self._clock.now_ms() + clamp_lease_ms(lease_ms)
+        deadlines: dict[int, int] = {}
+        held, skipped = self._held(topic, desk, node, seqs, fences)
+        for seq, job in held:
+            desk.table.extend(seq, job, until_ms)
+            deadlines[seq] = until_ms
+        await self._log(LeaseEvent.EXTENDED, topic, [job.at(seq) for seq, job in held])
+        return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
+
+    async def drop(self, topic: Topic, held: Holding) -> None:
+        """A connection is gone: what was delivered on it is ready at once."""
+        desk = self.desk(topic)
+        self.look(topic)
+        dropped = desk.table.drop(held)
+        if dropped:
+            desk.returned.wake()
+            self._check_log(topic)
+            await self._log(LeaseEvent.RELEASED, topic, dropped)
+
+    def _held(
+        self, topic: Topic, desk: Desk, node: str, seqs: Sequence[int], fences: Sequence[int]
+    ) -> tuple[list[tuple[int, Job]], list[int]]:
+        """Those of the jobs that the node holds, each once, and the rest."""
+        self.look(topic)
+        if desk.table.hear(node, seqs, fences):
+            desk.returned.wake()
+        held: dict[int, Job] = {}
+        skipped: list[int] = []
+        for seq, fence in zip(seqs, fences, strict=True):
+            job = None if seq in held else desk.table.leased(seq, node, fence)
+            if job is None:
+                skipped.append(seq)
+            else:
+                held[seq] = job
+        return list(held.items()), skipped
+
+    # ---- the log -------------------------------------------------------------------------------------
+
+    def _check_log(self, topic: Topic) -> None:
+        if topic.config.leases_durable:
+            topic.shard.check_room()
+
+    async def _log(self, event: LeaseEvent, topic: Topic, jobs: Sequence[JobState]) -> None:
+        frames = self._frames(event, topic, jobs)
+        if frames:
+            topic.captured = None
+            await commit(topic, frames)
+
+    def _frames(self, event: LeaseEvent, topic: Topic, jobs: Sequence[JobState]) -> list[bytes]:
+        """Nothing, unless the leases of the queue outlive the process."""
+        if not topic.config.leases_durable:
+            return []
+        now_ms = self._clock.now_ms()
+        return [lease_frame(event, topic.id, job, ts_ms=now_ms) for job in jobs]
+
+    async def _delete(
+        self,
+        topic: Topic,
+        desk: Desk,
+        seqs: Sequence[int],
+        frames: Sequence[bytes],
+        *,
+        letters: int = 0,
+    ) -> float:
+        """Delete jobs that the table has as leaving or moving. A commit that fails raises, and they stay."""
+        table = desk.table
+        deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.index.head_seq + 1)
+
+        def apply() -> None:
+            table.refresh(topic.index, self._clock.now_ms())
+            table.gone(seqs, topic.delete(deletion).deleted)
+            table.dead_lettered += letters
+            self._catalog.tally(topic)
+            desk.returned.wake()
+
+        def undo() -> None:
+            table.stay(seqs)
+
+        if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
+            apply()
+            return 0.0
+        deleted = encode_control(FrameType.DELETE, topic.id, deletion.encode(), ts_ms=self._clock.now_ms())
+        # Deletions are what makes room on a full disk.
+        return await commit(topic, [*frames, deleted], apply=apply, undo=undo, urgent=True)
+
+    async def _write_letter(self, name: str, record: NewRecord) -> WriteResult:
+        self._check()
+        return await self._writer.write(
+            name, [record], node=None, key=None, create=True, config=None, parsed=True
+        )
+
+    async def _delete_letter(self, topic: Topic, seq: int) -> None:
+        topic.shard.check_room()
+        now_ms, deliveries = self._clock.now_ms(), topic.config.max_deliveries
+        frame = dead_letter_frame(topic.id, seq, deliveries, ts_ms=now_ms)
+        await self._delete(topic, self.desk(topic), [seq], [frame], letters=1)
+
+
+def check_node(node: str) -> None:
+    """Raises `InvalidRequest` unless this can be the name of a worker."""
+    if not node:
+        raise InvalidRequest("node is empty; name the worker")
+    try:
+        size = len(node.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("node holds half of a surrogate pair; send text that has a UTF-8 form") from None
+    if size > NODE_BYTES_MAX:
+        raise InvalidRequest(f"node has {size} bytes; at most {NODE_BYTES_MAX} are allowed")
+
+
+def clamp_lease_ms(lease_ms: int) -> int:
+    """A lease that the contract allows."""
+    return min(max(lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequence[int]:
+    """The number of the lease that each job must be held under, 0 for any."""
+    fences = parse_lease_ids(lease_ids)
+    check_node(node)
+    if len(seqs) > SEQS_MAX:
+        raise BatchTooLarge(
+            f"{len(seqs)} seqs in one call; at most {SEQS_MAX} are allowed",
+            {"seqs": len(seqs), "max": SEQS_MAX},
+        )
+    if fences and len(fences) != len(seqs):
+        raise InvalidRequest(f"{len(fences)} lease_ids for {len(seqs)} seqs; send one for each, or none")
+    return fences or [_NO_FENCE] * len(seqs)

@@ -1,0 +1,156 @@
+"""What a router is told to do, and what is remembered of it.
+
+A router copies what is appended to one topic into another one. Its cursor is the last record of the source
+that it has dealt with; it starts at the head of the source, and nothing older is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from penstock.fs import Buffer
+from penstock.topics.control import BodyReader, encode_match, read_match, with_length
+from penstock.topics.model import Predicate
+
+__all__ = [
+    "Guarantee",
+    "RouterConfig",
+    "RouterEntry",
+    "RouterPut",
+    "RouterRemoved",
+    "RouterState",
+    "decode_created",
+    "encode_created",
+]
+
+Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]
+
+PRESERVE_NODE: Final = 1
+PRESERVE_TAG: Final = 2
+CREATE_DEST: Final = 4
+ALLOW_CYCLE: Final = 8
+EXACTLY_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """From where to where, what of it, and how it is to look there."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Predicate | None = None
+    """Only records whose tag matches; one without a tag never does."""
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+
+    @property
+    def bits(self) -> int:
+        """The flags as they are stored."""
+        told = (
+            (self.preserve_node, PRESERVE_NODE),
+            (self.preserve_tag, PRESERVE_TAG),
+            (self.create_dest, CREATE_DEST),
+            (self.allow_cycle, ALLOW_CYCLE),
+            (self.guarantee == "exactly_once", EXACTLY_ONCE),
+        )
+        return sum(bit for is_set, bit in told if is_set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterState:
+    """One router now; `forwarded_total` counts copies, and records that were lost before they were copied."""
+
+    router: str
+    config: RouterConfig
+    forwarded_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPut:
+    """What became of a router that was to be there."""
+
+    router: str
+    created: bool
+    config: RouterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRemoved:
+    """What became of a router that was to go."""
+
+    router: str
+    deleted: bool
+
+
+class RouterEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One router as a snapshot has it. `id` is never used again, not even for a router of the same name."""
+
+    id: int
+    name: str
+    source: str
+    source_id: int
+    dest: str
+    dest_id: int
+    bits: int
+    match: tuple[str, bool] | None
+    """The filter: a tag, and whether it is only the beginning of one."""
+    cursor: int
+    forwarded_total: int
+    dest_base: int
+    """The head of the destination when the router was created."""
+
+    @property
+    def config(self) -> RouterConfig:
+        match, bits = self.match, self.bits
+        return RouterConfig(
+            source=self.source,
+            dest=self.dest,
+            preserve_node=bool(bits & PRESERVE_NODE),
+            preserve_tag=bool(bits & PRESERVE_TAG),
+            create_dest=bool(bits & CREATE_DEST),
+            filter=None if match is None else Predicate(value=match[0], is_prefix=match[1]),
+            allow_cycle=bool(bits & ALLOW_CYCLE),
+            guarantee="exactly_once" if bits & EXACTLY_ONCE else "at_least_once",
+        )
+
+
+def encode_created(entry: RouterEntry) -> bytes:
+    """The body of the frame that a router was created or changed with; its id is in the frame's head."""
+    names = (entry.name, entry.source, entry.dest)
+    numbers = (entry.cursor, entry.dest_base, entry.source_id, entry.dest_id, entry.forwarded_total)
+    return b"".join(
+        (
+            *(with_length(name.encode()) for name in names),
+            bytes([entry.bits]),
+            encode_match(entry.config.filter),
+            *(number.to_bytes(8, "little") for number in numbers),
+        )
+    )
+
+
+def decode_created(router_id: int, body: Buffer) -> RouterEntry:
+    """The router in a frame. Raises `Corrupt`."""
+    reader = BodyReader(body, "router")
+    name, source, dest, bits = reader.text(), reader.text(), reader.text(), reader.u8()
+    match = reader.opt(lambda: read_match(reader))
+    cursor, dest_base, source_id, dest_id, total = (reader.u64() for _ in range(5))
+    reader.end()
+    return RouterEntry(
+        id=router_id,
+        name=name,
+        source=source,
+        source_id=source_id,
+        dest=dest,
+        dest_id=dest_id,
+        bits=bits,
+        match=None if match is None else (match.value, match.is_prefix),
+        cursor=cursor,
+        forwarded_total=total,
+        dest_base=dest_base,
+    )

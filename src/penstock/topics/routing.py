@@ -1,0 +1,384 @@
+"""Routers at work: what is appended to a source is copied into its destinations.
+
+Copies are derived. They are not written to the log: one small frame per pass, in the log of the destination,
+says which records of the source they are, and where the router stands after them. It is committed as the
+destination's class asks, and only then are the copies visible. So the order of copies and of direct writes
+into a destination is that of its log, a copy is made again with the same number and time, and copies and
+cursor survive together or not at all: a record is copied once, whatever crashes. Four rules keep what a frame
+refers to within reach until the copies are in a segment of their own:
+
+1. Only records of classes that use no sequence number twice are referred to, and only where the source is at
+   least as durable as the destination. Other copies are written to the log themselves, behind the frame and
+   committed with it: those of ephemeral and `memory` sources, of weaker sources, of records that are copies
+   in memory themselves or are in the cold tier.
+2. No cut is taken while a pass is on its way (`still`). Thus every frame behind a snapshot refers to what was
+   live at the snapshot, and is in a segment it names, or to what came after it and is in the log. Deletion,
+   eviction and expiry since then leave the bytes where they are.
+3. The segments of a deleted source stay until the next snapshot.
+4. A cursor beyond the head of its source, which only a class without a promise can cause, goes back to the
+   head, and a snapshot says so before anything is written.
+
+A read of a destination first waits until its feeders are through with what was there when it began. What
+nobody waits for is copied by a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.topics.catalog import Catalog
+from penstock.topics.copy_memory import CopyMemory
+from penstock.topics.errors import Damaged, ShuttingDown, Throttled
+from penstock.topics.forwarding import submit
+from penstock.topics.limits import ROUTER_HOPS_MAX
+from penstock.topics.priority import effective_priority
+from penstock.topics.ready_set import ReadySet
+from penstock.topics.resting import Resting
+from penstock.topics.router import RouterEntry
+from penstock.topics.router_table import Router, RouterTable
+from penstock.topics.scheduling import Scheduler
+from penstock.topics.segment_reader import Segment
+from penstock.topics.selection import ColdBytes, Room, Selection, select
+from penstock.topics.topic import Topic
+from penstock.topics.workers import Workers
+
+__all__ = ["Routing"]
+
+_LOGGER = logging.getLogger(__name__)
+_TICK_S: Final = 0.05
+_BREATH_S: Final = 0.005
+"""Under pressure, the time that everybody else has between two passes that nobody waits for."""
+_CURSOR_EVERY: Final = 8192
+"""So many records may be passed over before the log is told, if none of them is copied."""
+_HOPS_KEPT: Final = 64
+_TOLD_MAX: Final = 256
+
+
+class Routing:
+    """The routers of one engine at work. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, catalog: Catalog, clock: Clock, workers: Workers, scheduler: Scheduler, memory: CopyMemory
+    ) -> None:
+        self._scheduler = scheduler
+        self._memory = memory
+        self._catalog = catalog
+        self._clock = clock
+        self._workers = workers
+        self.table = RouterTable()
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._running: dict[int, asyncio.Task[bool]] = {}
+        self._waiting: ReadySet[Router] = ReadySet()
+        """Routers that the next tick looks at."""
+        self._resting = Resting()
+        """Routers that could not go on."""
+        self._idle: dict[int, dict[Router, None]] = {}
+        """By the id of their source, routers that are through with it: only they have to be told of more."""
+        self._ticking: asyncio.Task[None] | None = None
+        self._on_their_way: set[asyncio.Future[bool]] = set()
+        self._still = 0
+        self._moving = asyncio.Event()
+        self._moving.set()
+        self.is_closed = True
+
+    def open(self, entries: Iterable[RouterEntry]) -> None:
+        """Begin with what a start found."""
+        for entry in entries:
+            source, dest = self._catalog.get(entry.source), self._catalog.get(entry.dest)
+            self.enter(Router(entry, source, dest))
+
+    def start(self) -> None:
+        """Get to work."""
+        self.is_closed = False
+        for router in self.table:
+            if router.is_behind:
+                self._wait(router)
+
+    async def close(self) -> None:
+        """Copy what is there, then stop; what could not be copied is at the next start."""
+        for router in list(self.table):
+            with contextlib.suppress(PenstockError):
+                await self.drain(router.dest.name)
+        self.is_closed = True
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for task in list(self._running.values()):
+            await asyncio.wait([task])
+
+    # ---- which ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def entries(self) -> list[RouterEntry]:
+        """All routers, for a snapshot of this moment."""
+        return [router.entry() for router in self.table]
+
+    def enter(self, router: Router) -> None:
+        """A router is durably there."""
+        self.table.add(router)
+        self._memory.look(router.dest)
+        source = router.source
+        if source.id not in self._listeners:
+            self._listeners[source.id] = lambda: self._published(source)
+            source.waiters.listen(self._listeners[source.id])
+        self._go_on(router)
+
+    def leave(self, router: Router) -> None:
+        """A router is durably gone."""
+        if self.table.find(router.name) is not router:
+            return  # a topic of it went first
+        self.table.remove(router)
+        self._waiting.discard(router)
+        self._resting.forget(router)
+        source = router.source
+        self._idle.get(source.id, {}).pop(router, None)
+        if not self.table.leaving(source.name):
+            source.waiters.unlisten(self._listeners.pop(source.id))
+            self._idle.pop(source.id, None)
+
+    def topic_left(self, topic: Topic) -> None:
+        """A topic is durably gone, and with it the routers that it is an end of."""
+        ends = {*self.table.leaving(topic.name), *self.table.entering(topic.name)}
+        for router in ends:
+            self.leave(router)
+        topic.routers_removed = tuple(sorted(router.name for router in ends))
+
+    # ---- when ----------------------------------------------------------------------------------------
+
+    def is_fed(self, topic: str) -> bool:
+        """Whether a router leads into the topic."""
+        return bool(self.table.entering(topic))
+
+    def refresh(self, topic: str) -> None:
+        """Begin to copy what belongs into the topic. Whoever listens to it is told when it is there."""
+        if self.table.entering(topic):
+            for router in self.table.upstream(topic):
+                self._start(router)
+
+    async def drain(self, topic: str) -> None:
+        """Return when the topic has everything that its feeders had, and that there is room for.
+
+        One round from the farthest to the nearest is enough, unless they are a cycle.
+        """
+        if not self.table.entering(topic):
+            return
+        routers = self.table.upstream(topic)
+        may_come_back = any(router.config.allow_cycle for router in routers)
+        for _ in range(ROUTER_HOPS_MAX + 1 if may_come_back else 1):
+            moved = [await self.catch_up(router) for router in routers]
+            if not any(moved):
+                return
+
+    async def drain_from(self, topic: str) -> None:
+        """Return when the routers that begin at the topic are through with it, or cannot go on."""
+        for router in self.table.leaving(topic):
+            await self.catch_up(router)
+
+    async def catch_up(self, router: Router) -> bool:
+        """Whether the router got anywhere on its way to what is the head of its source now."""
+        target, began = router.source.index.head_seq, router.cursor
+        while router.cursor < target and not router.stopped:
+            before = router.cursor
+            task = self._start(router)
+            if task is None:
+                break
+            await asyncio.wait([task])
+            # One that began before the last record came may have ended as it was to, without having seen it.
+            if router.cursor == before and not _got_there(task):
+                break
+        return router.cursor > began
+
+    def _published(self, source: Topic) -> None:
+        """Something happened to a source. Routers that wait, rest or run get to it by themselves."""
+        idle = self._idle.pop(source.id, None)
+        if idle is not None:
+            self._tell(iter(idle))
+
+    def _tell(self, routers: Iterator[Router]) -> None:
+        """Many have to be told: others have their turn between them."""
+        told = 0
+        for router in islice(routers, _TOLD_MAX):
+            self._go_on(router)
+            told += 1
+        if told == _TOLD_MAX:
+            asyncio.get_running_loop().call_soon(self._tell, routers)
+
+    def _go_on(self, router: Router) -> None:
+        """What there is to do is done at once if somebody waits for it, else by the tick."""
+        if not router.is_behind:
+            if not router.stopped:
+                self._idle.setdefault(router.source.id, {})[router] = None
+        elif router.dest.waiters.are_there and not self.is_closed:
+            self._start(router)
+        else:
+            self._wait(router)
+
+    def _wait(self, router: Router) -> None:
+        if router not in self._waiting:
+            priority = _urgency(router.dest, self._clock.now_ms())
+            self._waiting.mark(router, priority, self._now_ms(), lowered=self._scheduler.ladder.defers)
+        self._keep_ticking()
+
+    def _keep_ticking(self) -> None:
+        if self._ticking is None and not self.is_closed:
+            self._ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        try:
+            while len(self._waiting) or len(self._resting):
+                await self._clock.sleep(_TICK_S)
+                for router in self._resting.rise(self._clock.monotonic()):
+                    self._wait(router)
+                for _ in range(len(self._waiting)):
+                    found = self._waiting.take(self._now_ms())
+                    if found is None:
+                        break
+                    self._start(found[0])
+                    # One at a time: those who wait for an answer come between any two.
+                    if self._scheduler.ladder.coalesce_ms:
+                        await self._clock.sleep(_BREATH_S)
+                    else:
+                        await asyncio.sleep(0)
+        finally:
+            self._ticking = None
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    def _start(self, router: Router) -> asyncio.Task[bool] | None:
+        """The task that brings a router forward; None if there is nothing to do."""
+        running = self._running.get(router.id)
+        if running is not None or not router.is_behind or self.is_closed:
+            return running
+        task = asyncio.create_task(self._run(router))
+        self._running[router.id] = task
+        task.add_done_callback(lambda _: self._ended(router))
+        return task
+
+    def _ended(self, router: Router) -> None:
+        task = self._running.pop(router.id)
+        if not task.cancelled() and task.exception() is not None:
+            _LOGGER.error('router "%s" stopped', router.name, exc_info=task.exception())
+        if router.is_behind and not _got_there(task):
+            self._resting.rest(router, self._clock.monotonic())
+            self._keep_ticking()
+        else:
+            self._resting.forget(router)
+            self._go_on(router)
+
+    async def _run(self, router: Router) -> bool:
+        """Passes up to what is the head of the source now; whether it got there."""
+        target = router.source.index.head_seq
+        while router.cursor < target and not router.stopped:
+            try:
+                if not await self._pass(router):
+                    return False
+            except (Throttled, ShuttingDown):
+                return False  # there will be room later
+            except PenstockError as error:
+                _LOGGER.warning('router "%s" waits: %s', router.name, error)
+                return False
+            await asyncio.sleep(0)  # a long way is nobody else's wait
+        return True
+
+    # ---- one pass ------------------------------------------------------------------------------------
+
+    async def _pass(self, router: Router) -> bool:
+        """Deal with the next records; whether that is done."""
+        picked = await self._select(router)
+        if picked is None:
+            return False
+        if not picked.records and not picked.lost and picked.cursor - router.logged_cursor < _CURSOR_EVERY:
+            is_done = picked.cursor > router.cursor
+            router.cursor = picked.cursor
+            return is_done and not picked.blocked
+        if picked.cursor == router.cursor:
+            return False
+        is_kept_elsewhere = picked.by_value or router.dest.is_ephemeral
+        if picked.records and not is_kept_elsewhere and not self._memory.has_room(self._clock.monotonic()):
+            return False  # checkpoints do not keep up
+        router.dest.shard.check_room()
+        with self._memory.coming(router.dest, 0 if is_kept_elsewhere else picked.size):
+            is_done = await self._send(router, picked)
+        self._forget_hops(router.source)
+        self._forget_hops(router.dest)
+        return is_done and not picked.blocked
+
+    def _send(self, router: Router, picked: Selection) -> asyncio.Future[bool]:
+        outcome = submit(router, picked, now_ms=self._clock.now_ms(), on_published=self._catalog.tally)
+        self._on_their_way.add(outcome)
+        outcome.add_done_callback(self._on_their_way.discard)
+        return outcome
+
+    async def _select(self, router: Router) -> Selection | None:
+        """What to do next; None if that cannot be told, as the router or a topic of it is on its way out."""
+        fetched: ColdBytes | None = None
+        while True:
+            await self._moving.wait()
+            source, dest = router.source, router.dest
+            if router.stopped or self.is_closed or source.gone or dest.gone or dest.leaving is not None:
+                return None
+            if dest.is_ephemeral and not (dest.is_in_memory and dest.is_idle):
+                return None  # records from before it became ephemeral, or while it is not yet kept, go first
+            self._catalog.retain(source)
+            self._catalog.retain(dest)
+            picked = select(router, Room.of(dest, self._catalog.total_left()), fetched)
+            if picked.needs is None:
+                return picked
+            fetched = await self._fetch(picked.needs)
+
+    async def _fetch(self, needed: ColdBytes) -> ColdBytes:
+        segment = needed.run.source
+        assert isinstance(segment, Segment)
+
+        def read() -> tuple[int, memoryview]:
+            try:
+                return segment.read(needed.start, needed.stop)
+            except Damaged:
+                return 0, memoryview(b"")
+
+        base, view = await self._workers.fetch(read)
+        return needed._replace(base=base, view=view)
+
+    def _forget_hops(self, topic: Topic) -> None:
+        if len(topic.hops) > _HOPS_KEPT:
+            cursors = [router.cursor for router in self.table.leaving(topic.name)]
+            topic.hops.forget_below(min(cursors, default=topic.index.head_seq) + 1)
+
+    # ---- cuts ----------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """A time in which no pass is on its way: a cut taken now has all of every pass, or nothing."""
+        self._still += 1
+        self._moving.clear()
+        try:
+            while self._on_their_way:
+                await asyncio.wait(list(self._on_their_way))
+            yield
+        finally:
+            self._still -= 1
+            if not self._still:
+                self._moving.set()
+
+
+def _got_there(task: asyncio.Task[bool]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result()
+
+
+def _urgency(dest: Topic, now_ms: int) -> int:
+    config = dest.config
+    return effective_priority(
+        config.priority,
+        auto_priority=config.auto_priority,
+        now_ms=now_ms,
+        last_consumed_ms=dest.last_consumed_ms,
+    )

@@ -31,7 +31,7 @@ DRIVER = Path(__file__).with_name("chaos_driver.py")
 SINKS = 5
 LAST_STEP = SINKS + 2  # the plan, every sink, the dead letters, the ledger
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 @dataclass(slots=True)

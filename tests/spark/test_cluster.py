@@ -25,7 +25,7 @@ DRIVER = Path(__file__).with_name("cluster_driver.py")
 SOURCE = str(Path(penstock.__file__).parents[1])
 BATCHES, EACH = 8, 25
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from penstock.buffer import Producer, ProducerConfig
 DRIVER = Path(__file__).with_name("connect_driver.py")
 BATCHES, EACH = 3, 20
 
+pytestmark = pytest.mark.long
+
 
 def produce(store: Path) -> None:
     async def work() -> None:

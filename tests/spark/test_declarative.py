@@ -25,6 +25,8 @@ from penstock.spark.java import ensure_java
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative_pipeline"
 PLACE = "/tmp/penstock-declarative"
 
+pytestmark = pytest.mark.long
+
 
 def produce(store: Path, users: list[str]) -> None:
     async def work() -> None:

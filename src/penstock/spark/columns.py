@@ -17,6 +17,7 @@ from penstock.spark.plan import BatchSlice
 
 __all__ = [
     "COLUMNS",
+    "KnownColumns",
     "arrow_schema",
     "build_batch",
     "build_hole",
@@ -26,7 +27,9 @@ __all__ = [
     "spark_schema",
 ]
 
-COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
+KnownColumns: TypeAlias = dict[str, tuple[str, pa.DataType]]
+"""Name to Spark type and Arrow type, in the order of the schema."""
+COLUMNS: Final[KnownColumns] = {
     "sequence": ("bigint", pa.int64()),
     "index": ("int", pa.int32()),
     "value": ("binary", pa.binary()),
@@ -35,7 +38,6 @@ COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "location": ("string", pa.string()),
     "shard": ("int", pa.int32()),
 }
-"""Name to Spark type and Arrow type, in the order of the schema."""
 
 ROWS_MAX: Final = 32_768
 """Above this, larger record batches are not faster in Spark, only larger."""
@@ -48,27 +50,27 @@ _MS_MAX: Final = (2**63 - 1) // 1000
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
 
-def parse_columns(text: str) -> tuple[str, ...]:
+def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
     """The names in `text`, in its order. Raises `ConfigError` for an unknown or repeated one, or for none."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ConfigError(f"columns: expected some of {', '.join(COLUMNS)}, found nothing")
+        raise ConfigError(f"columns: expected some of {', '.join(known)}, found nothing")
     for name in names:
-        if name not in COLUMNS:
-            raise unknown_key(f"columns: {name!r}", name, COLUMNS)
+        if name not in known:
+            raise unknown_key(f"columns: {name!r}", name, known)
     if len(set(names)) < len(names):
         raise ConfigError(f"columns: {text!r} names a column twice")
     return names
 
 
-def spark_schema(columns: Sequence[str]) -> str:
+def spark_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> str:
     """The schema in Spark's own words."""
-    return ", ".join(f"{name} {COLUMNS[name][0]}" for name in columns)
+    return ", ".join(f"{name} {known[name][0]}" for name in columns)
 
 
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+def arrow_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> pa.Schema:
     """The schema that every record batch must have."""
-    return pa.schema([(name, COLUMNS[name][1]) for name in columns])
+    return pa.schema([(name, known[name][1]) for name in columns])
 
 
 def needs_metadata(columns: Sequence[str]) -> bool:

@@ -95,6 +95,12 @@ _SYMPTOMS: Final = (
         + " in the Python of every worker (spark.pyspark.python), and restart them",
     ),
     _symptom(
+        r"DATA_SOURCE_NOT_FOUND\][^:]*: \W?(penstock-\w+)",
+        Unsupported,
+        "Spark does not know the format {0} in this session: call penstock.spark.register(spark) first, or "
+        "use build_session. penstock-topic also needs `pip install 'penstock[topics]'`",
+    ),
+    _symptom(
         r"Python in worker has different version: ([\d.]+) than that in driver: ([\d.]+)",
         Unsupported,
         "the workers run Python {0}, the driver runs {1}, and Spark needs the same minor version: set "

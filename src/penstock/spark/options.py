@@ -17,7 +17,7 @@ from penstock.spark.holes import GAP_COLUMNS
 from penstock.spark.offsets import Position, parse_position
 from penstock.units import parse_size
 
-__all__ = ["BufferOptions", "Mode", "OnGap"]
+__all__ = ["BufferOptions", "Mode", "OnGap", "cores"]
 
 Mode = Literal["consume", "read"]
 OnGap = Literal["fail", "record"]
@@ -126,10 +126,11 @@ class BufferOptions:
     @property
     def tasks(self) -> int:
         """How many tasks a read is divided into, if it has as many batches."""
-        return self.partitions or 2 * _cores()
+        return self.partitions or 2 * cores()
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -28,6 +26,7 @@ from penstock.ids import SYSTEM_RNG
 from penstock.limits import BATCH_BYTES_MAX
 from penstock.objects import ObjectStore, StoreConfig, open_store
 from penstock.retry import RetryPolicy, retry
+from penstock.spark.ahead import load_ahead
 from penstock.spark.columns import build_batch, build_hole, needs_metadata, regroup
 from penstock.spark.holes import Hole, left_range
 from penstock.spark.offsets import check_asked, resolve
@@ -37,12 +36,7 @@ from penstock.spark.queues import Indexes, ReadQueue, bounds_of, entries_between
 
 __all__ = ["BufferReader", "freeze_modules", "read_slices", "slices_between", "worker_store"]
 
-FETCH_AHEAD: Final = 4
-FETCH_AHEAD_BYTES: Final = 128 << 20
-"""Stop fetching ahead while this much waits for Spark to take it."""
-
 _POLICY: Final = RetryPolicy(deadline_s=30.0)
-_Fetch: TypeAlias = "Future[pa.RecordBatch]"
 _stores: dict[tuple[int, str, tuple[tuple[str, str], ...]], ObjectStore] = {}
 _modules_frozen = 0
 
@@ -129,14 +123,7 @@ def read_slices(
     `onGap=record` the first two become rows; `set_aside` then keeps the remains beside the manifest, for a
     query that will acknowledge the batch and so have it collected.
     """
-    load = partial(_load, _Worker(options, set_aside=set_aside))
-    with ThreadPoolExecutor(FETCH_AHEAD, thread_name_prefix="penstock-fetch") as pool:
-        waiting: deque[_Fetch] = deque()
-        try:
-            yield from regroup(_in_order(pool, load, slices, waiting))
-        finally:
-            for fetch in waiting:
-                fetch.cancel()
+    yield from regroup(load_ahead(partial(_load, _Worker(options, set_aside=set_aside)), slices))
     freeze_modules()
 
 
@@ -202,23 +189,6 @@ async def _record(worker: _Worker, slice_: BatchSlice, error: PenstockError) -> 
         reason=str(error),
         location=slice_.location,
     )
-
-
-def _in_order(
-    pool: ThreadPoolExecutor,
-    load: Callable[[Slice], pa.RecordBatch],
-    slices: Sequence[Slice],
-    waiting: deque[_Fetch],
-) -> Iterator[pa.RecordBatch]:
-    todo = deque(slices)
-    while todo or waiting:
-        while todo and len(waiting) < FETCH_AHEAD and (not waiting or _held(waiting) < FETCH_AHEAD_BYTES):
-            waiting.append(pool.submit(load, todo.popleft()))
-        yield waiting.popleft().result()
-
-
-def _held(waiting: deque[_Fetch]) -> int:
-    return sum(f.result().nbytes for f in waiting if f.done() and not f.cancelled() and not f.exception())
 
 
 def freeze_modules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +34,7 @@ def check_spark(version: str | None = None) -> None:
 def register(spark: SparkSession) -> None:
     """Make `penstock-buffer`, `penstock-delta`, `penstock-parquet` and `penstock-iceberg` known to `spark`.
 
-    Doing it again is harmless.
+    With `penstock[topics]` installed, `penstock-topic` too. Doing it again is harmless.
 
     Executors need Penstock in their own Python environment. Raises `Unsupported` when the session's Spark
     is too old.
@@ -45,3 +46,7 @@ def register(spark: SparkSession) -> None:
 
     for source in (BufferSource, DeltaFormat, ParquetFormat, IcebergFormat):
         spark.dataSource.register(source)
+    if importlib.util.find_spec("httpx") is not None:
+        from penstock.spark.topic_source import TopicSource
+
+        spark.dataSource.register(TopicSource)

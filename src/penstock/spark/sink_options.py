@@ -14,7 +14,7 @@ from penstock.objects import StoreConfig
 from penstock.spark.options import FORMAT, BufferOptions
 from penstock.units import parse_size
 
-__all__ = ["SinkOptions"]
+__all__ = ["SinkOptions", "parse_transaction"]
 
 _STORE_PREFIX: Final = "store."
 _SHARED: Final = ("data_path_prefix", "manifest_path", "path", "sharded", "store")
@@ -56,7 +56,7 @@ class SinkOptions:
             sharded=queue.sharded,
             compression=_compression(plain.get("compression", "none")),
             batch_bytes=_batch_bytes(plain.get("batch_bytes", "16MiB")),
-            transaction=_transaction(plain.get("txnAppId"), plain.get("txnVersion")),
+            transaction=parse_transaction(plain.get("txnAppId"), plain.get("txnVersion")),
         )
 
     @property
@@ -89,7 +89,7 @@ def _batch_bytes(value: str) -> int:
     return size
 
 
-def _transaction(app: str | None, version: str | None) -> Transaction | None:
+def parse_transaction(app: str | None, version: str | None) -> Transaction | None:
     if app is None and version is None:
         return None
     if app is None or version is None:

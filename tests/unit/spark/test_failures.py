@@ -101,6 +101,11 @@ def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
         ("java.net.ConnectException: Connection refused", Unavailable, "could not connect"),
         ("All masters are unresponsive! Giving up.", Unavailable, "the master did not answer"),
         (
+            "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: penstock-topic. Make sure the provider",
+            Unsupported,
+            "does not know the format penstock-topic in this session",
+        ),
+        (
             "ImportError: cannot import name 'Hole' from 'penstock.spark.holes' (/x.py)",
             Unsupported,
             "penstock.spark.holes on the workers has no Hole: they run another version",

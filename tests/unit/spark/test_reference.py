@@ -6,6 +6,9 @@ import pytest
 
 from penstock.spark.columns import COLUMNS
 from penstock.spark.options import _NAMES
+from penstock.spark.topic_columns import TOPIC_COLUMNS
+from penstock.spark.topic_options import _NAMES as TOPIC_NAMES
+from penstock.spark.topic_sink_options import _NAMES as TOPIC_SINK_NAMES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
 
@@ -13,3 +16,8 @@ TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "spark.md").read_text
 @pytest.mark.parametrize("name", sorted({*_NAMES, *COLUMNS} - {"path"}))
 def test_the_reference_names_every_option_and_column(name: str) -> None:
     assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize("name", sorted({*TOPIC_NAMES, *TOPIC_SINK_NAMES, *TOPIC_COLUMNS} - {"path"}))
+def test_the_reference_names_every_option_and_column_of_topics(name: str) -> None:
+    assert f"`{name}`" in TEXT.split("## Topics")[1].split("## Sinks")[0]

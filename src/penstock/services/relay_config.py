@@ -1,0 +1,72 @@
+"""What is relayed, where to, and what becomes of gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from penstock.buffer import InvalidInputError, ProducerConfig, Transaction
+from penstock.errors import ConfigError
+from penstock.topics.limits import SEQ_MAX
+from penstock.topics.names import check_topic_name
+from penstock.units import DurationLike, parse_duration
+
+__all__ = ["GAPS", "VALUES", "OnGap", "RelayConfig", "Start", "Value"]
+
+OnGap: TypeAlias = Literal["fail", "skip", "record"]
+Value: TypeAlias = Literal["record", "data"]
+Start: TypeAlias = int | Literal["earliest", "latest"]
+
+GAPS: Final[tuple[OnGap, ...]] = ("fail", "skip", "record")
+VALUES: Final[tuple[Value, ...]] = ("record", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """One relay. Raises `ConfigError` for values that cannot work.
+
+    A batch is closed as a producer closes it: `flush_interval` after its first record or at
+    `flush_size_bytes`, whichever comes first, or when the topic has no more.
+    """
+
+    topic: str
+    queue: ProducerConfig
+    app: str = ""
+    """The name the position is kept under in the queue; `relay:TOPIC` unless given. Topics of the same name
+    on different servers need names of their own."""
+    start: Start = "earliest"
+    """Where to begin while nothing is relayed yet: behind this sequence; afterwards it means nothing."""
+    on_gap: OnGap = "fail"
+    """What becomes of records that are gone: an error, nothing but a count, or a record that tells it."""
+    value: Value = "record"
+    """What a record of the queue is: all that the topic says of it, or its data alone."""
+    retry_for: DurationLike = "60s"
+    """How long to go on trying while the server or the store is away and nothing moves."""
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.topic)
+        if self.on_gap not in GAPS:
+            raise ConfigError(f"on_gap: expected {', '.join(GAPS)}, found {self.on_gap!r}")
+        if self.value not in VALUES:
+            raise ConfigError(f"value: expected {' or '.join(VALUES)}, found {self.value!r}")
+        if not _is_start(self.start):
+            raise ConfigError(f"start: expected earliest, latest or a sequence, found {self.start!r}")
+        _ = self.retry_for_s
+        try:
+            Transaction(app=self.name, version=0)
+        except InvalidInputError as error:
+            raise ConfigError(f"app: {error}; give a short one") from error
+
+    @property
+    def name(self) -> str:
+        return self.app or f"relay:{self.topic}"
+
+    @property
+    def retry_for_s(self) -> float:
+        return parse_duration(self.retry_for)
+
+
+def _is_start(start: object) -> bool:
+    if isinstance(start, int) and not isinstance(start, bool):
+        return 0 <= start <= SEQ_MAX
+    return start in ("earliest", "latest")

@@ -1,0 +1,123 @@
+"""The queue's side of a relay: where it stands there, and one batch more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.buffer import (
+    Metadata,
+    ProducerConfig,
+    StaleTransaction,
+    Transaction,
+    append_batches,
+    store_batch,
+)
+from penstock.buffer.append import last_version
+from penstock.buffer.inspect import QueueReader
+from penstock.buffer.manifest import Entry, EntryIndex
+from penstock.buffer.sharded import read_layout, shard_config, shard_of
+from penstock.buffer.transaction import NO_VERSION, find_tag
+from penstock.clock import Clock
+from penstock.objects import open_store
+from penstock.retry import RetryPolicy
+from penstock.services.relay_draft import Draft, Identity, identity_of
+from penstock.services.relay_errors import RelayTaken
+
+__all__ = ["Position", "RelayTarget", "open_target"]
+
+_LOOK_BACK: Final = 64
+"""Entries looked through, from the newest, for the last one of this relay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far the queue has the topic: through `seq`, or nothing of it when that is None."""
+
+    seq: int | None
+    last: Identity | None = None
+    """The last record that was relayed, if the queue still holds it."""
+
+
+class RelayTarget:
+    """One queue, or the one shard of it that this application's batches go into."""
+
+    def __init__(self, config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random) -> None:
+        self._config = config
+        self._app = app
+        self._clock = clock
+        self._rng = rng
+        self._store = open_store(config.store)
+
+    async def position(self, topic: str) -> Position:
+        """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`."""
+        seq = await last_version(self._config, self._app, store=self._store, clock=self._clock, rng=self._rng)
+        if seq is None:
+            return Position(seq=None)
+        index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
+        entry = _newest(index, self._app)
+        payloads = [] if entry is None else [item.payload for item in entry.metadata]
+        return Position(seq=seq, last=identity_of(payloads, topic))
+
+    async def append(self, draft: Draft, follows: int | None) -> None:
+        """Make a draft durable, once, behind `follows` (None: it is the first). Raises `StorageError`.
+
+        `RelayTaken` tells that the queue stands elsewhere by now: nothing was appended.
+        """
+        now_ms = self._clock.now_ms()
+        items = [
+            Metadata(start_index=start, ingestion_time_ms=now_ms, payload=payload)
+            for start, payload in draft.metadata()
+        ]
+        batch = await store_batch(
+            self._store,
+            self._config.prefix,
+            draft.chunks,
+            compression=self._config.compression,
+            metadata=items,
+            clock=self._clock,
+            rng=self._rng,
+            policy=RetryPolicy(deadline_s=self._config.append_deadline_s),
+        )
+        try:
+            await append_batches(
+                self._config,
+                [batch],
+                Transaction(app=self._app, version=draft.through),
+                follows=NO_VERSION if follows is None else follows,
+                store=self._store,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        except StaleTransaction as error:
+            raise RelayTaken(
+                f"another process relays {draft.topic} as {self._app!r}: {self._config.manifest_path} has "
+                f"records behind {follows or 'the beginning'} already. Stop one of the two"
+            ) from error
+
+
+@asynccontextmanager
+async def open_target(
+    config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random
+) -> AsyncIterator[RelayTarget]:
+    """The queue with its store open; of a sharded queue, the shard of `app`."""
+    store = open_store(config.store)
+    try:
+        shards = await read_layout(store, config.manifest_key)
+        own = config if shards is None else shard_config(config, shard_of(app.encode(), shards))
+        yield RelayTarget(replace(own, store=store), app, clock=clock, rng=rng)
+    finally:
+        if store is not config.store:
+            await store.close()
+
+
+def _newest(index: EntryIndex, app: str) -> Entry | None:
+    """The newest entry of `app`, if it is among the last ones of the queue."""
+    for number in reversed(range(max(0, len(index) - _LOOK_BACK), len(index))):
+        tag = find_tag(index[number].tail)
+        if tag is not None and tag.app == app:
+            return index[number]
+    return None

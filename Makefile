@@ -11,7 +11,7 @@ LOCK := uv pip compile --universal --python-version 3.11 --no-header --no-emit-i
 	--generate-hashes --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check bench soak lock clean
+.PHONY: help env demo test long check bench soak lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -22,8 +22,11 @@ env: $(STAMP) ## Set up .venv with the locked dependencies (PYTHON=... picks the
 demo: env ## Run the whole path: a click stream through Spark into tables, with kills on the way
 	$(BIN)/penstock demo
 
-test: check ## Run the static checks, then every tier of tests
+test: check ## Run the static checks, then every tier of tests but those of `make long`
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
+
+long: env ## Run the tests that kill and start Spark over and over
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m long
 
 check: env ## Lint, formatting, types and the floors
 	$(BIN)/ruff check .
@@ -35,6 +38,7 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/buffer.py
 	$(BIN)/python benchmarks/spark.py
 	$(BIN)/python benchmarks/topics.py
+	$(BIN)/python benchmarks/topics_live.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \

@@ -26,7 +26,18 @@ TESTS = Path(__file__).parent
 SPARK_TIMEOUT_S = 300
 """A session starts within the first test that needs it, and a busy machine is slow to do so."""
 TIERS = frozenset(
-    {"unit", "conformance", "contract", "properties", "crash", "process", "simulation", "mutants", "spark"}
+    {
+        "browser",
+        "conformance",
+        "contract",
+        "crash",
+        "mutants",
+        "process",
+        "properties",
+        "simulation",
+        "spark",
+        "unit",
+    }
 )
 
 

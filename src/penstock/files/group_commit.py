@@ -233,6 +233,8 @@ class GroupCommitter:
         if not self._turn.acquire(blocking=False):
             return False
         try:
+            if entries[0].byte_count > self._log.room:
+                return False  # a new file takes longer than an entry
             self._taken += 1
             self._commit(entries)
         finally:
@@ -276,7 +278,8 @@ class GroupCommitter:
     def close(self) -> None:
         """Commit everything that was submitted, sync it, and end the thread. The log stays open.
 
-        Raises what the last sync raised. May be called twice.
+        Called by whoever submits, or after its last `flush`. Raises what the last sync raised. May be called
+        twice.
         """
         if not self._closed:
             self._closed = True

@@ -432,22 +432,6 @@ class Engine(QueueCalls, RouterCalls):
         topic = self._catalog.get(name)
         return Feed(topic, self._reader, lambda: self.refresh(name), self._journal.shards)
 
-    def refresh(self, name: str) -> None:
-        """Begin to bring in what routers feed into the topic; whoever watches it is told when it is there.
-
-        Costs nothing where none does.
-        """
-        self._routing.refresh(name)
-
-    def is_fed(self, name: str) -> bool:
-        """Whether a router brings records into the topic."""
-        return self._routing.is_fed(name)
-
-    async def drain(self, name: str) -> None:
-        """Return when the topic has what its routers have to bring; `state` then counts it."""
-        self._check_ready()
-        await self._routing.drain(name)
-
     def on_topic(self, tell: Callable[[str], None]) -> None:
         """Call this with the name of every topic that is there from now on; it must not raise."""
         self._catalog.on_entered(tell)

@@ -61,3 +61,19 @@ class RouterCalls:
     def router_count(self) -> int:
         """How many routers there are."""
         return len(self._routing)
+
+    def refresh(self, name: str) -> None:
+        """Begin to bring in what routers feed into the topic; whoever watches it is told when it is there.
+
+        Costs nothing where none does.
+        """
+        self._routing.refresh(name)
+
+    def is_fed(self, name: str) -> bool:
+        """Whether a router brings records into the topic."""
+        return self._routing.is_fed(name)
+
+    async def drain(self, name: str) -> None:
+        """Return when the topic has what its routers have to bring; `state` then counts it."""
+        self._check_ready()
+        await self._routing.drain(name)

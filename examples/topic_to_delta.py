@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from penstock.topics.client.sync import Client
@@ -45,20 +46,22 @@ def stream(url: str, root: Path, *, until_empty: bool) -> None:
         .trigger(**({"availableNow": True} if until_empty else {"processingTime": "200 milliseconds"}))
     )
     writer.start(str(root / "table")).awaitTermination()
+    spark.stop()
 
 
 def main(root: Path) -> None:
     with serving(root) as url, Client(url) as client:
         client.put_topic("clicks", TopicConfig(durability=Durability.FSYNC))
         acknowledged = write(client, 0, 2_000)
-        query = start_query(url, root)
+        query = start_query(url, root, until_empty=False)
         wait_for_rows(root)
         acknowledged = write(client, acknowledged, 2_000)
         os.killpg(query.pid, signal.SIGKILL)
         query.wait()
         acknowledged = write(client, acknowledged, 2_000)
-        stream(url, root, until_empty=True)
-    seqs = DeltaTable(str(root / "table")).to_pyarrow_table(columns=["seq"])["seq"].to_pylist()
+        assert start_query(url, root, until_empty=True).wait() == 0
+    files = DeltaTable(str(root / "table")).file_uris()
+    seqs = [seq for file in files for seq in pq.read_table(file, columns=["seq"])["seq"].to_pylist()]
     told = f"acknowledged {acknowledged}, in the table {len(seqs)}, of them different {len(set(seqs))}\n"
     sys.stdout.write(told)
     assert sorted(seqs) == [*range(1, acknowledged + 1)]
@@ -94,9 +97,10 @@ def serving(root: Path) -> Iterator[str]:
         server.wait()
 
 
-def start_query(url: str, root: Path) -> subprocess.Popen[bytes]:
+def start_query(url: str, root: Path, *, until_empty: bool) -> subprocess.Popen[bytes]:
     """The query as a process of its own, with its Java in the same group, so that both can be killed."""
-    return subprocess.Popen([sys.executable, __file__, "--query", url, str(root)], start_new_session=True)
+    mode = "--drain" if until_empty else "--follow"
+    return subprocess.Popen([sys.executable, __file__, mode, url, str(root)], start_new_session=True)
 
 
 def wait_for_rows(root: Path) -> None:
@@ -105,8 +109,8 @@ def wait_for_rows(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--query"]:
-        stream(sys.argv[2], Path(sys.argv[3]), until_empty=False)
+    if sys.argv[1:2] in (["--follow"], ["--drain"]):
+        stream(sys.argv[2], Path(sys.argv[3]), until_empty=sys.argv[1] == "--drain")
     elif len(sys.argv) > 1:
         Path(sys.argv[1]).mkdir(parents=True)
         main(Path(sys.argv[1]).resolve())

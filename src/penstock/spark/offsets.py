@@ -24,6 +24,7 @@ __all__ = [
     "After",
     "Bounds",
     "Offset",
+    "Place",
     "Position",
     "QueueGap",
     "StoredOffset",
@@ -41,6 +42,7 @@ __all__ = [
     "read_after",
     "read_offset",
     "resolve",
+    "sequence_of",
     "spread_start",
     "write_offset",
 ]
@@ -89,7 +91,7 @@ def read_offset(stored: Mapping[str, object], shards: Sequence[int], queue: str)
     if not isinstance(stored, Mapping):  # another kind of source stores what it likes
         raise _no_offset(stored, queue)
     try:
-        offset = {int(shard): _sequence(place) for shard, place in stored.items() if shard != _AFTER}
+        offset = {int(shard): sequence_of(place) for shard, place in stored.items() if shard != _AFTER}
     except (TypeError, ValueError) as error:
         raise _no_offset(stored, queue) from error
     if not stored.get(_AFTER) and _is_nothing(offset, shards):
@@ -110,7 +112,7 @@ def read_after(stored: Mapping[str, object], queue: str) -> After:
     try:
         if not isinstance(after, Mapping):
             raise TypeError(f"{after!r} names no locations")
-        return {_sequence(int(shard)): _location(location) for shard, location in after.items()}
+        return {sequence_of(int(shard)): _location(location) for shard, location in after.items()}
     except (TypeError, ValueError) as error:
         raise _no_offset(stored, queue) from error
 
@@ -125,7 +127,8 @@ def _location(value: object) -> str:
     return value
 
 
-def _sequence(value: object) -> int:
+def sequence_of(value: object) -> int:
+    """A number in a checkpoint or an option, checked. Raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no sequence")
     return value
@@ -138,7 +141,7 @@ def parse_position(text: str, option: str) -> Position:
         if not plain.startswith("{"):
             return _place(plain)
         loaded = json.loads(plain)
-        return {_sequence(int(shard)): _place(place) for shard, place in loaded.items()}
+        return {sequence_of(int(shard)): _place(place) for shard, place in loaded.items()}
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f'{option}: expected earliest, latest, a sequence or JSON such as {{"0": 17}}, found {text!r}'
@@ -148,7 +151,7 @@ def parse_position(text: str, option: str) -> Position:
 def _place(value: object) -> Place:
     if value == "earliest" or value == "latest":
         return "earliest" if value == "earliest" else "latest"
-    return _sequence(int(value) if isinstance(value, str) else value)
+    return sequence_of(int(value) if isinstance(value, str) else value)
 
 
 def spread_start(position: Position, shards: Collection[int]) -> Position:

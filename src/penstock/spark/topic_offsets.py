@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.errors import ConfigError, Corrupt, InvalidInput
-from penstock.spark.offsets import Bounds, admit_batches
+from penstock.spark.offsets import Bounds, Place, admit_batches, sequence_of
 
 __all__ = [
     "Place",
@@ -40,7 +40,6 @@ __all__ = [
 TopicOffset: TypeAlias = dict[str, int]
 """Topic to the first sequence that has not been read."""
 StoredOffset: TypeAlias = dict[str, "dict[str, int]"]
-Place: TypeAlias = int | Literal["earliest", "latest"]
 Position: TypeAlias = Place | Mapping[str, Place]
 """One place for every topic, or one each."""
 
@@ -80,8 +79,8 @@ def read_offset(stored: object, topics: Sequence[str]) -> tuple[TopicOffset, dic
     if not isinstance(stored, Mapping):
         raise _no_offset(stored)
     try:
-        places = {str(topic): _sequence(place) for topic, place in stored[_NEXT].items()}
-        times = {str(topic): _sequence(ts) for topic, ts in stored.get(_TS, {}).items()}
+        places = {str(topic): sequence_of(place) for topic, place in stored[_NEXT].items()}
+        times = {str(topic): sequence_of(ts) for topic, ts in stored.get(_TS, {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_offset(stored) from error
     if sorted(places) != sorted(topics):
@@ -98,12 +97,6 @@ def _no_offset(stored: object) -> TopicGap:
         f"the checkpoint holds {stored!r}, which is no offset of topics: it belongs to another query. Start "
         "with a new checkpoint"
     )
-
-
-def _sequence(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no sequence")
-    return value
 
 
 def parse_position(text: str, option: str) -> Position:
@@ -123,7 +116,7 @@ def parse_position(text: str, option: str) -> Position:
 def _place(value: object) -> Place:
     if value == "earliest" or value == "latest":
         return "earliest" if value == "earliest" else "latest"
-    place = _sequence(int(value) if isinstance(value, str) else value)
+    place = sequence_of(int(value) if isinstance(value, str) else value)
     if place == 0:
         raise ValueError("sequences begin at 1")
     return place

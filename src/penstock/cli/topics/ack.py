@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import click
 
-from penstock.cli.display import print_json
-from penstock.cli.failure import ExitCode
-from penstock.cli.topics.jobs import job_arguments, node_option, told_skipped
+from penstock.cli.topics.jobs import job_arguments, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import JobRef
 from penstock.topics.jobs import AckResult
@@ -38,12 +35,8 @@ def ack(
     Exits with 2 if some of them are not held by this node.
     """
     result = run(_ack(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), queue, node, jobs))
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        click.echo(f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held")
-        told_skipped(result.skipped)
-    return ExitCode.REJECTED if result.skipped else ExitCode.OK
+    sentence = f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    return report(result, sentence, as_json=as_json)
 
 
 async def _ack(server: Server, queue: str, node: str, jobs: Sequence[JobRef]) -> AckResult:

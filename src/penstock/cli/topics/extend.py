@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import click
 
-from penstock.cli.display import print_json, time_text
-from penstock.cli.failure import ExitCode
-from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, told_skipped
+from penstock.cli.display import time_text
+from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import JobRef
 from penstock.topics.jobs import ExtendResult
@@ -42,13 +40,8 @@ def extend(
     lease_ms = milliseconds("--lease", lease)
     server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     result = run(_extend(server, queue, node, jobs, lease_ms))
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
-        click.echo(f"held: {counted(len(result.deadlines_ms), 'job')}{until}")
-        told_skipped(result.skipped)
-    return ExitCode.REJECTED if result.skipped else ExitCode.OK
+    until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
+    return report(result, f"held: {counted(len(result.deadlines_ms), 'job')}{until}", as_json=as_json)
 
 
 async def _extend(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import click
 
+from penstock.cli.display import print_json
+from penstock.cli.failure import ExitCode
 from penstock.errors import ConfigError
 from penstock.topics.client import JobRef
+from penstock.topics.jobs import AckResult, ExtendResult, NackResult
 from penstock.topics.wording import counted
 from penstock.units import parse_duration
 
-__all__ = ["job_arguments", "milliseconds", "node_option", "told_skipped"]
+__all__ = ["job_arguments", "milliseconds", "node_option", "report"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -53,8 +57,18 @@ def milliseconds(option: str, text: str) -> int:
         raise click.BadParameter(str(error), param_hint=f"'{option}'") from error
 
 
-def told_skipped(skipped: Sequence[int]) -> None:
-    """Tell on standard error which jobs were not the worker's."""
+def report(result: AckResult | NackResult | ExtendResult, sentence: str, *, as_json: bool) -> int:
+    """Print what became of the jobs, and on standard error which were not the worker's; the exit code."""
+    skipped = result.skipped
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        click.echo(sentence)
+        _tell_skipped(skipped)
+    return ExitCode.REJECTED if skipped else ExitCode.OK
+
+
+def _tell_skipped(skipped: Sequence[int]) -> None:
     if skipped:
         named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
         click.echo(f"skipped {counted(len(skipped), 'job')} that this node does not hold: {named}", err=True)

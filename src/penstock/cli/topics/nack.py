@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import click
 
-from penstock.cli.display import print_json
-from penstock.cli.failure import ExitCode
-from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, told_skipped
+from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import JobRef
 from penstock.topics.jobs import NackResult
@@ -42,14 +39,8 @@ def nack(
     delay_ms = milliseconds("--delay", delay)
     server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     result = run(_nack(server, queue, node, jobs, delay_ms))
-    if as_json:
-        print_json(dataclasses.asdict(result))
-    else:
-        click.echo(
-            f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
-        )
-        told_skipped(result.skipped)
-    return ExitCode.REJECTED if result.skipped else ExitCode.OK
+    sentence = f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    return report(result, sentence, as_json=as_json)
 
 
 async def _nack(server: Server, queue: str, node: str, jobs: Sequence[JobRef], delay_ms: int) -> NackResult:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from penstock.server.topics.answers import write_performance
 from penstock.server.topics.bodies import WireRecord
 from penstock.server.topics.step import Step, quoted
 from penstock.server.topics.watch_bodies import Start
@@ -42,7 +43,7 @@ _LIMIT_DEFAULT: Final = 1000
 _ACK: Final = (
     b'{"op":"ack","request_id":%b,"topic":%b,"first_seq":%d,"last_seq":%d,"seqs":%b,"head_seq":%d,"count":%d,'
     b'"created":%b,"deduped":%b,'
-    b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+    b'"performance":%b}'
 )
 
 
@@ -217,7 +218,5 @@ def ack_message(request_id: msgspec.Raw, result: WriteResult, *, return_seqs: bo
         result.count,
         _BOOL[result.created],
         _BOOL[result.deduped],
-        total_ms,
-        result.wal_append_ms,
-        result.fsync_ms,
+        write_performance(result, total_ms),
     )

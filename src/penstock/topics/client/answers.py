@@ -71,6 +71,7 @@ class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):
 class _Performance(msgspec.Struct):
     wal_append_ms: float = 0.0
     fsync_ms: float = 0.0
+    throttle_wait_ms: float = 0.0
     records_scanned: int = 0
     cold_segments_read: int = 0
 
@@ -209,6 +210,7 @@ def write_result(body: bytes) -> WriteResult:
         deduped=got.deduped,
         wal_append_ms=got.performance.wal_append_ms,
         fsync_ms=got.performance.fsync_ms,
+        throttle_wait_ms=got.performance.throttle_wait_ms,
     )
 
 

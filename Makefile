@@ -46,7 +46,7 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector \
 		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock

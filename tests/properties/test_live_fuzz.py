@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.server.test_websocket import FakeClient, masked
 
+from penstock.http.message import Request
 from penstock.server.errors import Refusal
-from penstock.server.http.message import Request
 from penstock.server.topics.sse import read_id, write_id
 from penstock.server.topics.ws_messages import InvalidMessage, read_command
 from penstock.server.topics.ws_protocol import Framing, handshake, text_frame

@@ -1,4 +1,4 @@
-"""The HTTP edge: `penstock.server.http` is any server's transport, `penstock.server.topics` the `/v0` API."""
+"""The HTTP edge: `penstock.http` is any server's transport, `penstock.server.topics` the `/v0` API."""
 
 from __future__ import annotations
 

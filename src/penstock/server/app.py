@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from penstock.http.message import Fault, Request, Response
+from penstock.http.routes import Match, Router
 from penstock.server.auth import Keyring, Principal, Scope
 from penstock.server.caps import InFlight
 from penstock.server.errors import MethodNotAllowed, UnknownPath, error_response, response_to
-from penstock.server.http.message import Fault, Request, Response
-from penstock.server.http.routes import Match, Router
 
 __all__ = ["App", "Call", "Deliver", "Handler", "Prompt", "Route", "authorization"]
 

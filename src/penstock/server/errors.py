@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError, PermissionDenied, Unavailable
-from penstock.server.http.message import HeaderList, Response
+from penstock.http.message import HeaderList, Response
 from penstock.topics.errors import TopicError
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
-from penstock.server.http.limits import HttpLimits
-from penstock.server.http.listener import Listener
+from penstock.http.limits import HttpLimits
+from penstock.http.listener import Listener
 from penstock.server.settings import ServerSettings, check_exposure, check_places
 from penstock.server.topics.routes import TopicsApi, topics_app
 from penstock.server.topics.seam import TopicsEngine

@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
+from penstock.http import HttpLimits, Listener
 from penstock.server.app import App
 from penstock.server.auth import Keyring
-from penstock.server.http import HttpLimits, Listener
 from penstock.server.topics import TopicsApi, topics_app
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest, TopicNotEmpty, TopicNotFound

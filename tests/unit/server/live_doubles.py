@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.unit.topics.engine_doubles import World, settle
 
+from penstock.http.message import Request, Response
 from penstock.server.app import Call
 from penstock.server.auth import ANYONE, Keyring, Principal, Scope
 from penstock.server.caps import StreamLimits
-from penstock.server.http.message import Request, Response
 from penstock.server.topics.live import LiveApi
 from penstock.topics import Engine
 

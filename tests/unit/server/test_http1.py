@@ -10,7 +10,7 @@ import random
 import pytest
 from tests.unit.server.doubles import get, post, running, until
 
-from penstock.server.http import HttpLimits
+from penstock.http import HttpLimits
 from penstock.topics.config import TopicConfig
 
 CHUNKED = (

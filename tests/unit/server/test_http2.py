@@ -13,7 +13,7 @@ import h2.settings
 import pytest
 from tests.unit.server.doubles import Answer, Running, Wire, http, running, until
 
-from penstock.server.http import HttpLimits
+from penstock.http import HttpLimits
 from penstock.topics.config import TopicConfig
 
 WRITE = b'{"records":[{"data":1}]}'

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.server.doubles import Wire, http, until
 from tests.unit.server.test_responses import serving
 
-from penstock.server.http import HttpLimits, Listener, Request, Response
-from penstock.server.http.live import Sink, TunnelSink
+from penstock.http import HttpLimits, Listener, Request, Response
+from penstock.http.live import Sink, TunnelSink
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from tests.unit.server.doubles import Wire, http, until
 
-from penstock.server.http import Fault, HttpLimits, Listener, Request, Response
-from penstock.server.http.flight import Flight
+from penstock.http import Fault, HttpLimits, Listener, Request, Response
+from penstock.http.flight import Flight
 
 Answering = Callable[[Request], Coroutine[object, None, Response]]
 

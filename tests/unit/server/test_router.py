@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.http import Request, Router
+from penstock.http import Request, Router
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.unit.server.doubles import http
 
+from penstock.http import Listener
 from penstock.server.auth import Keyring
-from penstock.server.http import Listener
 from penstock.server.topics import TopicsApi, topics_app
 from penstock.topics import Engine, EngineConfig
 

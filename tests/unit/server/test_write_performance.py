@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.unit.topics.fake_server import FakeServer, answer
 
-from penstock.server.http.message import Request
+from penstock.http.message import Request
 from penstock.server.topics.answers import write_answer
 from penstock.server.topics.ws_messages import ack_message
 from penstock.topics.model import WriteResult

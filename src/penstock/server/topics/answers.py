@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.server.http.message import Request, Response
+from penstock.http.message import Request, Response
 from penstock.server.topics.cursor import write_cursor
 from penstock.topics.model import DeleteResult, Page, PutResult, RemoveResult, TopicState, WriteResult
 

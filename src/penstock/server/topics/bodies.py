@@ -8,8 +8,8 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from penstock.http.message import Request
 from penstock.server.errors import UnsupportedMediaType
-from penstock.server.http.message import Request
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from penstock.clock import Clock
+from penstock.http.routes import Router
 from penstock.server.app import Route
 from penstock.server.auth import Keyring, Scope
 from penstock.server.caps import LongLived, StreamLimits
-from penstock.server.http.routes import Router
 from penstock.server.topics.fanout import Hub
 from penstock.server.topics.seam import TopicsEngine
 from penstock.server.topics.watch import WatchApi

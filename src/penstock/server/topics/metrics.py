@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.http.message import Response
 from penstock.metrics import Registry
-from penstock.server.http.message import Response
 from penstock.server.topics.seam import TopicsEngine
 from penstock.topics.config import Durability
 from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats

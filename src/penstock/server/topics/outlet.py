@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import PenstockError
+from penstock.http.live import Sink
 from penstock.server.auth import Principal
 from penstock.server.caps import LongLived
-from penstock.server.http.live import Sink
 from penstock.server.topics.step import Step
 from penstock.topics.errors import TopicNotFound
 from penstock.topics.fence import Fence

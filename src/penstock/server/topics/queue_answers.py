@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.server.http.message import Request, Response
+from penstock.http.message import Request, Response
 from penstock.server.topics.answers import elapsed_ms
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from penstock.server.http.message import Request
+from penstock.http.message import Request
 from penstock.server.topics.bodies import query_number, read_json
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import SEQ_MAX

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.clock import Clock
+from penstock.http.message import Response
+from penstock.http.routes import Router
 from penstock.server.app import Call, Route
 from penstock.server.auth import Scope
 from penstock.server.caps import LongLived
-from penstock.server.http.message import Response
-from penstock.server.http.routes import Router
 from penstock.server.topics import queue_answers, queue_bodies
 from penstock.server.topics.seam import TopicsEngine
 from penstock.server.topics.sse import HEADERS

@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from penstock.http.message import Request, Response
+from penstock.http.routes import Router
 from penstock.server.app import Call, Route
 from penstock.server.auth import Principal, Scope
 from penstock.server.errors import Forbidden
-from penstock.server.http.message import Request, Response
-from penstock.server.http.routes import Router
 from penstock.server.topics.answers import elapsed_ms
 from penstock.server.topics.bodies import query_number, read_json
 from penstock.server.topics.cursor import read_cursor, write_cursor

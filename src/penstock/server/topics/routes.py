@@ -8,12 +8,12 @@ from typing import Final
 import penstock
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.http.message import Request, Response
+from penstock.http.routes import Router
 from penstock.server.app import App, Call, Deliver, Route
 from penstock.server.auth import Keyring, Scope
 from penstock.server.caps import InFlight, StreamLimits
 from penstock.server.errors import response_to
-from penstock.server.http.message import Request, Response
-from penstock.server.http.routes import Router
 from penstock.server.topics import answers, bodies, metrics
 from penstock.server.topics.cursor import read_cursor
 from penstock.server.topics.damage import damaged_in

@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 from penstock.clock import Clock
+from penstock.http.message import Response
 from penstock.server.app import Call, authorization
 from penstock.server.auth import Keyring, Principal
 from penstock.server.caps import LongLived, StreamLimits
 from penstock.server.errors import Forbidden, NotAcceptable, Unauthorized, UnknownPath
-from penstock.server.http.message import Response
 from penstock.server.topics import bodies
 from penstock.server.topics.answers import elapsed_ms
 from penstock.server.topics.fanout import Hub

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from penstock.server.http.message import Request
+from penstock.http.message import Request
 from penstock.server.topics.bodies import read_json
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX, WATCH_BATCH_BYTES_DEFAULT, WATCH_TOPICS_MAX

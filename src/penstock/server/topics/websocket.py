@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.http.flight import Flight
+from penstock.http.live import TunnelSink
+from penstock.http.message import Response
 from penstock.server.app import Call
 from penstock.server.auth import Principal, Scope
 from penstock.server.caps import LongLived
 from penstock.server.errors import Forbidden, response_to
-from penstock.server.http.flight import Flight
-from penstock.server.http.live import TunnelSink
-from penstock.server.http.message import Response
 from penstock.server.topics import ws_messages as messages
 from penstock.server.topics.damage import damaged_in
 from penstock.server.topics.fanout import Hub

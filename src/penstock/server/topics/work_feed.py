@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.server.http.live import Sink
+from penstock.http.live import Sink
 from penstock.server.topics.sse import RETRY, event
 from penstock.topics.errors import ShuttingDown, TopicNotFound
 from penstock.topics.jobs import ClaimResult

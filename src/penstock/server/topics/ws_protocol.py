@@ -12,8 +12,8 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SERVER, Protocol, State
 from websockets.utils import accept_key
 
+from penstock.http.message import HeaderList, Request
 from penstock.server.errors import Refusal
-from penstock.server.http.message import HeaderList, Request
 
 __all__ = ["MESSAGE_BYTES_MAX", "Framing", "handshake", "text_frame"]
 

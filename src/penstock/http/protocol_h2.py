@@ -13,11 +13,11 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from penstock.server.http.frame_lengths import FrameLengths
-from penstock.server.http.host import Host
-from penstock.server.http.live_h2 import H2Sink
-from penstock.server.http.message import Fault, Response
-from penstock.server.http.stream_h2 import H2Stream
+from penstock.http.frame_lengths import FrameLengths
+from penstock.http.host import Host
+from penstock.http.live_h2 import H2Sink
+from penstock.http.message import Fault, Response
+from penstock.http.stream_h2 import H2Stream
 
 __all__ = ["PREFACE", "H2Connection"]
 

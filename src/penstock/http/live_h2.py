@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.server.http.live import Live
-from penstock.server.http.stream_h2 import H2Stream
+from penstock.http.live import Live
+from penstock.http.stream_h2 import H2Stream
 
 __all__ = ["H2Sink", "LiveCarrier"]
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-from penstock.server.http.live import Live, Tunnel
+from penstock.http.live import Live, Tunnel
 
 __all__ = ["JSON", "Application", "Fault", "HeaderList", "Request", "Response", "reason"]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import cast
 
-from penstock.server.http.message import Application, Request, Response
+from penstock.http.message import Application, Request, Response
 
 __all__ = ["Flight"]
 

@@ -8,11 +8,11 @@ from typing import Final, NoReturn, cast
 
 import httptools
 
-from penstock.server.http.flight import Flight
-from penstock.server.http.head_h1 import response_head
-from penstock.server.http.host import Host
-from penstock.server.http.live_h1 import hand_over
-from penstock.server.http.message import Fault, Request, Response
+from penstock.http.flight import Flight
+from penstock.http.head_h1 import response_head
+from penstock.http.host import Host
+from penstock.http.live_h1 import hand_over
+from penstock.http.message import Fault, Request, Response
 
 __all__ = ["H1Connection"]
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.server.http.flight import Flight
-from penstock.server.http.message import Application, Request, Response
+from penstock.http.flight import Flight
+from penstock.http.message import Application, Request, Response
 
 __all__ = ["H2Stream"]
 

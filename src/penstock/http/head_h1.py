@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from penstock.server.http.message import Response, reason
+from penstock.http.message import Response, reason
 
 __all__ = ["response_head"]
 

@@ -6,9 +6,9 @@ heads, bodies, connections, streams and what waits to be sent all have a cap.
 
 from __future__ import annotations
 
-from penstock.server.http.limits import HttpLimits
-from penstock.server.http.listener import Listener
-from penstock.server.http.message import Application, Fault, Request, Response
-from penstock.server.http.routes import Match, Router
+from penstock.http.limits import HttpLimits
+from penstock.http.listener import Listener
+from penstock.http.message import Application, Fault, Request, Response
+from penstock.http.routes import Match, Router
 
 __all__ = ["Application", "Fault", "HttpLimits", "Listener", "Match", "Request", "Response", "Router"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.http.head_h1 import response_head
-from penstock.server.http.host import Host
-from penstock.server.http.live import Live, Tunnel
-from penstock.server.http.message import Response, reason
+from penstock.http.head_h1 import response_head
+from penstock.http.host import Host
+from penstock.http.live import Live, Tunnel
+from penstock.http.message import Response, reason
 
 __all__ = ["H1Live", "H1Tunnel", "hand_over"]
 

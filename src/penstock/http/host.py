@@ -7,8 +7,8 @@ from email.utils import formatdate
 from typing import Protocol
 
 from penstock.clock import Clock
-from penstock.server.http.limits import ByteBudget, HttpLimits
-from penstock.server.http.message import Application
+from penstock.http.limits import ByteBudget, HttpLimits
+from penstock.http.message import Application
 
 __all__ = ["Connection", "Host"]
 

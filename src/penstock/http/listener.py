@@ -8,12 +8,12 @@ import socket
 from typing import Final, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.server.http.head_h1 import response_head
-from penstock.server.http.host import Host
-from penstock.server.http.limits import HttpLimits
-from penstock.server.http.message import Application, Fault
-from penstock.server.http.protocol_h1 import H1Connection
-from penstock.server.http.protocol_h2 import PREFACE, H2Connection
+from penstock.http.head_h1 import response_head
+from penstock.http.host import Host
+from penstock.http.limits import HttpLimits
+from penstock.http.message import Application, Fault
+from penstock.http.protocol_h1 import H1Connection
+from penstock.http.protocol_h2 import PREFACE, H2Connection
 
 __all__ = ["Listener"]
 

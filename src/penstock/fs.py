@@ -3,7 +3,8 @@
 What is durable when:
 
 - a file's bytes, once `datasync` on its handle has returned;
-- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned;
+- a name (created, renamed or removed), once `sync_dir` on the directory that holds it has returned; until
+  then a file that was renamed within its directory is found under its old name, its new one, or both;
 - the bytes of one `write_durably_at`, once it has returned: those bytes alone, not what was written before.
 
 A failed `datasync` or `sync_dir` is never repeated on the same handle: the kernel reports a lost page once
@@ -63,6 +64,7 @@ _ZEROS = bytes(1024 * 1024)
 _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
 
 
@@ -133,10 +135,13 @@ class FileSystem(Protocol):
         """A new empty file. Raises `Conflict` if the name is taken."""
         ...
 
-    def allocate(self, path: str, size: int) -> None:
+    def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
         """A new file of `size` zero bytes which are written out and durable, so that writing them again in
         place neither needs room nor changes the file's metadata. Raises `Conflict` if the name is taken;
         after any other failure there is no such file.
+
+        With `reserve_only` the room is taken and the bytes are zero, but they need not be written out: it
+        costs nothing now, and a little with the first sync of each part that is written.
         """
         ...
 
@@ -187,6 +192,13 @@ class FileSystem(Protocol):
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
+        ...
+
+    def protect(self, path: str) -> bool:
+        """Let nobody write the file any more; False where the file system does not keep that.
+
+        It guards against mistakes, so nothing depends on it, and it need not survive a power cut.
+        """
         ...
 
     def make_dirs(self, path: str) -> None:
@@ -434,11 +446,15 @@ class OsFileSystem:
         with _explained(path, "create"):
             return _OsFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path)
 
-    def allocate(self, path: str, size: int) -> None:
+    def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
         with _explained(path, "allocate"):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                _fill_with_zeros(fd, size)
+                if reserve_only and size:
+                    os.posix_fallocate(fd, 0, size)
+                    os.fsync(fd)
+                else:
+                    _fill_with_zeros(fd, size)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -509,6 +525,16 @@ class OsFileSystem:
     def unlink(self, path: str) -> None:
         with _explained(path, "remove"):
             os.unlink(path)
+
+    def protect(self, path: str) -> bool:
+        with _explained(path, "protect"):
+            try:
+                os.chmod(path, 0o440)
+            except OSError as error:
+                if error.errno in _NO_MODES:
+                    return False
+                raise
+            return not os.stat(path).st_mode & 0o222
 
     def make_dirs(self, path: str) -> None:
         with _explained(path, "create the directory"):

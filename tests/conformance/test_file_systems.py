@@ -302,3 +302,12 @@ def test_an_empty_directory_is_removed(fs: FileSystem, root: str) -> None:
 
 def test_there_is_room(fs: FileSystem, root: str) -> None:
     assert fs.free_bytes(root) > 0
+
+
+def test_a_protected_file_can_be_read_and_removed(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123")
+    assert fs.protect(f"{root}/f")
+    assert fs.read(f"{root}/f") == b"0123"
+    fs.unlink(f"{root}/f")
+    with pytest.raises(NotFound):
+        fs.protect(f"{root}/f")

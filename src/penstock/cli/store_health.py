@@ -14,16 +14,16 @@ from penstock.buffer.manifest_file import ManifestFile
 from penstock.cli.health import Check, Status, fail, ok, warn
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, PenstockError, PermissionDenied, Unavailable
+from penstock.files.mounts import VOLATILE, device_kind
 from penstock.objects import ObjectStore, check_conditional_writes, join_key, open_store
 from penstock.units import format_duration, format_size
 
-__all__ = ["check_directory", "check_store", "clock_check", "filesystem_of", "room_check"]
+__all__ = ["check_directory", "check_store", "clock_check", "room_check"]
 
 SKEW_MS_MAX = 60_000
 ROOM_FAIL_BYTES = 64 * 1024**2
 ROOM_WARN_BYTES = 1024**3
 FSYNC_SLOW_S = 0.1
-VOLATILE = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 
 
@@ -72,25 +72,8 @@ def room_check(free: int, total: int) -> Check:
     return ok("disk", text)
 
 
-def filesystem_of(path: str, mounts: str) -> str:
-    """The type of file system `path` is on, by the text of /proc/mounts; "" if it does not tell."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
-
-
 def _kind_check(path: str) -> Check:
-    try:
-        kind = filesystem_of(os.path.realpath(path), Path("/proc/mounts").read_text(encoding="utf-8"))
-    except OSError:
-        kind = ""
+    kind = device_kind(path)
     if kind in VOLATILE:
         return warn("file system", kind, "it is memory: all is lost when the machine restarts; use a disk")
     if kind in NETWORK:

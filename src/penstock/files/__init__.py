@@ -8,9 +8,10 @@ from penstock.files.append_log import AppendLog
 from penstock.files.atomic import write_durably
 from penstock.files.dirlock import DirectoryLock
 from penstock.files.group_commit import CommitStats, Entry, GroupCommitter, QueueFull, commit_entries
-from penstock.files.log_file import LogPosition
+from penstock.files.log_file import LogDamage, LogHeader, LogPosition
 from penstock.files.log_format import FrameEnds, LogFormat, chase
-from penstock.files.log_scan import FrameRun, LogDamage, LogScan, ScannedFile, repair_tail, scan
+from penstock.files.log_layout import LogLayout, NumberedLayout
+from penstock.files.log_scan import FrameRun, LogScan, ScannedFile, repair_tail, scan
 from penstock.fs import Buffer, FileStat, FileSystem, LockHeld, LogFile, OsFileSystem, WritableFile
 
 __all__ = [
@@ -28,8 +29,11 @@ __all__ = [
     "LogDamage",
     "LogFile",
     "LogFormat",
+    "LogHeader",
+    "LogLayout",
     "LogPosition",
     "LogScan",
+    "NumberedLayout",
     "OsFileSystem",
     "QueueFull",
     "ScannedFile",

@@ -6,7 +6,7 @@ synced is found after a power cut. What was not delivered never comes back once 
 A write or a sync that fails breaks the active file: it takes nothing more, because nobody knows what the
 kernel kept of it. The next append starts a new file. Its header says that the broken file counts up to where
 it was durable, and it begins with a copy of the frames that were delivered but not yet durable there. Only
-when that file, its name and `CURRENT` are durable does anything go on.
+when that file and its name are durable does anything go on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from penstock.errors import Conflict, NotFound, PenstockError, StorageFull
-from penstock.files.atomic import write_durably
-from penstock.files.log_file import CURRENT, LogHeader, LogPosition, file_name
+from penstock.files.log_file import LogHeader, LogPosition
 from penstock.files.log_format import LogFormat
+from penstock.files.log_layout import LogLayout, NumberedLayout
 from penstock.files.log_scan import LogScan, repair_tail, scan
 from penstock.fs import Buffer, FileSystem, LogFile
 
@@ -32,7 +32,6 @@ _FILE_BYTES = 64 * 1024**2
 # A log is open within milliseconds because its first file is small; the next one is made at once.
 _FIRST_FILE_BYTES = 4 * 1024**2
 _PREPARED = "next-"
-_DAMAGED = "damaged-"
 _ERASED_BYTES = 64
 _SPARE_BYTES = 64 * 1024
 """Kept free in every file for what must be possible when the device is full."""
@@ -54,10 +53,14 @@ class AppendLog:
         file_bytes: int,
         next_frame: int,
         salt: Callable[[], int],
+        layout: LogLayout,
+        reserve_only: bool,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._fmt = fmt
+        self._layout = layout
+        self._reserve_only = reserve_only
         self._file_bytes = file_bytes
         self._new_file_bytes = min(file_bytes, _FIRST_FILE_BYTES)
         self._next_frame = next_frame
@@ -87,19 +90,32 @@ class AppendLog:
         file_bytes: int = _FILE_BYTES,
         next_frame: int = 1,
         salt: Callable[[], int] = lambda: secrets.randbits(64),
+        layout: LogLayout | None = None,
+        reserve_only: bool = False,
     ) -> AppendLog:
         """Continue the log behind what a scan `found` (made here if not given), always in a new file.
 
         Cuts a torn tail, and removes what unfinished work left behind. Damage that the scan reported stays
         where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
-        for the number of the new file.
+        for the number of the new file. A `layout` is the one of the scan; without it files are numbered ones.
+        With `reserve_only` new files are not filled with zeros ahead: better for entries of many kilobytes.
         """
         fs.make_dirs(directory)
+        layout = layout or NumberedLayout(fmt)
         if found is None:
-            found = scan(fs, directory, fmt)
+            found = scan(fs, directory, fmt, layout=layout)
         repair_tail(fs, found)
         first = max(next_frame, found.next_frame)
-        log = cls(fs, directory, fmt, file_bytes=file_bytes, next_frame=first, salt=salt)
+        log = cls(
+            fs,
+            directory,
+            fmt,
+            file_bytes=file_bytes,
+            next_frame=first,
+            salt=salt,
+            layout=layout,
+            reserve_only=reserve_only,
+        )
         log._clear_leftovers()
         # An older snapshot may need them; `drop_before` removes them.
         log._views = dict.fromkeys(found.older, memoryview(b""))
@@ -108,6 +124,8 @@ class AppendLog:
         log._strays = list(found.strays)
         log._number, log._end, log._durable = *found.end, found.end.offset
         log._start_file(b"", 0)
+        for file in found.files:
+            log._retire(file.number, file.end)
         return log
 
     @property
@@ -252,7 +270,7 @@ class AppendLog:
         """Where a file is on disk; None if it was dropped, or if its bytes are kept in memory instead."""
         view = self._views.get(file)
         mapped = view is not None and isinstance(view.obj, mmap.mmap)
-        return self._path(file_name(file)) if mapped else None
+        return self._path(self._layout.name(file)) if mapped else None
 
     def files(self) -> list[int]:
         """The numbers of the files that are here, in order; the last one is active."""
@@ -298,7 +316,7 @@ class AppendLog:
         self._broken = True
         self._views[self._number] = memoryview(bytes(self._views[self._number][: self._end]))
         with contextlib.suppress(PenstockError):
-            file = self._fs.open_log(self._path(file_name(self._number)))
+            file = self._fs.open_log(self._path(self._layout.name(self._number)))
             try:
                 room = min(_ERASED_BYTES, file.size - self._end)
                 file.write_durably_at(self._end, [bytes(room)])
@@ -319,20 +337,16 @@ class AppendLog:
         says where the old one ends, so the old one takes nothing more, even if the new one is not used.
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
-        head = header.encode(self._fmt) + carried
+        number = self._layout.number_after(self._number, self._next_frame)
+        head = self._layout.head(number, header, carried)
         staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count + self._spare_bytes)
-        number = self._next_frame
-        self._next_frame = number + 3
-        path = self._path(file_name(number))
+        self._next_frame = max(number, self._next_frame) + 3
         self._broken = True
         try:
-            self._fs.rename(staged, path)
-            self._fs.sync_dir(self._directory)
-            view = self._fs.map(path)
-            name = f"{file_name(number)}\n".encode()
-            write_durably(self._fs, self._path(CURRENT), [name], staging=self._directory)
+            view = self._fs.map(staged)
+            self._layout.install(self._fs, self._directory, staged, number)
         except PenstockError:
-            self._strays.append(number)
+            self._strays += self._layout.left_behind(number)
             self._discard(staged)
             file.close()
             raise
@@ -340,6 +354,7 @@ class AppendLog:
 
     def _activate(self, number: int, file: LogFile, view: memoryview, salt: int, end: int) -> None:
         old, self._file = self._file, file
+        replaced, counted = self._number, self._durable
         with self._mutex:
             self._views[number] = view
             self._number = number
@@ -352,6 +367,7 @@ class AppendLog:
         if old is not None:
             with contextlib.suppress(PenstockError):
                 old.close()
+            self._retire(replaced, counted)
         self._clear_strays()
 
     def _staged(self, buffers: Sequence[Buffer], byte_count: int) -> tuple[str, LogFile]:
@@ -379,18 +395,23 @@ class AppendLog:
 
     def _allocate(self, size: int) -> str:
         path = self._path(f"{_PREPARED}{uuid.uuid4().hex}.tmp")
-        self._fs.allocate(path, size)
+        self._fs.allocate(path, size, reserve_only=self._reserve_only)
         return path
 
     def _discard(self, path: str) -> None:
         with contextlib.suppress(PenstockError):
             self._fs.unlink(path)
 
+    def _retire(self, number: int, end: int) -> None:
+        with contextlib.suppress(PenstockError):
+            self._layout.retire(self._fs, self._directory, number, end)
+
     def _remove(self, number: int) -> None:
-        path = self._path(file_name(number))
+        path = self._path(self._layout.name(number))
+        kept = self._layout.evidence(number) if number in self._keep else None
         with contextlib.suppress(NotFound):
-            if number in self._keep:
-                self._fs.rename(path, self._path(_DAMAGED + file_name(number)))
+            if kept is not None:
+                self._fs.rename(path, self._path(kept))
             else:
                 self._fs.unlink(path)
         # One at a time: a power cut must not leave an older file behind a gap.
@@ -407,7 +428,7 @@ class AppendLog:
 
     def _clear_leftovers(self) -> None:
         for name, _ in self._fs.list_files(self._directory):
-            unfinished = name.startswith((_PREPARED, f"{CURRENT}."))
+            unfinished = name.startswith(_PREPARED) or self._layout.is_leftover(name)
             if unfinished and "/" not in name:
                 self._fs.unlink(self._path(name))
 

@@ -142,7 +142,8 @@ class GroupCommitter:
     entries of one commit together; it must not raise. `submit`, `flush` and `resume` belong to one thread,
     such as an event loop's.
     What needs no sync is delivered after the write and synced within `sync_interval_s`. `on_sync` is told how
-    long each sync took. Where it is usually less than `quick_sync_s`, `flush` may wait for it itself.
+    long each sync took. Where it is usually less than `quick_sync_s`, `flush` may wait for it itself. With
+    `one_by_one` no entry shares its write or its sync with another.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class GroupCommitter:
         window_max_s: float = 0.01,
         mark_after_s: float = 0.05,
         quick_sync_s: float = _QUICK_SYNC_S,
+        one_by_one: bool = False,
         pause: Callable[[float], None] = time.sleep,
         on_sync: Callable[[float], None] | None = None,
         name: str = "commit",
@@ -166,6 +168,7 @@ class GroupCommitter:
         self._window_max_s = window_max_s
         self._mark_after_s = mark_after_s
         self._quick_sync_s = quick_sync_s
+        self._one_by_one = one_by_one
         self._pause = pause
         self._on_sync = on_sync
         self._queue: SimpleQueue[list[Entry] | None] = SimpleQueue()
@@ -261,6 +264,11 @@ class GroupCommitter:
         self._generation += 1
         return self._generation
 
+    def rotate(self) -> None:
+        """Let the log start a new file, between two commits. Raises what starting a file raises."""
+        with self._turn:
+            self._log.rotate()
+
     def stats(self) -> CommitStats:
         return CommitStats(
             entries=self._entries,
@@ -308,8 +316,9 @@ class GroupCommitter:
                 return
             with self._turn:
                 batch, closing = self._collect(first)
-                if batch:
-                    self._commit(batch)
+                for together in [[entry] for entry in batch] if self._one_by_one else [batch]:
+                    if together:
+                        self._commit(together)
                 if time.monotonic() >= self._sync_due_s:
                     self._tend()
 

@@ -15,7 +15,16 @@ from typing import Final, NamedTuple
 
 from penstock.files.log_format import LogFormat
 
-__all__ = ["CURRENT", "LogHeader", "LogPosition", "file_name", "file_number", "find_marks", "header_bytes"]
+__all__ = [
+    "CURRENT",
+    "LogDamage",
+    "LogHeader",
+    "LogPosition",
+    "file_name",
+    "file_number",
+    "find_marks",
+    "header_bytes",
+]
 
 CURRENT: Final = "CURRENT"
 """The file that holds the name of the log's active file."""
@@ -53,6 +62,24 @@ class LogHeader:
             values.append(value)
             start = end
         return cls(previous=LogPosition(values[0], values[1]), salt=values[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDamage:
+    """A range of a file that was written and cannot be read. `end` is None when the whole file is missing.
+
+    `name` is what the file is called where that does not follow from its number.
+    """
+
+    file: int
+    start: int
+    end: int | None
+    reason: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        where = "" if self.end is None else f", bytes {self.start} to {self.end}"
+        return f"{self.name or file_name(self.file)}{where}: {self.reason}"
 
 
 def header_bytes(fmt: LogFormat) -> int:

@@ -8,22 +8,14 @@ vouches for is damage. It is reported with its range, and reading goes on at the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.errors import NotFound
-from penstock.files.log_file import (
-    CURRENT,
-    LogHeader,
-    LogPosition,
-    file_name,
-    file_number,
-    find_marks,
-    header_bytes,
-)
+from penstock.files.log_file import LogDamage, LogHeader, LogPosition, file_name, find_marks
 from penstock.files.log_format import FrameEnds, LogFormat
+from penstock.files.log_layout import LogLayout, NumberedLayout
 from penstock.fs import FileSystem
 
 __all__ = ["FrameRun", "LogDamage", "LogScan", "ScannedFile", "repair_tail", "scan"]
@@ -42,20 +34,6 @@ class FrameRun:
         for end in self.ends.tolist():
             yield start, end
             start = end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogDamage:
-    """A range of a file that was written and cannot be read. `end` is None when the whole file is missing."""
-
-    file: int
-    start: int
-    end: int | None
-    reason: str
-
-    def __str__(self) -> str:
-        where = "" if self.end is None else f", bytes {self.start} to {self.end}"
-        return f"{file_name(self.file)}{where}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +62,7 @@ class LogScan:
     `older` are files before the start that was asked for.
     `strays` are files that an attempt to start a file left behind and that never held anything of their own.
     `next_frame` is above the number of every file that is here or known to be missing.
+    `name_of` tells what a file is called.
     """
 
     directory: str
@@ -92,6 +71,7 @@ class LogScan:
     strays: list[int] = field(default_factory=list)
     older: list[int] = field(default_factory=list)
     next_frame: int = 1
+    name_of: Callable[[int], str] = file_name
 
     @property
     def end(self) -> LogPosition:
@@ -111,13 +91,20 @@ class LogScan:
                     yield file, start, end
 
 
-def scan(fs: FileSystem, directory: str, fmt: LogFormat, *, start: LogPosition | None = None) -> LogScan:
-    """Read every file of the log; changes nothing.
+def scan(
+    fs: FileSystem,
+    directory: str,
+    fmt: LogFormat,
+    *,
+    start: LogPosition | None = None,
+    layout: LogLayout | None = None,
+) -> LogScan:
+    """Read every file of the log; changes nothing. Without a `layout` the files are numbered ones.
 
     `start` is where the reader's own records take over, such as the position of a snapshot: files before it
     are left out, as `older`, and one that is missing from there on is damage.
     """
-    return _Scanner(fs, directory, fmt, start).scan()
+    return _Scanner(fs, directory, fmt, layout or NumberedLayout(fmt), start).scan()
 
 
 def repair_tail(fs: FileSystem, found: LogScan) -> None:
@@ -125,33 +112,40 @@ def repair_tail(fs: FileSystem, found: LogScan) -> None:
     if found.files:
         last = found.files[-1]
         if last.size > last.end:
-            fs.truncate(os.path.join(found.directory, file_name(last.number)), last.end)
+            fs.truncate(os.path.join(found.directory, found.name_of(last.number)), last.end)
 
 
 class _Scanner:
     """The state of one scan."""
 
-    def __init__(self, fs: FileSystem, directory: str, fmt: LogFormat, start: LogPosition | None) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        fmt: LogFormat,
+        layout: LogLayout,
+        start: LogPosition | None,
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._fmt = fmt
+        self._layout = layout
         self._start = start or LogPosition(0, 0)
-        self._header_bytes = header_bytes(fmt)
         self._damage: list[LogDamage] = []
         self._views: dict[int, memoryview] = {}
         self._headers: dict[int, LogHeader | None] = {}
 
     def scan(self) -> LogScan:
-        names = [name for name, _ in self._fs.list_files(self._directory)]
-        numbers = [number for number in map(file_number, names) if number is not None]
+        numbers = self._layout.find(self._fs, self._directory)
         for number in numbers:
-            view = self._fs.map(os.path.join(self._directory, file_name(number)))
+            view = self._fs.map(os.path.join(self._directory, self._layout.name(number)))
             self._views[number] = view
-            self._headers[number] = LogHeader.decode(self._fmt, view)
+        self._headers = self._layout.headers(self._views)
         chain = self._chain(numbers)
         followers = [*chain[1:], None][: len(chain)]
         files = [self._file(number, after) for number, after in zip(chain, followers, strict=True)]
-        self._check_current(numbers, files)
+        written = numbers if any(file.runs for file in files) else []
+        self._damage += self._layout.complaints(self._fs, self._directory, written)
         return LogScan(
             directory=self._directory,
             files=files,
@@ -159,6 +153,7 @@ class _Scanner:
             strays=[number for number in numbers if number not in chain and number >= self._start.file],
             older=[number for number in numbers if number not in chain and number < self._start.file],
             next_frame=self._next_frame(numbers, files),
+            name_of=self._layout.name,
         )
 
     def _next_frame(self, numbers: list[int], files: list[ScannedFile]) -> int:
@@ -195,7 +190,9 @@ class _Scanner:
     def _file(self, number: int, follower: int | None) -> ScannedFile:
         view, header = self._views[number], self._headers[number]
         if header is None:
-            self._report(number, 0, min(len(view), self._header_bytes), "the header is damaged")
+            self._report(
+                number, 0, min(len(view), self._layout.first_offset(number)), "the header is damaged"
+            )
         limit = self._counted(number, follower)
         bound = len(view) if limit is None else min(limit, len(view))
         runs: list[FrameRun] = []
@@ -215,8 +212,8 @@ class _Scanner:
         return ScannedFile(number=number, view=view[:end], runs=runs, end=end, size=len(view), torn=torn)
 
     def _first_offset(self, number: int) -> int:
-        begins_here = number == self._start.file
-        return max(self._header_bytes, self._start.offset) if begins_here else self._header_bytes
+        first = self._layout.first_offset(number)
+        return max(first, self._start.offset) if number == self._start.file else first
 
     def _counted(self, number: int, follower: int | None) -> int | None:
         """Up to where the next file says that this one counts; None if there is nobody to say so."""
@@ -237,23 +234,10 @@ class _Scanner:
         )
         return resume
 
-    def _check_current(self, numbers: list[int], files: list[ScannedFile]) -> None:
-        path = os.path.join(self._directory, CURRENT)
-        try:
-            text = self._fs.read(path).decode("ascii", "replace").strip()
-        except NotFound:
-            # The first file is there before the name is written, and holds nothing until it is.
-            if any(file.runs for file in files):
-                self._report(numbers[-1], 0, 0, "CURRENT is missing")
-            return
-        active = file_number(text)
-        if active is None:
-            self._report(numbers[-1] if numbers else 0, 0, 0, f"CURRENT names no log file: {text[:40]!r}")
-        elif active not in numbers:
-            self._report(active, 0, None, "CURRENT names this file, but it is missing")
-
     def _report(self, file: int, start: int, end: int | None, reason: str) -> None:
-        self._damage.append(LogDamage(file=file, start=start, end=end, reason=reason))
+        self._damage.append(
+            LogDamage(file=file, start=start, end=end, reason=reason, name=self._layout.name(file))
+        )
 
 
 def _is_zero(view: memoryview) -> bool:

@@ -152,7 +152,7 @@ class FakeDisk:
             parent.visible[name] = file
         return _FakeFile(self, path, file)
 
-    def allocate(self, path: str, size: int) -> None:
+    def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
         with self._call("allocate", path):
             parent, name = self._parent(path)
             if name in parent.visible:
@@ -222,6 +222,11 @@ class FakeDisk:
             parent, name = self._parent(path)
             self._file(path)
             del parent.visible[name]
+
+    def protect(self, path: str) -> bool:
+        with self._call("protect", path):
+            self._file(path)
+            return True
 
     def make_dirs(self, path: str) -> None:
         """Each directory and each sync on the way is a call of its own, as it is on a real disk."""
@@ -446,13 +451,24 @@ def _files_below(directory: _Dir, prefix: str) -> Iterator[tuple[str, FileStat]]
 
 
 def _dir_after(before: _Dir, survival: Survival, rng: random.Random, done: dict[int, _Node]) -> _Dir:
-    kept: dict[str, _Node] = {}
+    found: dict[str, _Node] = {}
     for name in sorted(before.durable.keys() | before.visible.keys()):
         old, new = before.durable.get(name), before.visible.get(name)
         node = new if old is new or _survives(survival, rng) else old
         if node is not None:
-            kept[name] = _node_after(node, survival, rng, done)
+            found[name] = node
+    _restore_moved(before, found)
+    kept = {name: _node_after(node, survival, rng, done) for name, node in found.items()}
     return _Dir(visible=dict(kept), durable=dict(kept))
+
+
+def _restore_moved(before: _Dir, found: dict[str, _Node]) -> None:
+    """A rename is one step: where the new name did not make it, the old one is still there."""
+    there = {id(node) for node in found.values()}
+    moved = {id(node) for node in before.visible.values()} - there
+    for name, node in before.durable.items():
+        if id(node) in moved and name not in found:
+            found[name] = node
 
 
 def _node_after(node: _Node, survival: Survival, rng: random.Random, done: dict[int, _Node]) -> _Node:

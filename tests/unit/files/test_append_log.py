@@ -198,7 +198,7 @@ def test_a_rotation_waits_for_the_file_that_is_just_being_made(tmp_path: Path) -
     begun, go_on, made = threading.Event(), threading.Event(), []
 
     class SlowDisk(OsFileSystem):
-        def allocate(self, path: str, size: int) -> None:
+        def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
             made.append(path)
             if len(made) == 2:
                 begun.set()

@@ -431,3 +431,31 @@ def test_the_order_is_kept_whoever_commits(quick: GroupCommitter, gate: Gate) ->
     positions = [done.position for done in gate.entries if done.position is not None]
     assert positions == sorted(positions)
     assert len(positions) == 2000
+
+
+def test_one_by_one_no_entry_shares_its_sync(log: AppendLog, gate: Gate) -> None:
+    committer = GroupCommitter(log, gate.deliver, quick_sync_s=0.0, one_by_one=True)
+    for n in range(5):
+        committer.submit(entry(n), hold=True)
+    committer.flush()
+    committer.start()
+    gate.wait_for(5)
+    assert gate.batches == [1] * 5
+    assert numbers(gate.entries) == list(range(5))
+    assert log.syncs >= 5
+    committer.close()
+
+
+def test_a_rotation_comes_between_two_commits(log: AppendLog, gate: Gate) -> None:
+    committer = GroupCommitter(log, gate.deliver)
+    committer.start()
+    committer.submit(entry(0))
+    gate.wait_for(1)
+    before = log.end.file
+    committer.rotate()
+    committer.submit(entry(1))
+    gate.wait_for(2)
+    positions = [done.position.file for done in gate.entries if done.position is not None]
+    assert positions == [before, log.end.file]
+    assert log.end.file > before
+    committer.close()

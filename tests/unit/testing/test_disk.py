@@ -188,3 +188,17 @@ def test_a_removed_directory_is_gone_after_its_parent_is_synced(disk: FakeDisk) 
 def test_room_is_what_the_test_says(disk: FakeDisk) -> None:
     disk.free = 123
     assert disk.free_bytes("/d") == 123
+
+
+def test_a_file_that_is_renamed_is_found_under_one_name_at_least(disk: FakeDisk) -> None:
+    disk.make_dirs("/d")
+    file = disk.create("/d/old")
+    file.write([b"x"])
+    file.datasync()
+    disk.sync_dir("/d")
+    disk.rename("/d/old", "/d/new")
+    seen = set()
+    for seed in range(40):
+        names = tuple(name for name, _ in disk.crash(Survival.RANDOM, random.Random(seed)).list_files("/d"))
+        seen.add(names)
+    assert seen == {("old",), ("new",), ("new", "old")}

@@ -7,6 +7,7 @@
 - `penstock.testing.queue_model`: the manifest queue as a model for that checker
 - `penstock.testing.disk`: a disk that can lose power; imported from its module
 - `penstock.testing.store_kit`: the contract of an object store as tests; imported from its module
+- `penstock.testing.otlp_kit`: telemetry as services send it, and of every kind; imported from its module
 - `penstock.testing.topics_kit`: an event log without threads; imported from its module
 """
 

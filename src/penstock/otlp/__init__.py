@@ -1,0 +1,32 @@
+"""OTLP in and out of Arrow: one flat table per signal, lossless both ways. No I/O.
+
+    decoded = decode(body, Signal.TRACES)       # rows, and how many items were refused
+    encode(decoded.batch, Signal.TRACES)        # the same request again
+
+Rows of one resource and scope that follow each other come back under one; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from penstock.otlp.decode import Decoded, decode
+from penstock.otlp.encode import encode, split
+from penstock.otlp.json_form import from_json, to_json
+from penstock.otlp.messages import count_items, response
+from penstock.otlp.schema import schema_of
+from penstock.otlp.signal import Signal
+from penstock.otlp.views import view, view_schema
+
+__all__ = [
+    "Decoded",
+    "Signal",
+    "count_items",
+    "decode",
+    "encode",
+    "from_json",
+    "response",
+    "schema_of",
+    "split",
+    "to_json",
+    "view",
+    "view_schema",
+]

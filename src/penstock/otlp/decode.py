@@ -1,0 +1,53 @@
+"""From the bytes of a request to a batch of rows.
+
+The parser of the messages has the verdict on what is a request; it is so quick that asking it costs little.
+The rows then come through native columns where ptars is installed, and from the messages where it is not, or
+where only they can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.otlp.errors import Unflattenable
+from penstock.otlp.flatten import flatten
+from penstock.otlp.messages import items_in, parse
+from penstock.otlp.signal import Signal
+from penstock.otlp.slim import available
+from penstock.otlp.walk import walk
+
+__all__ = ["Decoded", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The rows of one request."""
+
+    batch: pa.RecordBatch
+    items: int
+    """How many items were kept: the rows of the batch."""
+    rejected: int
+    """How many items were refused, because an id has a wrong length."""
+    message: str
+    """What to tell the sender about them; empty when none was."""
+
+
+def decode(data: bytes, signal: Signal) -> Decoded:
+    """The rows of a request, and how many of its items were refused.
+
+    Raises `InvalidInput` for bytes that are no request, and `LimitExceeded` for one with more than
+    `ITEMS_MAX` items, or whose rows would repeat more of their resources than a bundle may hold.
+    """
+    request = parse(data, signal)
+    if available():
+        try:
+            batch = flatten(data, signal)
+        except Unflattenable:
+            pass
+        else:
+            if batch.num_rows == items_in(request, signal):
+                return Decoded(batch, batch.num_rows, 0, "")
+    walked = walk(request, signal)
+    return Decoded(walked.batch, walked.batch.num_rows, walked.refusals.count, walked.refusals.message)

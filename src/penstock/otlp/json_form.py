@@ -1,0 +1,75 @@
+"""OTLP's JSON: protobuf's own mapping, but ids in hexadecimal and enums as numbers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import InvalidInput
+from penstock.otlp.messages import messages_of, parse
+from penstock.otlp.signal import Signal
+
+__all__ = ["from_json", "to_json"]
+
+_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_NO_IDS_BELOW: Final = frozenset(
+    {"attributes", "resource", "scope", "body", "filteredAttributes", "filtered_attributes", "metadata"}
+)
+"""What is in attributes and values is no field of the protocol, whatever it is called."""
+
+
+def from_json(data: bytes, signal: Signal) -> bytes:
+    """The protobuf of a request in JSON. Raises `InvalidInput` for what is none.
+
+    Unknown fields are ignored. Ids of a wrong length stay as they are: `decode` refuses their items alone.
+    """
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    message = messages_of(signal).request()
+    try:
+        tree = json.loads(data)
+        if not isinstance(tree, dict):
+            raise InvalidInput(f"the body is no JSON object but a {type(tree).__name__}")
+        _map_ids(tree, _hex_to_base64)
+        ParseDict(tree, message, ignore_unknown_fields=True)
+        return bytes(message.SerializeToString())
+    except (ParseError, ValueError, TypeError, RecursionError, AttributeError) as error:
+        raise InvalidInput(
+            f"the body is no {message.DESCRIPTOR.name} in JSON: {str(error).splitlines()[0][:300]}"
+        ) from error
+
+
+def to_json(data: bytes, signal: Signal) -> bytes:
+    """The JSON of a request in protobuf. Raises `InvalidInput`."""
+    from google.protobuf.json_format import MessageToDict
+
+    tree = MessageToDict(parse(data, signal), use_integers_for_enums=True)
+    _map_ids(tree, _base64_to_hex)
+    return json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _map_ids(node: object, change: Callable[[str, str], str]) -> None:
+    """Every id below `node`, changed in place."""
+    if isinstance(node, list):
+        for each in node:
+            _map_ids(each, change)
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            if name in _IDS and isinstance(value, str):
+                node[name] = change(name, value)
+            elif name not in _NO_IDS_BELOW and isinstance(value, (dict, list)):
+                _map_ids(value, change)
+
+
+def _hex_to_base64(name: str, text: str) -> str:
+    try:
+        return base64.b64encode(binascii.unhexlify(text)).decode("ascii")
+    except ValueError as error:
+        raise InvalidInput(f"{name}: {text[:40]!r} is not hexadecimal") from error
+
+
+def _base64_to_hex(name: str, text: str) -> str:
+    return base64.b64decode(text).hex()

@@ -1,0 +1,233 @@
+"""One wide table per signal: what a span, a log record and a data point look like in Arrow.
+
+Everything that a message says has a place here, so a batch goes back to OTLP as it came. A column is null
+where the message leaves the field out *and* the protocol can tell: an optional number, a status, a resource
+or a scope that is not there. An id of no bytes and a time of 0 are the protocol's "unknown": null too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.otlp.signal import Signal
+
+__all__ = [
+    "ANY_VALUE",
+    "ARRAY",
+    "ATTRIBUTES",
+    "BOOL",
+    "BUCKETS",
+    "BYTES",
+    "DOUBLE",
+    "EMPTY",
+    "ENTITY_REFS",
+    "EVENTS",
+    "EXEMPLARS",
+    "INT",
+    "LINKS",
+    "LOGS",
+    "MAP",
+    "METRICS",
+    "METRIC_COLUMNS",
+    "OTHER",
+    "POINT_TYPES",
+    "QUANTILES",
+    "RESOURCE_COLUMNS",
+    "SCOPE_COLUMNS",
+    "SPANS",
+    "SPAN_ID",
+    "STR",
+    "TIME",
+    "TRACE_ID",
+    "schema_of",
+]
+
+TIME: Final = pa.timestamp("ns", tz="UTC")
+TRACE_ID: Final = pa.binary(16)
+SPAN_ID: Final = pa.binary(8)
+
+EMPTY: Final = 0
+STR: Final = 1
+BOOL: Final = 2
+INT: Final = 3
+DOUBLE: Final = 4
+ARRAY: Final = 5
+MAP: Final = 6
+BYTES: Final = 7
+OTHER: Final = 8
+"""The kinds of a value, in `type`: the number of the field that the message sets, 0 when it sets none."""
+
+ANY_VALUE: Final = pa.struct(
+    [
+        pa.field("type", pa.int8()),
+        pa.field("str", pa.string()),
+        pa.field("int", pa.int64()),
+        pa.field("double", pa.float64()),
+        pa.field("bool", pa.bool_()),
+        pa.field("bytes", pa.binary()),
+        pa.field("ser", pa.binary()),
+    ]
+)
+"""A value of any kind. `ser` is the serialized `AnyValue` of the kinds that have no column of their own."""
+
+ATTRIBUTES: Final = pa.map_(pa.string(), ANY_VALUE)
+"""In the order of the message, a key that comes twice included. A null value: there is the key alone."""
+
+ENTITY_REFS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("schema_url", pa.string()),
+            pa.field("type", pa.string()),
+            pa.field("id_keys", pa.list_(pa.string())),
+            pa.field("description_keys", pa.list_(pa.string())),
+        ]
+    )
+)
+EVENTS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("time", TIME),
+            pa.field("name", pa.string()),
+            pa.field("attributes", ATTRIBUTES),
+            pa.field("dropped", pa.uint32()),
+        ]
+    )
+)
+LINKS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("trace_id", TRACE_ID),
+            pa.field("span_id", SPAN_ID),
+            pa.field("trace_state", pa.string()),
+            pa.field("flags", pa.uint32()),
+            pa.field("attributes", ATTRIBUTES),
+            pa.field("dropped", pa.uint32()),
+        ]
+    )
+)
+BUCKETS: Final = pa.struct([pa.field("offset", pa.int32()), pa.field("counts", pa.list_(pa.uint64()))])
+QUANTILES: Final = pa.list_(
+    pa.struct([pa.field("quantile", pa.float64()), pa.field("value", pa.float64())]),
+)
+EXEMPLARS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("time", TIME),
+            pa.field("value_int", pa.int64()),
+            pa.field("value_double", pa.float64()),
+            pa.field("trace_id", TRACE_ID),
+            pa.field("span_id", SPAN_ID),
+            pa.field("attributes", ATTRIBUTES),
+        ]
+    )
+)
+
+POINT_TYPES: Final = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+"""What `type` of a metric may be: the name of the field that the message sets."""
+
+_COMMON: Final = (
+    pa.field("attributes", ATTRIBUTES),
+    pa.field("dropped_attributes_count", pa.uint32()),
+    pa.field("service_name", pa.dictionary(pa.int32(), pa.string())),
+    pa.field("scope_name", pa.string()),
+    pa.field("scope_version", pa.string()),
+    pa.field("scope_attributes", ATTRIBUTES),
+    pa.field("scope_dropped_attributes_count", pa.uint32()),
+    pa.field("scope_schema_url", pa.string()),
+    pa.field("resource_attributes", ATTRIBUTES),
+    pa.field("resource_dropped_attributes_count", pa.uint32()),
+    pa.field("resource_entity_refs", ENTITY_REFS),
+    pa.field("resource_schema_url", pa.string()),
+)
+
+RESOURCE_COLUMNS: Final = (
+    "resource_attributes",
+    "resource_dropped_attributes_count",
+    "resource_entity_refs",
+    "resource_schema_url",
+)
+SCOPE_COLUMNS: Final = (
+    "scope_name",
+    "scope_version",
+    "scope_attributes",
+    "scope_dropped_attributes_count",
+    "scope_schema_url",
+)
+METRIC_COLUMNS: Final = ("name", "description", "unit", "metadata", "type", "temporality", "is_monotonic")
+"""What rows of one resource, one scope and one metric have in common."""
+
+SPANS: Final = pa.schema(
+    [
+        pa.field("trace_id", TRACE_ID),
+        pa.field("span_id", SPAN_ID),
+        pa.field("parent_span_id", SPAN_ID),
+        pa.field("trace_state", pa.string()),
+        pa.field("flags", pa.uint32()),
+        pa.field("name", pa.string()),
+        pa.field("kind", pa.int32()),
+        pa.field("start_time", TIME),
+        pa.field("end_time", TIME),
+        pa.field("duration_ns", pa.int64()),
+        pa.field("status_code", pa.int32()),
+        pa.field("status_message", pa.string()),
+        pa.field("events", EVENTS),
+        pa.field("dropped_events_count", pa.uint32()),
+        pa.field("links", LINKS),
+        pa.field("dropped_links_count", pa.uint32()),
+        *_COMMON,
+    ]
+)
+LOGS: Final = pa.schema(
+    [
+        pa.field("time", TIME),
+        pa.field("observed_time", TIME),
+        pa.field("severity_number", pa.int32()),
+        pa.field("severity_text", pa.string()),
+        pa.field("body", pa.string()),
+        pa.field("body_any", ANY_VALUE),
+        pa.field("event_name", pa.string()),
+        pa.field("trace_id", TRACE_ID),
+        pa.field("span_id", SPAN_ID),
+        pa.field("flags", pa.uint32()),
+        *_COMMON,
+    ]
+)
+METRICS: Final = pa.schema(
+    [
+        pa.field("name", pa.string()),
+        pa.field("description", pa.string()),
+        pa.field("unit", pa.string()),
+        pa.field("metadata", ATTRIBUTES),
+        pa.field("type", pa.string()),
+        pa.field("temporality", pa.int32()),
+        pa.field("is_monotonic", pa.bool_()),
+        pa.field("start_time", TIME),
+        pa.field("time", TIME),
+        pa.field("flags", pa.uint32()),
+        pa.field("value_int", pa.int64()),
+        pa.field("value_double", pa.float64()),
+        pa.field("count", pa.uint64()),
+        pa.field("sum", pa.float64()),
+        pa.field("min", pa.float64()),
+        pa.field("max", pa.float64()),
+        pa.field("bucket_counts", pa.list_(pa.uint64())),
+        pa.field("explicit_bounds", pa.list_(pa.float64())),
+        pa.field("scale", pa.int32()),
+        pa.field("zero_count", pa.uint64()),
+        pa.field("zero_threshold", pa.float64()),
+        pa.field("positive", BUCKETS),
+        pa.field("negative", BUCKETS),
+        pa.field("quantiles", QUANTILES),
+        pa.field("exemplars", EXEMPLARS),
+        *_COMMON,
+    ]
+)
+
+_SCHEMAS: Final = {Signal.TRACES: SPANS, Signal.LOGS: LOGS, Signal.METRICS: METRICS}
+
+
+def schema_of(signal: Signal) -> pa.Schema:
+    """The columns of `signal`."""
+    return _SCHEMAS[signal]

@@ -297,6 +297,10 @@ class Registry:
         """Every metric as plain values that JSON can carry: name to a list of labels and value."""
         return {metric.name: metric.samples() for metric in self._sorted()}
 
+    def kinds(self) -> dict[str, Kind]:
+        """What each metric is, by name."""
+        return {metric.name: metric.kind for metric in self._sorted()}
+
     def value(self, name: str, **labels: str) -> float:
         """One counter's or gauge's value, or a histogram's count; 0 for labels not seen yet.
 

@@ -1,0 +1,64 @@
+"""Whether a bundle may come in now: caps are checked before anything is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.quiver.errors import AtCapacity
+from penstock.quiver.open_segment import Trigger
+from penstock.units import format_size
+
+if TYPE_CHECKING:
+    from penstock.quiver.core import Core
+
+__all__ = ["Admission"]
+
+_SEALED_TARGETS_MAX: Final = 4
+"""How many times the target size may wait in memory while segments cannot be written."""
+_RELIEF_S: Final = 30.0
+
+
+class Admission:
+    """The door of one core. Lets a bundle pass at once as long as every cap has room for it."""
+
+    def __init__(self, core: Core, clock: Clock) -> None:
+        self._core = core
+        self._clock = clock
+        self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
+
+    def is_open(self, byte_count: int) -> bool:
+        """Whether `admit` would return without waiting for anything."""
+        return self._fits(byte_count) and self._core.upkeep.has_room(byte_count)
+
+    def admit(self, byte_count: int) -> None:
+        """Return when so many bytes may come in. May write segments and delete files to make room.
+
+        Raises `AtCapacity` when there is none and none may be made.
+        """
+        if not self._fits(byte_count):
+            self._relieve(byte_count)
+        if not self._core.upkeep.has_room(byte_count):
+            self._core.upkeep.make_room(byte_count)
+
+    def _fits(self, byte_count: int) -> bool:
+        return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max
+
+    def _relieve(self, byte_count: int) -> None:
+        """Finalize what is open, so that the log can be cut; once."""
+        core = self._core
+        try:
+            core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
+            if not core.intake.has_room(byte_count):
+                core.intake.rotate()
+                core.cut()
+        except PenstockError as error:
+            raise self._full(f"segments cannot be written: {error}") from error
+        if not core.intake.has_room(byte_count):
+            raise self._full("the log is full")
+
+    def _full(self, why: str) -> AtCapacity:
+        self._core.deliveries.metrics.throttles.inc()
+        cap = format_size(self._core.config.wal.max_bytes)
+        return AtCapacity(f"{why}; wal.max_size is {cap}; retry in a moment", retry_after_s=1.0)

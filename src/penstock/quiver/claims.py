@@ -1,0 +1,219 @@
+"""Which bundles of one subscriber are in whose hands, and which come next.
+
+A bundle is pending, claimed, or put off until later; a resolved one is in `Progress` and nowhere here. What
+was never handed out is not kept bundle by bundle: a place in every segment that was begun, and the segments
+that were handed out to their end, as ranges. So memory follows what is in flight, not what is pending.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from penstock.quiver.model import BundleRef, SegmentInfo
+from penstock.quiver.progress import Progress
+from penstock.quiver.ranges import Ranges
+
+__all__ = ["Claim", "ClaimTable"]
+
+_READY: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One bundle in one consumer's hands until `expires_s`, on the monotonic clock."""
+
+    subscriber: str
+    ref: BundleRef
+    token: int
+    attempt: int
+    """1 for the first try; nacks and leases that ran out count."""
+    again: bool
+    """Whether the bundle was handed out before."""
+    expires_s: float
+    info: SegmentInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A bundle that was handed out before and goes out again at `due_s`."""
+
+    attempts: int
+    due_s: float
+
+
+class ClaimTable:
+    """The claims of one subscriber. Pure: the caller holds a lock and tells the time.
+
+    Entries of the heaps are not removed when something else becomes of their bundle. They are recognised by
+    that when they come up.
+    """
+
+    __slots__ = (
+        "_deferred",
+        "_held",
+        "_newest_first",
+        "_positions",
+        "_ready",
+        "_visited",
+        "_waiting",
+    )
+
+    def __init__(self, *, newest_first: bool = False) -> None:
+        self._newest_first = newest_first
+        # In the order in which they were taken, which is that in which they run out: leases are all as long.
+        self._held: OrderedDict[BundleRef, Claim] = OrderedDict()
+        self._waiting: dict[BundleRef, _Waiting] = {}
+        self._deferred: list[tuple[float, BundleRef]] = []
+        self._ready: list[tuple[int, int, BundleRef]] = []
+        self._visited = Ranges()
+        self._positions: dict[int, int] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    @property
+    def deferred(self) -> int:
+        """Bundles that were handed out, were not resolved, and are in nobody's hands."""
+        return len(self._waiting)
+
+    def held_segments(self) -> Iterator[int]:
+        return (ref.segment_seq for ref in self._held)
+
+    def next_event_s(self) -> float | None:
+        """When a lease runs out or something becomes due, at the earliest."""
+        times = [self._deferred[0][0]] if self._deferred else []
+        times += [claim.expires_s for claim in islice(self._held.values(), 1)]
+        return min(times, default=None)
+
+    # ---- handing out ---------------------------------------------------------------------------------
+
+    def choose(
+        self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
+    ) -> tuple[BundleRef, int, bool] | None:
+        """The bundle to hand out next, how often it was tried, and whether it went out before."""
+        again = self._choose_again(progress, infos)
+        if again is not None:
+            return again
+        fresh = self._choose_fresh(progress, known, infos)
+        return (fresh, 0, False) if fresh is not None else None
+
+    def _choose_again(
+        self, progress: Progress, infos: Mapping[int, SegmentInfo]
+    ) -> tuple[BundleRef, int, bool] | None:
+        while self._ready:
+            ref = heapq.heappop(self._ready)[2]
+            waiting = self._waiting.get(ref)
+            if waiting is None or waiting.due_s != _READY:
+                continue
+            del self._waiting[ref]
+            if ref.segment_seq in infos and not progress.is_resolved(ref):
+                return ref, waiting.attempts, True
+        return None
+
+    def _choose_fresh(
+        self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
+    ) -> BundleRef | None:
+        self._forget_through(progress.hwm)
+        while (seq := self._next_segment(progress, known)) is not None:
+            bundle = self._next_in(seq, progress, infos[seq].bundle_count)
+            if bundle is not None:
+                self._positions[seq] = bundle + 1
+                return BundleRef(seq, bundle)
+            self._positions.pop(seq, None)
+            self._visited.add(seq)
+        return None
+
+    def _forget_through(self, hwm: int) -> None:
+        """Let go of places in segments that were resolved before anybody came to their end."""
+        self._visited.discard_through(hwm)
+        for seq in [seq for seq in self._positions if seq <= hwm]:
+            del self._positions[seq]
+
+    def _next_segment(self, progress: Progress, known: Sequence[int]) -> int | None:
+        """The first segment in order that was not handed out to its end."""
+        if self._newest_first:
+            place = len(known) - 1
+            while place >= 0 and known[place] > progress.hwm:
+                if (outside := self._visited.last_outside(known[place])) == known[place]:
+                    return known[place]
+                place = bisect.bisect_right(known, outside) - 1
+            return None
+        place = bisect.bisect_right(known, progress.hwm)
+        while place < len(known):
+            if (outside := self._visited.next_outside(known[place])) == known[place]:
+                return known[place]
+            place = bisect.bisect_left(known, outside)
+        return None
+
+    def _next_in(self, seq: int, progress: Progress, bundle_count: int) -> int | None:
+        bundle = progress.next_pending(seq, self._positions.get(seq, 0), bundle_count)
+        while bundle is not None:
+            ref = BundleRef(seq, bundle)
+            if ref not in self._held and ref not in self._waiting:
+                return bundle
+            bundle = progress.next_pending(seq, bundle + 1, bundle_count)
+        return None
+
+    def attempts(self, ref: BundleRef) -> tuple[int, bool] | None:
+        """How often a bundle was tried and whether it went out before; None while somebody holds it."""
+        if ref in self._held:
+            return None
+        waiting = self._waiting.get(ref)
+        return (0, False) if waiting is None else (waiting.attempts, True)
+
+    def hold(self, claim: Claim) -> None:
+        """The bundle is in somebody's hands."""
+        self._waiting.pop(claim.ref, None)
+        self._held[claim.ref] = claim
+
+    # ---- taking back ---------------------------------------------------------------------------------
+
+    def end(self, claim: Claim, now_s: float) -> bool:
+        """Take a claim out of the table; False when it ended before, by its lease or otherwise."""
+        held = self._held.get(claim.ref)
+        if held is None or held.token != claim.token or now_s >= held.expires_s:
+            return False
+        del self._held[claim.ref]
+        return True
+
+    def put_off(self, ref: BundleRef, attempts: int, due_s: float) -> None:
+        """Hand the bundle out again, not before `due_s`."""
+        self._waiting[ref] = _Waiting(attempts, due_s)
+        heapq.heappush(self._deferred, (due_s, ref))
+
+    def put_back(self, ref: BundleRef, attempts: int) -> None:
+        """Hand the bundle out again as soon as somebody asks."""
+        self._waiting[ref] = _Waiting(attempts, _READY)
+        # Newest first is by segment: within one, bundles keep their order.
+        seq = -ref.segment_seq if self._newest_first else ref.segment_seq
+        heapq.heappush(self._ready, (seq, ref.bundle, ref))
+
+    def expire(self, now_s: float) -> int:
+        """Take back what ran out and put out what is due; how many bundles can be had again by that."""
+        back = 0
+        while self._held and next(iter(self._held.values())).expires_s <= now_s:
+            ref, held = self._held.popitem(last=False)
+            self.put_back(ref, held.attempt)
+            back += 1
+        while self._deferred and self._deferred[0][0] <= now_s:
+            due_s, ref = heapq.heappop(self._deferred)
+            waiting = self._waiting.get(ref)
+            if waiting is not None and waiting.due_s == due_s:
+                self.put_back(ref, waiting.attempts)
+                back += 1
+        return back
+
+    def forget_segment(self, seq: int) -> None:
+        """The segment is resolved as a whole: claims on it are void."""
+        for ref in [ref for ref in self._held if ref.segment_seq == seq]:
+            del self._held[ref]
+        for ref in [ref for ref in self._waiting if ref.segment_seq == seq]:
+            del self._waiting[ref]
+        self._positions.pop(seq, None)

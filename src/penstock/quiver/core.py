@@ -1,0 +1,242 @@
+"""The parts of one open core, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from dataclasses import dataclass
+
+from penstock.clock import Clock
+from penstock.errors import Corrupt, PenstockError, PermissionDenied, Unavailable
+from penstock.files import FileSystem
+from penstock.metrics import Registry
+from penstock.objects import open_store
+from penstock.quiver.ack_record import Outcome
+from penstock.quiver.admission import Admission
+from penstock.quiver.bundle import Bundle
+from penstock.quiver.claims import Claim
+from penstock.quiver.config import QuiverConfig
+from penstock.quiver.delivery import Deliveries, DeliverySettings
+from penstock.quiver.finalize import Finalizer
+from penstock.quiver.intake import Intake
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.open_buffer import OpenBuffer
+from penstock.quiver.open_segment import Trigger
+from penstock.quiver.recovery import Recovered, recover
+from penstock.quiver.stats import QuiverMetrics, QuiverStats
+from penstock.quiver.upkeep import Upkeep
+from penstock.quiver.upload import Uploader
+from penstock.units import parse_duration
+
+__all__ = ["Core", "Seams"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seams:
+    """What a core gets from outside: where files are, what time it is, and who counts."""
+
+    fs: FileSystem
+    clock: Clock
+    rng: random.Random
+    registry: Registry
+    threads: bool = True
+    maintenance: bool = True
+
+
+class Core:
+    """Everything of one core directory at work. Whoever opens it has locked the directory."""
+
+    def __init__(
+        self, directory: str, config: QuiverConfig, seams: Seams, *, core_id: int, cores: int
+    ) -> None:
+        started_s = seams.clock.monotonic()
+        self.uploader: Uploader | None = None
+        self.config = config
+        self._clock = seams.clock
+        self.metrics = QuiverMetrics(seams.registry)
+        found = recover(seams.fs, directory, config, core_id=core_id, clock=seams.clock)
+        self.book = found.book
+        self.store = found.store
+        self.wal = found.wal
+        self.damage = found.damage
+        self.deliveries = Deliveries(
+            found.book,
+            _delivery_settings(config),
+            clock=seams.clock,
+            rng=seams.rng,
+            registry=seams.registry,
+        )
+        self.deliveries.count_losses(found.reconciled.expired, "age")
+        self.finalizer = Finalizer(
+            found.store,
+            next_seq=found.next_segment_seq,
+            on_written=self._on_written,
+            clock=seams.clock,
+            rng=seams.rng,
+            registry=seams.registry,
+        )
+        self.buffer = OpenBuffer(self.finalizer, config.segment, end=found.cursor, clock=seams.clock)
+        self._replay(found)
+        self.intake = Intake(
+            found.wal if config.has_wal else None,
+            self.buffer,
+            config.wal,
+            next_seq=found.next_wal_seq,
+            clock=seams.clock,
+            registry=seams.registry,
+            threads=seams.threads,
+        )
+        self.uploader = self._make_uploader(seams, core_id)
+        self.upkeep = Upkeep(self, seams, directory, core_id=core_id, cores=cores)
+        self.admission = Admission(self, seams.clock)
+        self.metrics.recovered(found, seams.clock.monotonic() - started_s)
+        self.intake.start()
+        if seams.threads:
+            self.finalizer.start()
+            if self.uploader is not None:
+                self.uploader.start()
+        if seams.maintenance:
+            self.upkeep.start()
+
+    def _replay(self, found: Recovered) -> None:
+        """Take in what the log has, writing segments on the way, so that a long log needs little memory."""
+        for parts, end in found.pending():
+            self.buffer.add(parts, end=end)
+            while self.finalizer.step():
+                pass
+        if found.replayed or found.deduplicated:
+            _LOGGER.info("the log had %d bundles to take in", found.replayed)
+
+    def _make_uploader(self, seams: Seams, core_id: int) -> Uploader | None:
+        """Who copies segments, with all that are there to begin with; None if nobody is to."""
+        upload = self.config.upload
+        if upload.store is None:
+            return None
+        uploader = Uploader(
+            self.store,
+            open_store(upload.store),
+            prefix=upload.prefix,
+            core_id=core_id,
+            clock=seams.clock,
+            rng=seams.rng,
+            registry=seams.registry,
+            on_corrupt=lambda info, error: self.set_aside(info.seq, str(error)),
+        )
+        uploader.submit(self.store.infos())
+        return uploader
+
+    def _on_written(self, info: SegmentInfo) -> None:
+        self.book.add_segment(info)
+        if self.uploader is not None:
+            self.uploader.submit([info])
+        self.advance()
+
+    def remove(self, *seqs: int) -> None:
+        """Remove the files of segments that nobody needs; durable on return."""
+        self.store.remove(*seqs)
+        if self.uploader is not None:
+            for seq in seqs:
+                self.uploader.forget(seq)
+
+    def bytes_of(self, seq: int) -> int:
+        """What removing a segment frees. Raises `NotFound`."""
+        return self.store.bytes_of(seq)
+
+    def advance(self) -> None:
+        """Cut the log down to what is still needed."""
+        if self.wal is not None:
+            self.wal.advance(self.buffer.needed())
+
+    def cut(self) -> None:
+        """Cut the log and remove what a rotation has just closed."""
+        self.advance()
+        if self.wal is not None:
+            self.wal.tidy()
+
+    def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
+        """Seal what is open and wait until everything sealed is on disk. Raises as `Finalizer.drain`."""
+        self.buffer.seal_all(trigger)
+        self.finalizer.drain(timeout_s)
+        self.advance()
+
+    def read(self, claim: Claim) -> Bundle | None:
+        """The bundle of a claim, None if it cannot be read; then the claim has ended."""
+        try:
+            batch = self.store.read(claim.ref.segment_seq, claim.ref.bundle)
+        except Corrupt as error:
+            self.set_aside(claim.ref.segment_seq, str(error))
+            return None
+        except (PenstockError, IndexError) as error:
+            _LOGGER.error("segment %d cannot be read: %s", claim.ref.segment_seq, error)
+            is_hopeless = self.deliveries.read_failed(claim)
+            # A device that fails may come back, and the bytes with it.
+            if is_hopeless and not isinstance(error, Unavailable | PermissionDenied):
+                self.set_aside(claim.ref.segment_seq, str(error))
+            return None
+        return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)
+
+    def set_aside(self, seq: int, reason: str) -> None:
+        """Give up a segment that cannot be read: its bytes are kept as evidence, nobody waits for it."""
+        self.deliveries.drop(seq, Outcome.DROPPED, reason="corrupt", force=True)
+        self.metrics.corrupt.inc()
+        with contextlib.suppress(PenstockError):
+            self.store.quarantine(seq, reason)
+
+    def stats(self) -> QuiverStats:
+        """How much is where."""
+        return QuiverStats(
+            segments=len(self.store.infos()),
+            segment_bytes=self.store.byte_count,
+            open_bytes=self.buffer.open_bytes,
+            open_streams=self.buffer.stream_count,
+            sealed_segments=self.finalizer.count,
+            wal_bytes=0 if self.wal is None else self.wal.data_bytes,
+            wal_files=0 if self.wal is None else self.wal.rotated_count + 1,
+            wal_cursor=0 if self.wal is None else self.wal.cursor,
+            next_segment_seq=self.finalizer.next_seq,
+            next_wal_seq=self.intake.next_seq,
+            disk_bytes=self.upkeep.disk_bytes(),
+            cap_bytes=self.upkeep.cap_bytes,
+            subscribers=tuple(self.deliveries.subscribers()),
+            damage=tuple(self.damage),
+        )
+
+    def close(self) -> None:
+        """Bring everything to rest. Each step is tried whatever became of the one before it."""
+        with contextlib.ExitStack() as stack:
+            if self.wal is not None:
+                stack.callback(self.wal.close)
+            stack.callback(self._close_book)
+            stack.callback(self.deliveries.close)
+            if self.uploader is not None:
+                stack.callback(self.uploader.stop)
+            stack.callback(self.finalizer.stop)
+            stack.callback(self._last_flush)
+            stack.callback(self.intake.close)
+            stack.callback(self.upkeep.stop)
+
+    def _last_flush(self) -> None:
+        try:
+            self.flush(Trigger.SHUTDOWN)
+        except PenstockError as error:
+            if not self.config.has_wal:
+                raise
+            _LOGGER.error("what is open stays in the log: %s", error)
+
+    def _close_book(self) -> None:
+        self.book.close(self.finalizer.first_unwritten_seq, self.intake.next_seq)
+
+
+def _delivery_settings(config: QuiverConfig) -> DeliverySettings:
+    return DeliverySettings(
+        max_in_flight=config.delivery.max_in_flight,
+        claim_timeout_s=parse_duration(config.delivery.claim_timeout),
+        newest_first=config.delivery.order == "newest_first",
+        retry_initial_s=parse_duration(config.retry.initial),
+        retry_max_s=parse_duration(config.retry.max),
+        retry_multiplier=config.retry.multiplier,
+        max_attempts=config.retry.max_attempts,
+    )

@@ -1,0 +1,58 @@
+"""The metrics of subscribers, retention and the acknowledgement log, by the names that the docs list."""
+
+from __future__ import annotations
+
+from penstock.metrics import Registry
+
+__all__ = ["DeliveryMetrics"]
+
+
+class DeliveryMetrics:
+    """Made once per registry; asking again gives the same metrics."""
+
+    def __init__(self, registry: Registry) -> None:
+        by_subscriber = ("subscriber",)
+        by_loss = ("reason", "signal")
+        counter, gauge = registry.counter, registry.gauge
+        self.evictions = counter("quiver.gc.evictions_total", "segments deleted", ("reason",))
+        self.emergencies = counter(
+            "quiver.retention.size_emergency_total",
+            "times that the cap made unprocessed data go",
+        )
+        self.throttles = counter("quiver.ingest.throttle_total", "writes refused or held up by a cap")
+        self.dropped_segments = counter(
+            "quiver.subscriber.dropped_segments_total",
+            "segments dropped unprocessed",
+            by_subscriber,
+        )
+        self.segments_dropped = counter("quiver.segment.dropped_total", "segments dropped, each counted once")
+        self.nacks = counter("quiver.subscriber.nacks_total", "bundles given back with a nack", by_subscriber)
+        self.redelivered = counter(
+            "quiver.subscriber.redelivered_total", "bundles handed out again", by_subscriber
+        )
+        self.stale_claims = counter(
+            "quiver.subscriber.stale_claims_total",
+            "answers after the end of a claim",
+            by_subscriber,
+        )
+        self.lost_segments = counter("quiver.loss.segments", "segments lost to somebody", by_loss)
+        self.lost_bundles = counter("quiver.loss.bundles", "bundles lost to somebody", by_loss)
+        self.lost_items = counter("quiver.loss.items", "items lost to somebody", by_loss)
+        self.lost_bytes = counter("quiver.loss.bytes", "bytes of segments lost to somebody", by_loss)
+        self.core_bytes = gauge("quiver.core.bytes", "bytes on disk", ("core_id",))
+        self.cap_fraction = gauge("quiver.core.cap_fraction", "bytes on disk by the cap", ("core_id",))
+        self.log_bytes = gauge("quiver.ack_log.bytes", "bytes of the acknowledgement log")
+        self.log_records = gauge("quiver.ack_log.records", "records written since the start")
+        self.since_checkpoint = gauge("quiver.ack_log.since_checkpoint", "records behind the last checkpoint")
+        self.hwm = gauge("quiver.subscriber.hwm", "everything up to this segment is resolved", by_subscriber)
+        self.lag_segments = gauge(
+            "quiver.subscriber.lag_segments", "segments that are not all resolved", by_subscriber
+        )
+        self.lag_seconds = gauge(
+            "quiver.subscriber.lag_seconds", "age of the oldest data that is not resolved", by_subscriber
+        )
+        self.gap_segments = gauge(
+            "quiver.subscriber.gap_segments", "segments resolved out of order or in part", by_subscriber
+        )
+        self.in_flight = gauge("quiver.subscriber.in_flight", "bundles claimed", by_subscriber)
+        self.deferred = gauge("quiver.subscriber.deferred", "bundles put off for later", by_subscriber)

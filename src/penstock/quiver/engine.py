@@ -1,0 +1,278 @@
+"""A durable buffer of Arrow batches in one directory: in once, out to every subscriber until it has them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import Corrupt, InvalidInput, PenstockError, Unavailable
+from penstock.files import DirectoryLock, FileSystem, LockHeld, OsFileSystem
+from penstock.files.mounts import VOLATILE, device_kind
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import DEFAULT_REGISTRY, Registry
+from penstock.quiver.bundle import Bundle
+from penstock.quiver.config import QuiverConfig
+from penstock.quiver.core import Core, Seams
+from penstock.quiver.dataset import Instant, scan_segments, select
+from penstock.quiver.errors import Closed, Locked
+from penstock.quiver.model import BundleRef, Signal
+from penstock.quiver.preparation import Batches, Prepared, Receipt, prepare, raw_batch
+from penstock.quiver.slots import raw_slot
+from penstock.quiver.stats import QuiverStats
+from penstock.quiver.subscribers import Subscriber
+from penstock.units import DurationLike, parse_duration
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
+__all__ = ["Quiver"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Quiver:
+    """One core of a Quiver directory, open for this process alone. Any thread may call any method.
+
+    What `ingest` returned for survives what the flush policy promises, and goes to every subscriber at least
+    once. It is deleted when all of them have answered for it, or when retention says so.
+    """
+
+    def __init__(self, core: Core, lock: contextlib.ExitStack) -> None:
+        self._core = core
+        self._lock = lock
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | None = None,
+        config: QuiverConfig | None = None,
+        *,
+        core_id: int = 0,
+        cores: int = 1,
+        fs: FileSystem | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry = DEFAULT_REGISTRY,
+        maintenance: bool = True,
+        threads: bool = True,
+    ) -> Quiver:
+        """Open `core_<core_id>` below `path`, which is made if need be, after putting it in order.
+
+        Each of `cores` processes owns one core and its share of the size cap. Without `maintenance` nothing
+        happens by itself but what `maintain` is called for; without `threads` everything happens within the
+        calls. Raises `Locked` if another process has it, `ConfigError`, `Unsupported`, and what the disk
+        raises.
+        """
+        config = config if config is not None else QuiverConfig()
+        config = config if path is None else config.with_path(os.fspath(path))
+        if not 0 <= core_id < cores:
+            raise InvalidInput(f"core_id must be from 0 to {cores - 1}, not {core_id}")
+        config.cap_per_core(cores)
+        fs = fs if fs is not None else OsFileSystem()
+        directory = os.path.join(os.path.abspath(config.path), f"core_{core_id}")
+        with contextlib.ExitStack() as stack:
+            _lock_directory(stack, fs, directory)
+            _warn_of_memory(fs, directory)
+            seams = Seams(
+                fs=fs, clock=clock, rng=rng, registry=registry, threads=threads, maintenance=maintenance
+            )
+            core = Core(directory, config, seams, core_id=core_id, cores=cores)
+            return cls(core, stack.pop_all())
+
+    # ---- in ------------------------------------------------------------------------------------------
+
+    def ingest(
+        self, data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
+    ) -> Receipt:
+        """Accept a batch, or one batch for each of several slots, and return when it is safe.
+
+        A single batch goes into the flat slot of its `signal`, or into `slot`; without either it is no
+        telemetry. Each slot's batch is delivered as a bundle of its own. Raises `AtCapacity` when a cap is
+        reached and nothing may be given up, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
+        raises; then it is not accepted, though it may come back if the machine stops at once.
+        """
+        self.check_open()
+        return self._accept(prepare(data, signal=signal, slot=slot))
+
+    def _accept(self, bundle: Prepared) -> Receipt:
+        self._core.admission.admit(bundle.byte_count)
+        answer = _Answer()
+        self._core.intake.take(bundle, answer.settle)
+        return answer.wait()
+
+    def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
+        """Accept a request as it came, undecoded. Raises as `ingest`."""
+        return self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
+
+    # ---- subscribers ---------------------------------------------------------------------------------
+
+    def register(self, name: str, start: str | int = "earliest") -> Subscriber:
+        """Make a subscriber known, durably. One that is known goes on where it was.
+
+        A new one starts with the earliest data that is there, with what comes from now on ("latest"), or
+        with a segment's number.
+        """
+        self.check_open()
+        return self._core.book.register(name, start)
+
+    def activate(self, name: str) -> None:
+        """Let a subscriber be given bundles. Raises `UnknownSubscriber`."""
+        self.check_open()
+        self._core.book.activate(name)
+
+    def deactivate(self, name: str) -> None:
+        """Give a subscriber nothing until it is activated again; its data is kept."""
+        self.check_open()
+        self._core.book.deactivate(name)
+
+    def unregister(self, name: str) -> Subscriber:
+        """Forget a subscriber, durably: nothing is kept for it any more. Returns it as it was."""
+        self.check_open()
+        return self._core.deliveries.unregister(name)
+
+    def subscribers(self) -> list[Subscriber]:
+        """All subscribers, by name."""
+        return self._core.deliveries.subscribers()
+
+    def orphans(self, configured: Iterable[str]) -> list[str]:
+        """Mark the subscribers that are not among these as orphaned; their names. Their data is kept."""
+        self.check_open()
+        return self._core.book.orphans(configured)
+
+    # ---- out -----------------------------------------------------------------------------------------
+
+    def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
+        """The next bundle for a subscriber, claimed for the caller; None when none came within `timeout`.
+
+        A `timeout` of None waits until there is one or Quiver is closed. Raises `UnknownSubscriber`.
+        """
+        timeout_s = None if timeout is None else parse_duration(timeout)
+        while True:
+            self.check_open()
+            claim = self._core.deliveries.take(subscriber, timeout_s)
+            if claim is None:
+                return None
+            bundle = self._core.read(claim)
+            if bundle is not None:
+                return bundle
+
+    def claim(self, subscriber: str, ref: BundleRef) -> Bundle:
+        """This very bundle, whatever its turn. Raises `StaleClaim` if it is not to be had, and `Corrupt`."""
+        self.check_open()
+        bundle = self._core.read(self._core.deliveries.claim(subscriber, ref))
+        if bundle is None:
+            raise Corrupt(f"bundle {ref.bundle} of segment {ref.segment_seq} cannot be read")
+        return bundle
+
+    def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
+        """Answer for every bundle of a segment at once. False when there was nothing left to answer for."""
+        self.check_open()
+        return self._core.deliveries.ack_segment(subscriber, segment_seq)
+
+    def scan(
+        self,
+        *,
+        signal: Signal | str | None = None,
+        slot: int | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+    ) -> ds.Dataset:
+        """The committed segments of one signal or slot, as a dataset, by event time: `since` up to `until`.
+
+        What is still open is not in it; `flush` comes before if it is wanted. Segments that are deleted
+        before the dataset is read are an error then.
+        """
+        self.check_open()
+        kind = None if signal is None else Signal(signal)
+        store = self._core.store
+        chosen = select(store.infos(), signal=kind, slot=slot, since=since, until=until)
+        return scan_segments([(info, store.path(info.seq)) for info in chosen], since=since, until=until)
+
+    # ---- upkeep --------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Return when everything accepted so far is in segments, which are ready to be delivered."""
+        self.check_open()
+        self._core.flush()
+
+    def maintain(self) -> None:
+        """Do what is due now: seal, deliver again, sync, delete. Raises what the disk raises."""
+        self.check_open()
+        self._core.upkeep.run()
+
+    def stats(self) -> QuiverStats:
+        """How much is where."""
+        return self._core.stats()
+
+    @property
+    def core(self) -> Core:
+        """The parts, for those who build on them."""
+        return self._core
+
+    def close(self) -> None:
+        """Write what is open to segments, sum up, and let go of the directory. May be called twice.
+
+        Raises what the disk raises; what was accepted is in the log then, and the directory is free.
+        """
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        with self._lock:
+            self._core.close()
+
+    def check_open(self) -> None:
+        """Raises `Closed` once this was closed."""
+        if self._is_closed:
+            raise Closed("this Quiver is closed; open it again")
+
+    def __enter__(self) -> Quiver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Answer:
+    """What became of one bundle, for the thread that waits for it."""
+
+    __slots__ = ("_error", "_given", "_receipt")
+
+    def __init__(self) -> None:
+        self._given = threading.Lock()
+        self._given.acquire()
+        self._receipt: Receipt | None = None
+        self._error: PenstockError | None = None
+
+    def settle(self, receipt: Receipt | None, error: PenstockError | None) -> None:
+        self._receipt, self._error = receipt, error
+        self._given.release()
+
+    def wait(self) -> Receipt:
+        self._given.acquire()
+        if self._receipt is None:
+            raise self._error or Unavailable("the bundle was not accepted")
+        return self._receipt
+
+
+def _lock_directory(stack: contextlib.ExitStack, fs: FileSystem, directory: str) -> None:
+    try:
+        stack.enter_context(DirectoryLock(fs, directory))
+    except LockHeld as error:
+        raise Locked(str(error)) from error
+
+
+def _warn_of_memory(fs: FileSystem, directory: str) -> None:
+    if isinstance(fs, OsFileSystem) and device_kind(directory) in VOLATILE:
+        _LOGGER.warning("%s is in memory: all is lost when the machine restarts; use a disk", directory)

@@ -1,0 +1,46 @@
+"""Looking at subscribers, and dropping one, without running the directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.files import DirectoryLock, FileSystem, LockHeld
+from penstock.quiver.ack_book import AckBook
+from penstock.quiver.ack_replay import replay
+from penstock.quiver.ack_view import view_of
+from penstock.quiver.errors import Locked
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.segment_source import LocalSegments
+from penstock.quiver.subscribers import Subscriber
+
+__all__ = ["drop_subscriber", "look_at_subscribers"]
+
+
+def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
+    """All subscribers of a core as its files tell, by name. Writes nothing and takes no lock."""
+    state = replay(fs, core_dir, keep_evidence=False).state
+    state.take_in(infos)
+    for entry in state.subscribers.values():
+        state.advance(entry)
+    return [view_of(state, entry) for _, entry in sorted(state.subscribers.items())]
+
+
+def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYSTEM_CLOCK) -> Subscriber:
+    """Unregister a subscriber, durably. Returns it as it was.
+
+    Raises `Locked` while a process has the core open, and `UnknownSubscriber`.
+    """
+    try:
+        with DirectoryLock(fs, core_dir):
+            book = AckBook.open(fs, core_dir, clock=clock)
+            root, core = os.path.dirname(core_dir), int(core_dir.rpartition("_")[2])
+            infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
+            book.compare(infos)
+            try:
+                return book.unregister(name)
+            finally:
+                book.close()
+    except LockHeld as error:
+        raise Locked(str(error)) from error

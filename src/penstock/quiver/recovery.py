@@ -1,0 +1,198 @@
+"""What a core directory holds after whatever happened, put in order.
+
+The order is that of the dependencies: progress first, then segments, then the two compared, then the log.
+Running it again, also after a crash in the middle, leads to the same state.
+
+A segment holds one stream, and between its first and its last entry the log has entries of other streams too.
+So neither the cursor nor a segment's range says which entries are committed; the numbers that the segment's
+own bundles carry do. An entry with several slots may be committed in part: each part is looked up by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.clock import Clock
+from penstock.errors import Corrupt
+from penstock.files import FileSystem
+from penstock.quiver.ack_book import AckBook, AckSettings, Reconciled
+from penstock.quiver.config import QuiverConfig
+from penstock.quiver.model import Pending
+from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.wal import Wal
+from penstock.quiver.wal_entry import SlotPart, WalEntry
+from penstock.quiver.wal_payload import decode_batch
+from penstock.quiver.wal_replay import FoundEntry, WalReplay, quarantine_damage, read_wal
+from penstock.units import parse_duration, parse_size
+
+__all__ = ["Recovered", "recover"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Recovered:
+    """A core directory in order: its parts are open, and the log is read but not yet taken in."""
+
+    book: AckBook
+    store: SegmentStore
+    wal: Wal | None
+    reconciled: Reconciled
+    next_segment_seq: int
+    cursor: int
+    replay: WalReplay | None
+    expired_before_ns: int | None = None
+    damage: list[str] = field(default_factory=list)
+    next_wal_seq: int = 1
+    replayed: int = 0
+    """Parts of bundles that were taken from the log."""
+    deduplicated: int = 0
+    """Parts that a committed segment has already."""
+    expired: int = 0
+    """Bundles in the log that are older than data may get."""
+    _committed: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+
+    def pending(self) -> Iterator[tuple[list[Pending], int]]:
+        """What the log has and no segment has, by entry and in order: the parts, and where it ends."""
+        if self.replay is None:
+            return
+        for found in self.replay.entries():
+            if self.expired_before_ns is not None and found.entry.ingest_ns < self.expired_before_ns:
+                self.expired += 1
+                yield [], found.end
+            else:
+                yield self._parts(found), found.end
+
+    def _parts(self, found: FoundEntry) -> list[Pending]:
+        entry, parts = found.entry, []
+        for part in entry.parts:
+            if entry.wal_seq in self._committed.get((part.slot, part.fingerprint.hex()), ()):
+                self.deduplicated += 1
+            else:
+                pending = self._part(found, entry, part)
+                parts += [] if pending is None else [pending]
+        self.replayed += len(parts)
+        return parts
+
+    def _part(self, found: FoundEntry, entry: WalEntry, part: SlotPart) -> Pending | None:
+        try:
+            batch = decode_batch(part)
+        except Corrupt as error:
+            self.report(f"entry {entry.wal_seq} of the log: {error}")
+            return None
+        return Pending(
+            slot=part.slot,
+            batch=batch,
+            fingerprint=part.fingerprint,
+            ingest_ns=entry.ingest_ns,
+            wal_seq=entry.wal_seq,
+            wal_start=found.start,
+            wal_end=found.end,
+            byte_count=part.byte_count,
+        )
+
+    def report(self, text: str) -> None:
+        _LOGGER.error("%s", text)
+        self.damage.append(text)
+
+
+def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int, clock: Clock) -> Recovered:
+    """Open everything in a directory that this process has locked.
+
+    Raises `Unsupported` for files of a later version, and `Corrupt` for a damaged log if the settings say
+    that this is to stop a start; nothing is changed then.
+    """
+    wal_dir, quarantine = os.path.join(core_dir, "wal"), os.path.join(core_dir, "quarantine")
+    replay = read_wal(fs, wal_dir)
+    first_seq = _first_seq(replay)
+    _refuse_damage(replay, config)
+    book = AckBook.open(fs, core_dir, _ack_settings(config), clock)
+    store = SegmentStore.open(
+        fs,
+        os.path.join(core_dir, "segments"),
+        quarantine,
+        core_id=core_id,
+        read_mode=config.segment.read_mode,
+        verify=config.segment.verify_on_open,
+        wal_cursor=replay.cursor,
+        rebuild=not config.has_wal,
+    )
+    committed = {} if first_seq is None else _committed(store, first_seq)
+    age_s = config.retention.max_age_s
+    expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
+    reconciled = book.reconcile(
+        store.infos(), expired_before_ns=expired_before_ns, highest_seq=store.highest_seq
+    )
+    infos = store.infos()
+    replay.raise_base(max([info.wal_end for info in infos], default=0))
+    found = Recovered(
+        book=book,
+        store=store,
+        wal=None,
+        reconciled=reconciled,
+        next_segment_seq=max(book.next_segment_seq_floor, store.highest_seq + 1),
+        cursor=replay.cursor,
+        replay=replay,
+        expired_before_ns=expired_before_ns,
+        _committed=committed,
+    )
+    _report_damage(fs, replay, found, quarantine)
+    if config.has_wal or replay.found.files:
+        found.wal = Wal.open(fs, wal_dir, replay, rotation_bytes=config.wal.rotation_bytes)
+    numbers = [replay.highest_seq, *(info.wal_seq_max for info in infos)]
+    found.next_wal_seq = max(book.next_wal_seq_floor, 1 + max(numbers))
+    return found
+
+
+def _first_seq(replay: WalReplay) -> int | None:
+    """The number of the first entry behind the cursor, after a look at all of them."""
+    first: int | None = None
+    for found in replay.entries():
+        first = found.entry.wal_seq if first is None else first
+    return first
+
+
+def _refuse_damage(replay: WalReplay, config: QuiverConfig) -> None:
+    if replay.damage and config.wal.on_corruption == "fail":
+        raise Corrupt(f"the log is damaged and wal.on_corruption is 'fail': {replay.damage[0]}")
+
+
+def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quarantine: str) -> None:
+    copies = quarantine_damage(fs, replay, quarantine)
+    for damage in replay.damage:
+        found.report(f"the log is damaged: {damage}")
+    for copy in copies:
+        _LOGGER.error("the damaged part of the log was copied to %s", copy)
+    found.damage += [f"segment {one.seq} is {one.action.value}: {one.reason}" for one in found.store.damage]
+    found.damage += found.book.damage
+
+
+def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set[int]]:
+    """The entries from `first_seq` on that each stream's committed segments have.
+
+    A segment that cannot be read is set aside here, while the log may still have what it held.
+    """
+    numbers: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for info in store.infos():
+        if info.wal_seq_max < first_seq:
+            continue
+        try:
+            bundles = store.bundle_metadata(info.seq)
+        except Corrupt as error:
+            store.quarantine(info.seq, str(error))
+            continue
+        numbers[info.slot, info.schema_hash].update(bundle.wal_seq for bundle in bundles)
+    return numbers
+
+
+def _ack_settings(config: QuiverConfig) -> AckSettings:
+    return AckSettings(
+        flush_interval_s=parse_duration(config.ack.flush_interval),
+        checkpoint_bytes=parse_size(config.ack.checkpoint_bytes),
+        checkpoint_records=config.ack.checkpoint_records,
+        checkpoint_interval_s=parse_duration(config.ack.checkpoint_interval),
+    )

@@ -1,0 +1,267 @@
+"""What Quiver does by itself, every now and then: seal, cut the log, delete what is done."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import NotFound, PenstockError
+from penstock.quiver.ack_inbox import AckInbox, AckNote
+from penstock.quiver.budget import Budget
+from penstock.quiver.errors import AtCapacity
+from penstock.quiver.open_segment import Trigger
+from penstock.quiver.retention import Retention
+from penstock.quiver.shared_budget import SharedBudget
+from penstock.quiver.sweep import Sweeper
+from penstock.units import format_size, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from penstock.quiver.core import Core, Seams
+
+__all__ = ["Upkeep"]
+
+_LOGGER = logging.getLogger(__name__)
+_SLICE_S: Final = 0.01
+_MEASURE_EVERY_S: Final = 1.0
+
+
+class Upkeep:
+    """The timers and the disk budget of one core.
+
+    `run` does what is due, on a thread of its own once `start` was called.
+    """
+
+    def __init__(self, core: Core, seams: Seams, directory: str, *, core_id: int, cores: int) -> None:
+        config = core.config
+        self._core = core
+        self._clock = seams.clock
+        self._fs = seams.fs
+        self._directory = directory
+        self._threads = seams.threads
+        self._inbox = AckInbox(seams.fs, directory)
+        self._shared = _shared_budget(core, seams, directory, core_id=core_id, cores=cores)
+        self._budget = Budget(
+            seams.fs,
+            directory,
+            hard_bytes=config.cap_per_core(cores),
+            target_bytes=config.segment.target_bytes,
+            wal_bytes=config.wal_bytes,
+            min_free_bytes=parse_size(config.retention.min_free),
+            clock=seams.clock,
+            shared=self._shared,
+        )
+        self._sweeper = Sweeper(
+            core.book,
+            core.deliveries,
+            core,
+            self._budget,
+            Retention(
+                policy=config.retention.size_cap_policy,
+                max_age_s=config.retention.max_age_s,
+                headroom_bytes=parse_size(config.retention.steady_state_headroom),
+            ),
+            core_id=core_id,
+            clock=seams.clock,
+            shared=self._shared,
+            may_remove=self._may_remove,
+        )
+        self._pressed = 0
+        self._measured_s: float | None = None
+        self._turn = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- time ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Do what is due every `maintenance_interval` from here on."""
+        self._thread = threading.Thread(target=self._loop, name="quiver-upkeep", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after what it is doing."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(self._core.config.maintenance_interval_s):
+            try:
+                self.run()
+            except PenstockError as error:
+                _LOGGER.warning("maintenance: %s", error)
+            except Exception:
+                _LOGGER.exception("maintenance")
+
+    def run(self) -> None:
+        """Do what is due now. Raises what the disk raises; what was not done is due the next time."""
+        core = self._core
+        with self._turn, contextlib.ExitStack() as stack:
+            # Each step is tried, whatever became of the others; what runs first is called last.
+            stack.callback(self._measure)
+            stack.callback(self._sweep)
+            stack.callback(core.advance)
+            stack.callback(core.book.tend, core.finalizer.first_unwritten_seq, core.intake.next_seq)
+            stack.callback(self._drop_orphans)
+            stack.callback(self._take_notes)
+            stack.callback(core.deliveries.expire)
+            stack.callback(self._finalize)
+
+    def _finalize(self) -> None:
+        self._core.buffer.seal_due()
+        if not self._threads:
+            while self._core.finalizer.step():
+                pass
+            while self._core.uploader is not None and self._core.uploader.step():
+                pass
+
+    def _take_notes(self) -> None:
+        for note in self._inbox.take():
+            self._take_note(note)
+
+    def _take_note(self, note: AckNote) -> None:
+        """A process that only reads is done with every segment up to a number."""
+        book = self._core.book
+        if note.subscriber not in book.names():
+            book.register(note.subscriber)
+            book.activate(note.subscriber)
+        for info in book.infos():
+            if info.seq > note.through:
+                break
+            self._core.deliveries.ack_segment(note.subscriber, info.seq)
+
+    def _drop_orphans(self) -> None:
+        timeout = self._core.config.subscribers.orphan_timeout
+        if timeout is None:
+            return
+        limit_ns = int((self._clock.now_ms() / 1000 - parse_duration(timeout)) * 1e9)
+        for name in self._core.book.orphaned_before(limit_ns):
+            _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)
+            self._core.deliveries.unregister(name)
+
+    def _sweep(self) -> None:
+        self._count()
+        self._sweeper.sweep()
+
+    def _measure(self) -> None:
+        now_s = self._clock.monotonic()
+        if self._measured_s is not None and now_s - self._measured_s < _MEASURE_EVERY_S:
+            return
+        self._measured_s = now_s
+        core, metrics = self._core, self._core.metrics
+        core.deliveries.measure()
+        metrics.open_bytes.set(core.buffer.open_bytes)
+        metrics.open_streams.set(core.buffer.stream_count)
+        metrics.open_age.set(core.buffer.age_s())
+        metrics.unsynced.set(core.intake.unsynced_bytes)
+        metrics.quarantined.set(len(self._fs.list_files(os.path.join(self._directory, "quarantine"))))
+        if core.wal is not None:
+            metrics.wal_bytes.set(core.wal.data_bytes)
+            metrics.wal_files.set(core.wal.rotated_count + 1)
+
+    # ---- room ----------------------------------------------------------------------------------------
+
+    @property
+    def cap_bytes(self) -> int:
+        """What this core may use now."""
+        return self._budget.hard_bytes
+
+    def disk_bytes(self) -> int:
+        """What this core uses, with what is in memory and about to be written."""
+        self._count()
+        return self._budget.used
+
+    def has_room(self, byte_count: int) -> bool:
+        """Whether so many bytes more stay below the soft cap, and leave enough of the device free."""
+        self._count()
+        return not self._budget.excess(byte_count)
+
+    def make_room(self, byte_count: int) -> None:
+        """Return when so many bytes fit, after deleting what may go and waiting as long as is allowed.
+
+        Raises `AtCapacity`, and what the disk raises.
+        """
+        if self._make_room(byte_count):
+            return
+        wait_s = self._core.config.ingest.block_s
+        deadline_s = self._clock.monotonic() + wait_s
+        slices = int(wait_s / _SLICE_S)
+        while slices > 0 and self._clock.monotonic() < deadline_s:
+            slices -= 1
+            self._stopping.wait(_SLICE_S)
+            if self._make_room(byte_count):
+                return
+        raise AtCapacity(
+            f"{format_size(self._budget.used)} of {format_size(self._budget.hard_bytes)} are in use, or the "
+            "device is nearly full, and nothing may be deleted; retry when subscribers have caught up",
+            retry_after_s=1.0,
+        )
+
+    def _make_room(self, byte_count: int) -> bool:
+        self._count()
+        self._pressed += 1
+        try:
+            if self._sweeper.make_room(byte_count):
+                return True
+            if not self._flush_early():
+                return False
+            self._count()
+            return self._sweeper.make_room(byte_count)
+        finally:
+            self._pressed -= 1
+
+    def _flush_early(self) -> bool:
+        """Whether what is open was written, so that it can be evicted and the log be cut."""
+        core = self._core
+        drops = core.config.retention.size_cap_policy == "drop_oldest"
+        if not core.buffer.memory_bytes:
+            return False
+        if not drops and core.buffer.open_bytes < core.config.segment.target_bytes // 4:
+            return False
+        core.flush(Trigger.PRESSURE)
+        return True
+
+    def _count(self) -> None:
+        core = self._core
+        self._budget.put("segments", core.store.byte_count)
+        self._budget.put("open", core.buffer.memory_bytes)
+        self._budget.put("ack", core.book.log_bytes)
+        if core.wal is not None:
+            self._budget.put("wal", max(0, core.buffer.end - core.wal.oldest) + core.intake.unsynced_bytes)
+
+    def _may_remove(self, seq: int) -> bool:
+        """A segment stays until it is uploaded, if it is to be, and until the log is cut behind it: or a
+        restart would read its bundles again.
+
+        The log does not count when room is needed, or segments cannot be written: it cannot be cut then.
+        """
+        core = self._core
+        if core.uploader is not None and not core.uploader.is_uploaded(seq):
+            return False
+        if core.wal is None or self._pressed or core.finalizer.last_error is not None:
+            return True
+        try:
+            return core.store.get(seq).wal_end <= core.wal.cursor
+        except NotFound:
+            return True
+
+
+def _shared_budget(
+    core: Core, seams: Seams, directory: str, *, core_id: int, cores: int
+) -> SharedBudget | None:
+    if cores == 1:
+        return None
+    return SharedBudget(
+        seams.fs,
+        os.path.dirname(directory),
+        core_id=core_id,
+        cores=cores,
+        cap_bytes=core.config.retention.cap_bytes,
+        target_bytes=core.config.segment.target_bytes,
+        clock=seams.clock,
+    )

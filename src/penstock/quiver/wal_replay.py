@@ -1,0 +1,134 @@
+"""What the write-ahead log holds after whatever happened, from the cursor on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import Corrupt
+from penstock.files import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
+from penstock.quiver.wal_cursor import read_cursor
+from penstock.quiver.wal_entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
+from penstock.quiver.wal_layout import ACTIVE, QuiverLayout
+
+__all__ = ["FoundEntry", "WalReplay", "quarantine_damage", "read_wal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundEntry:
+    """A bundle of the log and the positions of its first byte and behind its last one."""
+
+    entry: WalEntry
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WalReplay:
+    """A log that was read. `cursor` is the sidecar's position, within what the log has.
+
+    `damage` is what was durable and cannot be read; `entries` adds to it what it cannot take apart.
+    `highest_seq` is that of every bundle in the files, also of those before the cursor.
+    """
+
+    found: LogScan
+    layout: QuiverLayout
+    cursor: int
+    sidecar: int | None
+    damage: list[LogDamage] = field(default_factory=list)
+    unknown_entries: int = 0
+    highest_seq: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position behind the last entry; the cursor if there is no file."""
+        return self.layout.position(self.found.end) if self.found.files else self.cursor
+
+    def raise_base(self, position: int) -> None:
+        """Let a log without files start at `position` or above."""
+        if not self.found.files:
+            self.layout.base = self.cursor = max(self.layout.base, position)
+
+    def entries(self) -> Iterator[FoundEntry]:
+        """Every bundle that ends behind the cursor, in order, each once. May be asked again."""
+        self.unknown_entries = self.highest_seq = 0
+        for file, start, end in self.found.frames():
+            kind = entry_type(file.view, start)
+            if kind == EntryType.BUNDLE:
+                found = self._bundle(file, start, end)
+                if found is not None:
+                    yield found
+            elif kind not in (EntryType.MARK, EntryType.OPENING):
+                self.unknown_entries += 1
+
+    def _bundle(self, file: ScannedFile, start: int, end: int) -> FoundEntry | None:
+        try:
+            entry = WalEntry.decode(entry_body(file.view, start, end))
+        except Corrupt as error:
+            name = self.found.name_of(file.number)
+            damage = LogDamage(file=file.number, start=start, end=end, reason=str(error), name=name)
+            if damage not in self.damage:
+                self.damage.append(damage)
+            return None
+        if entry.wal_seq <= self.highest_seq:
+            return None
+        self.highest_seq = entry.wal_seq
+        first = self.layout.position(LogPosition(file.number, start))
+        behind = self.layout.position(LogPosition(file.number, end))
+        if behind <= self.cursor and not self.layout.is_guessed(file.number):
+            return None
+        return FoundEntry(entry=entry, start=first, end=behind)
+
+
+def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
+    """Read the log in `directory`; changes nothing. Every checksum from the cursor's file on is checked.
+
+    `base` is where positions start if there is no file. Raises `Unsupported` for a log that this release
+    cannot read.
+    """
+    sidecar = read_cursor(fs, directory)
+    layout = QuiverLayout(base=max(base, sidecar or 0))
+    first = _file_of(fs, directory, layout, sidecar)
+    found = scan(fs, directory, WalFormat(), start=LogPosition(first, 0) if first else None, layout=layout)
+    replay = WalReplay(found=found, layout=layout, cursor=0, sidecar=sidecar, damage=list(found.damage))
+    replay.cursor = _within(replay, sidecar)
+    if sidecar is not None and sidecar < replay.cursor:
+        replay.damage.insert(0, _lost(replay, sidecar))
+    return replay
+
+
+def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:
+    """The file in which a position lies, 0 if none does: then everything is read."""
+    if position is None:
+        return 0
+    starts = layout.read_starts(fs, directory)
+    return max((number for number, start in starts.items() if start <= position), default=0)
+
+
+def _within(replay: WalReplay, sidecar: int | None) -> int:
+    """The sidecar's position, at least where the log begins and at most where it ends."""
+    if not replay.found.files:
+        return replay.layout.base
+    oldest = replay.layout.start(replay.found.files[0].number)
+    return oldest if sidecar is None else min(max(sidecar, oldest), replay.end)
+
+
+def _lost(replay: WalReplay, sidecar: int) -> LogDamage:
+    number = replay.found.files[0].number - 1
+    reason = f"positions {sidecar} to {replay.cursor} are missing"
+    return LogDamage(file=number, start=0, end=None, reason=reason, name=replay.found.name_of(number))
+
+
+def quarantine_damage(fs: FileSystem, replay: WalReplay, quarantine: str) -> list[str]:
+    """Copy each damaged file from its first damaged byte on; returns the copies. May be done again."""
+    copies: list[str] = []
+    for damage in replay.damage:
+        copy = os.path.join(quarantine, f"{ACTIVE}.{damage.file}.at-{damage.start}")
+        if damage.end is None or damage.end <= damage.start or copy in copies:
+            continue
+        copies.append(copy)
+        fs.make_dirs(quarantine)
+        data = fs.read(os.path.join(replay.found.directory, damage.name), damage.start)
+        write_durably(fs, copy, [data], staging=quarantine)
+    return copies

@@ -1,0 +1,108 @@
+"""Deliberate bugs in the acknowledgements, deliveries and retention of Quiver; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["QUIVER_ACK_MUTANTS"]
+
+BOOK = "tests/unit/quiver/test_ack_book.py"
+DELIVERIES = "tests/unit/quiver/test_deliveries.py"
+SWEEP = "tests/unit/quiver/test_sweep.py"
+DAMAGE = "tests/unit/quiver/test_ack_damage.py"
+CRASH = "tests/crash/quiver/test_ack_crash.py"
+
+
+QUIVER_ACK_MUTANTS = (
+    Mutant(
+        name="a segment is deletable before what permits it is synced",
+        file="quiver/ack_journal.py",
+        old="        return self._is_trusted and number <= self._log.synced_number\n",
+        new="        return self._is_trusted\n",
+        test=f"{BOOK}::test_a_segment_is_deletable_only_after_a_sync_of_what_permits_it",
+    ),
+    Mutant(
+        name="what was read back is relied on at once",
+        file="quiver/ack_journal.py",
+        old="        self._is_trusted = replayed.records == 0\n",
+        new="        self._is_trusted = True\n",
+        test=f"{BOOK}::test_what_was_replayed_is_not_trusted_before_a_checkpoint_of_our_own",
+    ),
+    Mutant(
+        name="the ack log goes on in a file whose sync failed",
+        file="quiver/ack_log.py",
+        old="        except BaseException:\n            self._give_up()\n            raise\n",
+        new="        except BaseException:\n            raise\n",
+        test=f"{BOOK}::test_a_failed_sync_makes_nothing_deletable_and_the_next_one_goes_into_a_new_file",
+    ),
+    Mutant(
+        name="the mark passes a segment that is not all resolved",
+        file="quiver/progress.py",
+        old="        if self.resolved_in(seq) < bundle_count:\n            return False\n",
+        new="",
+        test=f"{BOOK}::test_the_mark_stops_before_a_segment_that_is_not_all_resolved",
+    ),
+    Mutant(
+        name="segment numbers start anew when every file is gone",
+        file="quiver/ack_state.py",
+        old="        self.highest_seq = max(self.highest_seq, _segment_of(record))\n",
+        new="",
+        test=f"{BOOK}::test_numbers_are_not_reused_after_everything_was_deleted",
+    ),
+    Mutant(
+        name="a segment is deleted that somebody registered for meanwhile",
+        file="quiver/ack_book.py",
+        old="            chosen = [seq for seq in seqs if self._state.is_finished(seq)]\n",
+        new="            chosen = list(seqs)\n",
+        test=f"{BOOK}::test_somebody_who_registers_before_the_deletion_keeps_the_segment",
+    ),
+    Mutant(
+        name="a claim that ran out is still answered",
+        file="quiver/claims.py",
+        old="        if held is None or held.token != claim.token or now_s >= held.expires_s:\n",
+        new="        if held is None or held.token != claim.token:\n",
+        test=f"{DELIVERIES}::test_a_stale_claim_resolves_nothing_even_before_anybody_noticed",
+    ),
+    Mutant(
+        name="any claim on a bundle answers for its holder",
+        file="quiver/claims.py",
+        old="        if held is None or held.token != claim.token or now_s >= held.expires_s:\n",
+        new="        if held is None or now_s >= held.expires_s:\n",
+        test=f"{DELIVERIES}::test_a_claim_that_runs_out_goes_to_the_next_who_asks",
+    ),
+    Mutant(
+        name="a segment is dropped out of somebody's hands",
+        file="quiver/delivery.py",
+        old="(not force and seq in self.claimed_segments())",
+        new="False",
+        test=f"{DELIVERIES}::test_a_segment_with_a_live_claim_is_not_dropped",
+    ),
+    Mutant(
+        name="files are removed before the sync",
+        file="quiver/sweep.py",
+        old="        if self._book.has_doomed:\n            self._book.sync()\n",
+        new="",
+        test=f"{SWEEP}::test_what_everybody_processed_goes_at_once",
+    ),
+    Mutant(
+        name="a damaged checkpoint takes the place of the good one before it",
+        file="quiver/ack_journal.py",
+        old="        self._keep_newest = replayed.is_newest\n",
+        new="        self._keep_newest = True\n",
+        test=f"{DAMAGE}::test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before_it",
+    ),
+    Mutant(
+        name="log files go that the checkpoint before still needs",
+        file="quiver/ack_journal.py",
+        old="            self._log.drop_through(self._checkpoint_number)\n",
+        new="            self._log.drop_through(saved.last_number)\n",
+        test=f"{DAMAGE}::test_files_that_were_given_up_stay_as_long_as_a_checkpoint_needs_them",
+    ),
+    Mutant(
+        name="the old log file and the new one change names in one sync",
+        file="quiver/ack_log.py",
+        old="        self._fs.sync_dir(self._directory)\n        last = max(",
+        new="        last = max(",
+        test=f"{CRASH}::test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced",
+    ),
+)

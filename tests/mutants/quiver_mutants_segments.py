@@ -1,0 +1,110 @@
+"""Deliberate bugs in the segments of Quiver; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["SEGMENT_MUTANTS"]
+
+CRASH = "tests/crash/quiver/test_segment_crash.py"
+STORE = "tests/unit/quiver/test_segment_store.py"
+FINALIZE = "tests/unit/quiver/test_finalize.py"
+UPLOAD = "tests/unit/quiver/test_upload.py"
+INBOX = "tests/unit/quiver/test_ack_inbox.py"
+OPEN = "tests/unit/quiver/test_open_segment.py"
+READERS = "tests/unit/quiver/test_segment_readers.py"
+OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
+
+SEGMENT_MUTANTS = (
+    Mutant(
+        name="a segment counts before its data has a name",
+        file="quiver/segment_store.py",
+        old="        self._directory.name_data(seq)\n        self._directory.name_sidecar(seq)\n",
+        new="        self._directory.name_sidecar(seq)\n        self._directory.name_data(seq)\n",
+        test=f"{CRASH}::test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half",
+    ),
+    Mutant(
+        name="a segment is acknowledged before its bytes are durable",
+        file="quiver/segment_directory.py",
+        old="                file.datasync()\n",
+        new="",
+        test=f"{CRASH}::test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half",
+    ),
+    Mutant(
+        name="a segment is acknowledged before its name is durable",
+        file="quiver/segment_directory.py",
+        old="        self.fs.rename(path + TMP, path)\n        self.fs.sync_dir(self.directory)\n",
+        new="        self.fs.rename(path + TMP, path)\n",
+        test=f"{CRASH}::test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half",
+    ),
+    Mutant(
+        name="data is removed before its sidecar",
+        file="quiver/segment_directory.py",
+        old="        for path_of in (self.meta_path, self.arrow_path):\n",
+        new="        for path_of in (self.arrow_path, self.meta_path):\n",
+        test=f"{CRASH}::test_a_crash_at_any_call_keeps_what_was_committed_and_nothing_half",
+    ),
+    Mutant(
+        name="a checksum is never gone over",
+        file="quiver/segment_store.py",
+        old="        if info.seq not in self._verified:\n",
+        new="        if False:\n",
+        test=f"{STORE}::test_a_flipped_bit_is_found_before_the_first_read",
+    ),
+    Mutant(
+        name="data that has lost its sidecar is thrown away though the log was cut",
+        file="quiver/segment_scan.py",
+        old="(self.rebuild or info.wal_start < self.wal_cursor)",
+        new="self.rebuild",
+        test=f"{STORE}::test_a_lost_sidecar_is_made_again_when_the_log_does_not_have_the_data",
+    ),
+    Mutant(
+        name="a segment that cannot be written is let go",
+        file="quiver/ordered_work.py",
+        old="                self._put_off(job, error)\n                return False\n            except Ex",
+        new="                self.finish(job.item)\n                return False\n            except Ex",
+        test=f"{FINALIZE}::test_a_write_that_fails_twice_is_kept_and_then_written",
+    ),
+    Mutant(
+        name="a sealed segment does not hold back the log",
+        file="quiver/finalize.py",
+        old="        return min((each.sealed.wal_start for each in self._work.items()), default=None)\n",
+        new="        return None\n",
+        test=f"{FINALIZE}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
+    ),
+    Mutant(
+        name="sealing forgets what it took",
+        file="quiver/open_segment.py",
+        old="        self._byte_count -= stream.byte_count\n",
+        new="",
+        test=f"{OPEN}::test_sealing_takes_a_stream_out_and_the_next_part_starts_anew",
+    ),
+    Mutant(
+        name="a copy counts before its data is there",
+        file="quiver/upload.py",
+        old="((arrow_name(info.seq), data), (meta_name(info.seq), sidecar))",
+        new="((meta_name(info.seq), sidecar), (arrow_name(info.seq), data))",
+        test=f"{UPLOAD}::test_segments_are_copied_in_order_data_before_sidecar",
+    ),
+    Mutant(
+        name="a note takes back what an earlier one said",
+        file="quiver/ack_inbox.py",
+        old="    if there is not None and there.through >= note.through:\n",
+        new="    if there is not None and there.through == note.through:\n",
+        test=f"{INBOX}::test_a_note_never_takes_back_what_an_earlier_one_said",
+    ),
+    Mutant(
+        name="a segment that a listing missed is taken for removed",
+        file="quiver/segment_source.py",
+        old="    if not _has_holes(found):\n",
+        new="    if True:\n",
+        test=f"{READERS}::test_a_listing_that_missed_a_segment_before_another_is_made_again",
+    ),
+    Mutant(
+        name="another directory passes under an old checkpoint",
+        file="spark/quiver_offsets.py",
+        old="        if (is_last and info.xxh3 != checksum) or (\n",
+        new="        if (\n",
+        test=f"{OFFSETS}::test_the_last_segment_that_was_read_is_known_again",
+    ),
+)

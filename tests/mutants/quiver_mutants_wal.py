@@ -1,0 +1,93 @@
+"""Deliberate bugs in the log, the intake and the recovery of Quiver; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["QUIVER_WAL_MUTANTS"]
+
+ENGINE = "tests/unit/quiver/test_engine.py"
+INTAKE = "tests/unit/quiver/test_intake.py"
+WAL = "tests/unit/quiver/test_wal.py"
+CRASH = "tests/crash/quiver/test_wal_crash.py"
+
+
+QUIVER_WAL_MUTANTS = (
+    Mutant(
+        name="the cursor passes what is still open",
+        file="quiver/open_buffer.py",
+        old="            lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())\n",
+        new="            lowest = (self._finalizer.lowest_wal_start(),)\n",
+        test=f"{ENGINE}::test_the_cursor_stays_at_the_oldest_bundle_that_is_open",
+    ),
+    Mutant(
+        name="the cursor passes what is sealed and not written",
+        file="quiver/open_buffer.py",
+        old="            lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())\n",
+        new="            lowest = (self._open.lowest_wal_start(),)\n",
+        test=f"{ENGINE}::test_the_cursor_stays_at_a_segment_that_cannot_be_written",
+    ),
+    Mutant(
+        name="what is committed is taken from the log again",
+        file="quiver/recovery.py",
+        old="            if entry.wal_seq in self._committed.get((part.slot, part.fingerprint.hex()), ()):\n",
+        new="            if False:\n",
+        test=f"{ENGINE}::test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read",
+    ),
+    Mutant(
+        name="an entry counts as committed when one of its slots is",
+        file="quiver/recovery.py",
+        old="            if entry.wal_seq in self._committed.get((part.slot, part.fingerprint.hex()), ()):\n",
+        new="            if any(entry.wal_seq in numbers for numbers in self._committed.values()):\n",
+        test=f"{ENGINE}::test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read",
+    ),
+    Mutant(
+        name="a processed segment goes while the log still has its bundles",
+        file="quiver/upkeep.py",
+        old="            return core.store.get(seq).wal_end <= core.wal.cursor\n",
+        new="            return True\n",
+        test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it",
+    ),
+    Mutant(
+        name="a cursor beyond the log is believed",
+        file="quiver/wal.py",
+        old="        if replay.sidecar is not None and replay.sidecar != replay.cursor:\n",
+        new="        if False:\n",
+        test=f"{WAL}::test_a_cursor_beyond_the_log_does_not_hide_what_comes_next",
+    ),
+    Mutant(
+        name="a new file takes the active name before the old one is safe under its own",
+        file="quiver/wal_layout.py",
+        old="            fs.sync_dir(directory)\n            self._move_unsynced = False\n",
+        new="            self._move_unsynced = False\n",
+        test=f"{CRASH}::test_no_power_cut_in_a_rotation_leaves_a_file_without_a_name",
+    ),
+    Mutant(
+        name="a writer is answered before the sync",
+        file="quiver/intake.py",
+        old="            entry = Entry(buffers, byte_count, 1, self._config.syncs, context=taken)\n",
+        new="            entry = Entry(buffers, byte_count, 1, False, context=taken)\n",
+        test=f"{ENGINE}::test_what_was_open_is_read_from_the_log",
+    ),
+    Mutant(
+        name="after a failed sync nobody is accepted any more",
+        file="quiver/intake.py",
+        old="            committer.resume()\n",
+        new="",
+        test=f"{INTAKE}::test_a_failed_sync_is_told_and_the_next_bundle_is_accepted",
+    ),
+    Mutant(
+        name="bundles of the log are renewed however old they are",
+        file="quiver/recovery.py",
+        old="if self.expired_before_ns is not None and found.entry.ingest_ns < self.expired_before_ns:",
+        new="if False:",
+        test=f"{ENGINE}::test_bundles_of_the_log_that_are_too_old_are_not_renewed",
+    ),
+    Mutant(
+        name="the layout hash is a constant",
+        file="quiver/wal_layout.py",
+        old='    return hashlib.blake2b(f"{text}xxh3-64 seed 0\\n".encode(), digest_size=16).digest()\n',
+        new="    return bytes(16)\n",
+        test=f"{WAL}::test_the_layout_hash_follows_the_slot_table",
+    ),
+)

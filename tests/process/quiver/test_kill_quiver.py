@@ -1,0 +1,61 @@
+"""A process that is killed again and again: nothing that it accepted is lost."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.process.quiver.kill_writer import CONFIG
+
+from penstock.metrics import Registry
+from penstock.quiver import Quiver, QuiverConfig
+
+pytestmark = pytest.mark.process
+
+WRITER = Path(__file__).with_name("kill_writer.py")
+ROUNDS = 6
+
+
+def numbers(path: Path) -> list[int]:
+    """What was noted; a last line that was cut off by the kill does not count."""
+    return [int(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def run_and_kill(path: Path, first: int, seconds: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(WRITER), str(path), str(first)], stdout=subprocess.PIPE, cwd=Path.cwd()
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(seconds)
+        process.kill()
+
+
+@pytest.mark.timeout(120)
+def test_a_writer_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    for turn in range(ROUNDS):
+        run_and_kill(tmp_path, turn * 10_000_000, rng.uniform(0.1, 0.7))
+    accepted, taken = numbers(tmp_path / "accepted"), Counter(numbers(tmp_path / "taken"))
+    assert len(accepted) > 50
+    with Quiver.open(
+        str(tmp_path / "data"), QuiverConfig.from_mapping(CONFIG), registry=Registry()
+    ) as quiver:
+        quiver.register("lake")
+        quiver.activate("lake")
+        assert quiver.stats().damage == ()
+        quiver.flush()
+        left: Counter[int] = Counter()
+        while (bundle := quiver.next_bundle("lake")) is not None:
+            left[bundle.batch.column("n")[0].as_py()] += 1
+            bundle.ack()
+    lost = [number for number in accepted if number not in taken and number not in left]
+    assert lost == []
+    parts = Counter({number: 1 if number % 5 else 2 for number in accepted})
+    assert {n for n, count in parts.items() if taken[n] + left[n] < count} == set()

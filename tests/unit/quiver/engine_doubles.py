@@ -1,0 +1,95 @@
+"""A small Quiver on a disk in memory, whose every moment belongs to the test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pyarrow as pa
+
+from penstock.fs import FileSystem
+from penstock.metrics import Registry
+from penstock.quiver.config import QuiverConfig
+from penstock.quiver.engine import Quiver
+
+
+class StepClock:
+    """A clock for code without an event loop: time passes when `step` is called."""
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        self._start_ms = start_ms
+        self._passed_s = 0.0
+
+    def now_ms(self) -> int:
+        return self._start_ms + round(self._passed_s * 1000)
+
+    def monotonic(self) -> float:
+        return self._passed_s
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    def step(self, seconds: float) -> None:
+        self._passed_s += seconds
+
+
+PATH = "/data/quiver"
+CORE = f"{PATH}/core_0"
+
+SMALL: dict[str, object] = {
+    "segment": {"target_size": 3000, "max_open_duration": "5s"},
+    "wal": {"max_size": 60_000, "rotation_target": 4096, "max_rotated_files": 10},
+    "retention": {"size_cap": "1MB", "min_free": 0},
+}
+
+
+def config(**sections: dict[str, object] | str) -> QuiverConfig:
+    """`SMALL` with some of it replaced."""
+    merged: dict[str, object] = {**SMALL}
+    for name, values in sections.items():
+        below = merged.get(name)
+        merged[name] = {**below, **values} if isinstance(below, dict) and isinstance(values, dict) else values
+    return QuiverConfig.from_mapping(merged)
+
+
+def open_quiver(
+    fs: FileSystem, clock: StepClock, settings: QuiverConfig | None = None, registry: Registry | None = None
+) -> Quiver:
+    return Quiver.open(
+        PATH,
+        settings or config(),
+        fs=fs,
+        clock=clock,
+        rng=random.Random(1),
+        registry=registry or Registry(),
+        maintenance=False,
+        threads=False,
+    )
+
+
+def rows(first: int, count: int = 3) -> pa.RecordBatch:
+    """A batch whose column `n` names each row; its text makes it about a hundred bytes larger."""
+    values = list(range(first, first + count))
+    return pa.record_batch(
+        {"n": pa.array(values, pa.int64()), "s": pa.array([f"row {n} " * 4 for n in values], pa.string())}
+    )
+
+
+def words(first: int, count: int = 3) -> pa.RecordBatch:
+    """The same with a dictionary."""
+    values = list(range(first, first + count))
+    texts = pa.array([f"word {n % 2}" for n in values]).dictionary_encode()
+    return pa.record_batch({"n": pa.array(values, pa.int64()), "w": texts})
+
+
+def take_all(quiver: Quiver, subscriber: str) -> list[tuple[int, list[int]]]:
+    """Everything that a subscriber can be given now, each with its slot; nothing is answered."""
+    quiver.activate(subscriber)
+    taken: list[tuple[int, list[int]]] = []
+    held = []
+    while (bundle := quiver.next_bundle(subscriber)) is not None:
+        held.append(bundle)
+        taken.append((bundle.slot, bundle.batch.column("n").to_pylist()))
+    for bundle in held:
+        bundle.defer(0)
+    return taken

@@ -1,0 +1,361 @@
+"""Ends that come in the middle of something: closing while others work, leaving, forgetting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.quiver.ack_doubles import CORE as BOOK_CORE
+from tests.unit.quiver.ack_doubles import Core
+from tests.unit.quiver.bundles import batch, sealed_of
+from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quiver, rows
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import PenstockError, StorageFull, Unavailable
+from penstock.metrics import Registry
+from penstock.quiver import AsyncQuiver
+from penstock.quiver.ack_inbox import AckNote, leave_note
+from penstock.quiver.delivery import DeliverySettings
+from penstock.quiver.errors import Closed
+from penstock.quiver.finalize import Finalizer
+from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.shared_budget import SharedBudget
+from penstock.testing.disk import FakeDisk, Survival
+
+pytestmark = pytest.mark.unit
+
+
+def failing_finalizer() -> Finalizer:
+    store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("the disk is away")
+
+    store.write = refuse  # type: ignore[method-assign, assignment]
+    return Finalizer(
+        store,
+        next_seq=1,
+        on_written=lambda info: None,
+        clock=SYSTEM_CLOCK,
+        rng=random.Random(1),
+        registry=Registry(),
+    )
+
+
+def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException | None]]:
+    """A thread that makes this call, and in the end how it went."""
+    went: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            went.append(error)
+        else:
+            went.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, went
+
+
+def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
+    finalizer = failing_finalizer()
+    finalizer.start()
+    finalizer.submit(sealed_of(batch(1)))
+    while finalizer.last_error is None:
+        time.sleep(0.001)
+    started = threading.Event()
+    work = finalizer._work
+    hurry = work._hurry
+
+    def noted() -> int:
+        # As if more attempts had been made before: the wait is not over with the next failure.
+        attempts = hurry() + 1_000_000
+        started.set()
+        return attempts
+
+    work._hurry = noted  # type: ignore[method-assign]
+    thread, went = outcome_of(finalizer.drain)
+    assert started.wait(5)
+    finalizer.stop()
+    thread.join(5)
+    assert went
+    assert isinstance(went[0], Unavailable)
+
+
+def test_a_finalizer_that_ended_writes_nothing_more() -> None:
+    store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
+    finalizer = Finalizer(
+        store,
+        next_seq=1,
+        on_written=lambda info: None,
+        clock=SYSTEM_CLOCK,
+        rng=random.Random(1),
+        registry=Registry(),
+    )
+    finalizer.start()
+    finalizer.stop()
+    finalizer.submit(sealed_of(batch(1)))
+    assert not finalizer.step()
+    with pytest.raises(Unavailable):
+        finalizer.drain()
+    assert store.infos() == []
+
+
+def test_a_closed_book_writes_nothing_more() -> None:
+    core = Core().open()
+    core.subscribe("lake")
+    core.add(1)
+    core.book.close()
+    files = sorted(core.disk.list_files(f"{BOOK_CORE}/ack"))
+    core.ack("lake", 1, 0, 1)
+    for write in (core.book.sync, core.book.checkpoint):
+        with pytest.raises(Closed):
+            write()
+    assert sorted(core.disk.list_files(f"{BOOK_CORE}/ack")) == files
+    core.book.close()
+
+
+def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
+    core = Core().open()
+    core.subscribe("lake", "keeper")
+    core.add(1)
+    assert core.refs("lake") == [(1, 0), (1, 1)]
+    sync = core.book.sync
+
+    def back_meanwhile() -> None:
+        core.book.sync = sync  # type: ignore[method-assign]
+        core.subscribe("lake")
+        sync()
+
+    core.book.sync = back_meanwhile  # type: ignore[method-assign]
+    core.deliveries.unregister("lake")
+    assert core.refs("lake") == [(1, 0), (1, 1)]
+
+
+async def test_a_forgotten_bundle_makes_room_in_flight_for_whoever_waits() -> None:
+    core = Core(delivery=DeliverySettings(max_in_flight=1)).open()
+    core.subscribe("lake")
+    core.add(1)
+    claim = core.take("lake")
+    waiting = asyncio.create_task(core.deliveries.take_async("lake", None))
+    await asyncio.sleep(0)
+    core.deliveries.abandon(claim)
+    core.deliveries.expire()
+    taken = await asyncio.wait_for(waiting, 5)
+    assert taken is not None
+    assert taken.ref.bundle == 1
+
+
+def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock)
+    leave_note(disk, CORE, AckNote(subscriber="spark", through=3))
+    quiver.maintain()
+    assert [each.name for each in quiver.subscribers()] == ["spark"]
+    quiver.unregister("spark")
+    quiver.close()
+    again = open_quiver(disk.crash(Survival.NOTHING), clock)
+    again.maintain()
+    assert again.subscribers() == []
+
+
+def test_a_reader_whose_notes_go_on_is_no_orphan() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock, config(subscribers={"orphan_timeout": "10s"}))
+    leave_note(disk, CORE, AckNote(subscriber="spark", through=0))
+    quiver.maintain()
+    quiver.orphans(["lake"])
+    quiver.ingest(rows(0))
+    quiver.flush()
+    leave_note(disk, CORE, AckNote(subscriber="spark", through=1))
+    quiver.maintain()
+    clock.step(11)
+    quiver.maintain()
+    assert [each.name for each in quiver.subscribers()] == ["spark"]
+
+
+def test_a_shared_budget_can_be_asked_after_it_was_closed() -> None:
+    disk = FakeDisk()
+    disk.make_dirs("/data")
+    budget = SharedBudget(disk, "/data", core_id=0, cores=2, cap_bytes=1000, target_bytes=10)
+    limit = budget.limit()
+    budget.close()
+    assert budget.limit() == limit
+    budget.close()
+
+
+async def test_a_cancelled_read_gives_its_bundle_back(tmp_path: Path) -> None:
+    async with await AsyncQuiver.open(
+        str(tmp_path), config(delivery={"claim_timeout": "1h"}), registry=Registry(), maintenance=False
+    ) as quiver:
+        await quiver.register("lake")
+        await quiver.activate("lake")
+        await quiver.ingest(rows(0))
+        await quiver.flush()
+        reading = asyncio.Event()
+
+        async def never(call: object) -> None:
+            reading.set()
+            await asyncio.Event().wait()
+
+        run, quiver._run = quiver._run, never  # type: ignore[method-assign, assignment]
+        task = asyncio.create_task(quiver.next_bundle("lake", 5))
+        await reading.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        quiver._run = run  # type: ignore[method-assign]
+        bundle = await quiver.next_bundle("lake", 5)
+        assert bundle is not None
+        assert bundle.ack()
+
+
+def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -> None:
+    from penstock.quiver import Quiver
+
+    small = config(
+        segment={"target_size": 3000},
+        wal={"max_size": 8192},
+        retention={"size_cap": 20_000},
+        ingest={"block_timeout": "1h"},
+    )
+    quiver = Quiver.open(str(tmp_path), small, registry=Registry())
+    quiver.register("nobody")
+    held = threading.Event()
+    make_room = quiver.core.upkeep._make_room
+
+    def noted(byte_count: int) -> bool:
+        if make_room(byte_count):
+            return True
+        held.set()
+        return False
+
+    quiver.core.upkeep._make_room = noted  # type: ignore[method-assign]
+
+    def fill() -> None:
+        for n in range(10_000):
+            quiver.ingest(rows(n * 100, 20))
+
+    thread, went = outcome_of(fill)
+    assert held.wait(20)
+    quiver.close()
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    thread.join(5)
+    assert went
+    assert isinstance(went[0], PenstockError)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
+
+
+def test_maintenance_that_keeps_failing_says_so_now_and_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.quiver import Quiver
+
+    quick = config(maintenance_interval="1ms")
+    with Quiver.open(str(tmp_path), quick, registry=Registry()) as quiver:
+        tries: list[int] = []
+
+        def fail() -> None:
+            tries.append(1)
+            raise Unavailable("the disk is away")
+
+        run, quiver.core.upkeep.run = quiver.core.upkeep.run, fail  # type: ignore[method-assign]
+        while len(tries) < 20:
+            time.sleep(0.001)
+        quiver.core.upkeep.run = run  # type: ignore[method-assign]
+    told = [record for record in caplog.records if "maintenance" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_one_commit_may_bring_more_schemas_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.quiver.open_segment.STREAMS_MAX", 5)
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock, config(segment={"max_stream_count": 3}))
+    quiver.register("lake")
+    quiver.ingest({slot: rows(slot) for slot in (10, 30, 40, 50, 51, 52, 63)})
+    quiver.flush()
+    assert sum(info.bundle_count for info in quiver.core.store.infos()) == 7
+
+
+def test_a_read_that_breaks_gives_its_bundle_back() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock)
+    quiver.register("lake")
+    quiver.activate("lake")
+    quiver.ingest(rows(0))
+    quiver.flush()
+    read = quiver.core.store.read
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    quiver.core.store.read = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(MemoryError):
+        quiver.next_bundle("lake")
+    quiver.core.store.read = read  # type: ignore[method-assign]
+    clock.step(60)
+    assert quiver.next_bundle("lake") is not None
+
+
+def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_from_going() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    small = config(
+        segment={"target_size": 3000},
+        wal={"max_size": 8192},
+        retention={"size_cap": 1_000_000, "min_free": 1000, "size_cap_policy": "drop_oldest"},
+    )
+    quiver = open_quiver(disk, clock, small)
+    quiver.register("nobody")
+    quiver.ingest(rows(0, 20))
+    quiver.flush()
+    free = [10_000_000]
+    disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
+    write = quiver.core.store.write
+
+    def full(*arguments: object) -> object:
+        if len(quiver.core.store.infos()):
+            raise StorageFull("no space left on device")
+        free[0] = 10_000_000
+        return write(*arguments)  # type: ignore[arg-type]
+
+    quiver.core.store.write = full  # type: ignore[method-assign, assignment]
+    with contextlib.suppress(PenstockError):
+        for n in range(100):
+            quiver.ingest(rows(1000 + n * 100, 20))
+    free[0] = 0
+    clock.step(5)
+    quiver.ingest(rows(100_000, 20))
+
+
+def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock, config(ingest={"block_timeout": "1h"}))
+    tries: list[int] = []
+
+    def no_room(byte_count: int) -> bool:
+        tries.append(byte_count)
+        return False
+
+    quiver.core.upkeep._make_room = no_room  # type: ignore[method-assign]
+    quiver.core.upkeep.stop()
+    with pytest.raises(Closed):
+        quiver.core.upkeep.make_room(10)
+    assert len(tries) <= 2
+
+
+def test_maintenance_does_nothing_after_the_end() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock)
+    quiver.close()
+    calls = len(disk.calls)
+    with pytest.raises(Closed):
+        quiver.core.upkeep.run()
+    assert len(disk.calls) == calls

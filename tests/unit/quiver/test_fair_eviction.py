@@ -1,0 +1,101 @@
+"""Several cores under one cap: the oldest data of all goes first, whoever needs the room."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
+from tests.unit.quiver.test_sweep import Files
+
+from penstock.quiver.budget import Budget
+from penstock.quiver.retention import Retention
+from penstock.quiver.shared_budget import SharedBudget
+from penstock.quiver.sweep import Sweeper
+from penstock.testing.clock import ManualClock
+from penstock.testing.disk import FakeDisk
+
+pytestmark = pytest.mark.unit
+
+
+class Sharer:
+    """One of two cores with a cap of twenty segments for both."""
+
+    def __init__(self, number: int, disk: FakeDisk, clock: ManualClock) -> None:
+        self.core = Core(clock=clock).open()
+        self.core.subscribe("a")
+        self.shared = SharedBudget(
+            disk, "/data", core_id=number, cores=2, cap_bytes=20_000, target_bytes=1000, clock=clock
+        )
+        self.budget = Budget(
+            self.core.disk, CORE, hard_bytes=10_000, target_bytes=1000, clock=clock, shared=self.shared
+        )
+        self.sweeper = Sweeper(
+            self.core.book,
+            self.core.deliveries,
+            Files(self.core),
+            self.budget,
+            Retention(policy="drop_oldest"),
+            clock=clock,
+            shared=self.shared,
+        )
+
+    def add(self, count: int, ingest_ns: int) -> None:
+        for seq in range(1, count + 1):
+            self.budget.charge("segments", 1000)
+            self.core.add(seq, bundles=1, ingest_ns=ingest_ns)
+        self.sweeper.sweep()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def pair(clock: ManualClock) -> tuple[Sharer, Sharer]:
+    """A core with little that is new, and one with much that is old."""
+    disk = FakeDisk(clock=clock)
+    disk.make_dirs("/data")
+    young, old = Sharer(0, disk, clock), Sharer(1, disk, clock)
+    old.add(13, START_NS - 10**12)
+    young.add(4, START_NS)
+    return young, old
+
+
+def test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way(
+    pair: tuple[Sharer, Sharer],
+) -> None:
+    young, old = pair
+    assert not young.sweeper.make_room(1000)
+    assert sorted(young.core.infos) == [1, 2, 3, 4]
+    assert old.sweeper.sweep().dropped == (1,)
+    assert young.sweeper.make_room(1000)
+    assert sorted(young.core.infos) == [1, 2, 3, 4]
+    assert old.sweeper.sweep().dropped == ()
+
+
+async def test_a_core_that_waits_in_vain_drops_its_own(
+    pair: tuple[Sharer, Sharer], clock: ManualClock
+) -> None:
+    young, _ = pair
+    assert not young.sweeper.make_room(1000)
+    await clock.advance(2)
+    assert young.sweeper.make_room(1000)
+    assert sorted(young.core.infos) == [2, 3, 4]
+
+
+async def test_what_nobody_needs_any_more_makes_nobody_give_way(
+    pair: tuple[Sharer, Sharer], clock: ManualClock
+) -> None:
+    young, old = pair
+    assert not young.sweeper.make_room(1000)
+    await clock.advance(5)
+    young.sweeper.sweep()
+    assert old.sweeper.sweep().dropped == ()
+
+
+def test_a_core_whose_own_data_is_the_oldest_drops_it_at_once(pair: tuple[Sharer, Sharer]) -> None:
+    _, old = pair
+    old.budget.charge("segments", 1000)
+    old.core.add(14, bundles=1, ingest_ns=START_NS - 10**12)
+    assert old.sweeper.make_room(1000)
+    assert 1 not in old.core.infos

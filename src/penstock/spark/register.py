@@ -32,7 +32,8 @@ def check_spark(version: str | None = None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `penstock-buffer`, `penstock-delta`, `penstock-parquet` and `penstock-iceberg` known to `spark`.
+    """Make `penstock-buffer`, `penstock-quiver` and the tables `penstock-delta`, `penstock-parquet` and
+    `penstock-iceberg` known to `spark`.
 
     With `penstock[topics]` installed, `penstock-topic` too. Doing it again is harmless.
 
@@ -41,10 +42,11 @@ def register(spark: SparkSession) -> None:
     """
     check_spark()
     check_spark(spark.version)
+    from penstock.spark.quiver_source import QuiverSource
     from penstock.spark.source import BufferSource
     from penstock.spark.tables.format import DeltaFormat, IcebergFormat, ParquetFormat
 
-    for source in (BufferSource, DeltaFormat, ParquetFormat, IcebergFormat):
+    for source in (BufferSource, QuiverSource, DeltaFormat, ParquetFormat, IcebergFormat):
         spark.dataSource.register(source)
     if importlib.util.find_spec("httpx") is not None:
         from penstock.spark.topic_source import TopicSource

@@ -6,12 +6,14 @@ A decoded frame has the position of each record (`POSITIONS`), its bytes (`_valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, InvalidInput
+from penstock.errors import ConfigError, InvalidInput, PenstockError
+from penstock.spark.pipeline.otlp_rows import otlp_table
 from penstock.spark.pipeline.spec import DecodeSpec
 
 if TYPE_CHECKING:
@@ -108,7 +110,9 @@ def decode(frame: DataFrame, spec: DecodeSpec, schema: StructType | None) -> Dat
         return renamed.select("*", F.col(VALUE).alias("value"), _gap_or_null(F.lit(None)).alias(REASON))
     assert schema is not None
     if spec.format == "arrow":
-        return _decode_arrow(renamed, schema)
+        return _decode_arrow(renamed, schema, _arrow_table)
+    if spec.format == "otlp":
+        return _decode_arrow(renamed, schema, partial(otlp_table, signal=str(spec.signal)))
     return _decode_text(renamed, spec, schema)
 
 
@@ -172,8 +176,17 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
 _PARSED: Final = "_penstock_parsed"
 
 
-def _decode_arrow(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Each record is an Arrow IPC stream; it may hold any number of rows."""
+_Reader: TypeAlias = Callable[[pa.Buffer], pa.Table]
+"""The rows of one record. Raises `PenstockError`, `OSError`, `ValueError` or an error of Arrow's."""
+
+
+def _arrow_table(record: pa.Buffer) -> pa.Table:
+    with pa.ipc.open_stream(record) as stream:
+        return stream.read_all()
+
+
+def _decode_arrow(frame: DataFrame, schema: StructType, read: _Reader) -> DataFrame:
+    """Each record is read as Arrow; it may hold any number of rows."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -189,12 +202,14 @@ def _decode_arrow(frame: DataFrame, schema: StructType) -> DataFrame:
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from _unpack(batch, target, required)
+            yield from _unpack(batch, target, required, read)
 
     return frame.mapInArrow(unpack, output)
 
 
-def _unpack(batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _unpack(
+    batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str], read: _Reader
+) -> Iterator[pa.RecordBatch]:
     """The rows of every record; for one that does not decode, a row with the reason and no columns."""
     wanted = pa.schema([target.field(place) for place in range(len(POSITIONS) + 1, len(target) - 1)])
     values = batch.column(batch.schema.get_field_index(VALUE))
@@ -209,7 +224,7 @@ def _unpack(batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str]) -
         elif not values[place].is_valid:
             reason = "the record is null"
         else:
-            rows, reason = _rows_of(values[place].as_buffer(), wanted, required, rows)
+            rows, reason = _rows_of(values[place].as_buffer(), read, wanted, required, rows)
         if rows.num_rows == 0:
             continue
         repeated = envelope.take(pa.array([0] * rows.num_rows, pa.int32()))
@@ -223,11 +238,10 @@ def _unpack(batch: pa.RecordBatch, target: pa.Schema, required: Sequence[str]) -
 
 
 def _rows_of(
-    record: pa.Buffer, wanted: pa.Schema, required: Sequence[str], nothing: pa.Table
+    record: pa.Buffer, read: _Reader, wanted: pa.Schema, required: Sequence[str], nothing: pa.Table
 ) -> tuple[pa.Table, str | None]:
     try:
-        with pa.ipc.open_stream(record) as stream:
-            table = stream.read_all()
+        table = read(record)
         missing = [field.name for field in wanted if field.name not in table.column_names]
         if any(name in required for name in missing):
             return nothing, f"has no {missing[0]}"
@@ -235,6 +249,8 @@ def _rows_of(
             if field.name in missing:
                 table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         rows = table.select(wanted.names).cast(wanted)
+    except PenstockError as error:
+        return nothing, str(error).splitlines()[0][:200]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError) as error:
         return nothing, f"does not decode as Arrow of the schema: {str(error).splitlines()[0][:200]}"
     for name in required:

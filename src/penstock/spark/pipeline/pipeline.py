@@ -19,6 +19,7 @@ from penstock.spark.pipeline.decode import SOURCE_COLUMNS, infer_schema, parse_s
 from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.ledger import BatchLine, Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
+from penstock.spark.pipeline.otlp_rows import otlp_columns
 from penstock.spark.pipeline.outputs import source_options
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
 from penstock.spark.queues import Backlog, QueueWatch, ReadQueue, bounds_of
@@ -75,6 +76,8 @@ class Pipeline:
         decode = self.spec.decode
         if decode.format == "raw":
             return None
+        if decode.signal is not None:
+            return otlp_columns(decode.signal)
         if decode.schema is not None:
             return parse_schema(decode.schema)
         ledger = self.ledger

@@ -78,11 +78,13 @@ class SourceSpec:
 class DecodeSpec:
     """How the bytes of a record become columns."""
 
-    format: Literal["raw", "json", "csv", "arrow"] = "raw"
+    format: Literal["raw", "json", "csv", "arrow", "otlp"] = "raw"
     schema: str | None = None
     """Columns in SQL's words; `NOT NULL` makes a record without that column a bad one.
 
     Without it, json and csv look at a sample once, when the pipeline starts for the first time."""
+    signal: Literal["traces", "metrics", "logs"] | None = None
+    """What the telemetry of an otlp pipeline is."""
     sample: int = _SAMPLE
     options: Mapping[str, str] = field(default_factory=dict)
     """Spark's own options of the format, such as `delimiter` or `timestampFormat`."""
@@ -92,6 +94,10 @@ class DecodeSpec:
             raise ConfigError("raw records have no schema and no options; choose json, csv or arrow for that")
         if self.format == "arrow" and self.options:
             raise ConfigError("arrow takes no options")
+        if self.format == "otlp" and (self.schema is not None or self.options):
+            raise ConfigError("otlp takes no options and no schema; its columns follow from the signal")
+        if (self.format == "otlp") != (self.signal is not None):
+            raise ConfigError("signal: expected traces, metrics or logs with format otlp, and only there")
         if self.sample < 1:
             raise ConfigError(f"sample: expected at least 1 record, found {self.sample}")
 

@@ -11,11 +11,24 @@ from pathlib import Path
 
 import pytest
 from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.quiver_mutants_acks import QUIVER_ACK_MUTANTS
+from tests.mutants.quiver_mutants_collector import COLLECTOR_MUTANTS
+from tests.mutants.quiver_mutants_otlp import OTLP_MUTANTS
+from tests.mutants.quiver_mutants_segments import SEGMENT_MUTANTS
+from tests.mutants.quiver_mutants_wal import QUIVER_WAL_MUTANTS
 from tests.mutants.topic_mutants import TOPIC_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
-ALL_MUTANTS = (*MUTANTS, *TOPIC_MUTANTS)
+ALL_MUTANTS = (
+    *MUTANTS,
+    *TOPIC_MUTANTS,
+    *SEGMENT_MUTANTS,
+    *OTLP_MUTANTS,
+    *QUIVER_ACK_MUTANTS,
+    *QUIVER_WAL_MUTANTS,
+    *COLLECTOR_MUTANTS,
+)
 _SUMMARY = re.compile(r"^FAILED \S+ - (\S+?):? ?.*$", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})
 """A mutant that fails this way is a broken program, not a bug that a test noticed."""

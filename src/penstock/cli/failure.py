@@ -62,6 +62,11 @@ _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
         (errors.StorageFull, "make room, then run it again"),
         (errors.Corrupt, "keep the bytes; `penstock topics verify` lists what is damaged"),
     ),
+    "quiver": (
+        (errors.PermissionDenied, "check who may read and write there"),
+        (errors.StorageFull, "make room, then run it again"),
+        (errors.Corrupt, "keep the bytes; `penstock quiver fsck` lists what is damaged"),
+    ),
 }
 """Hints of groups of commands that do not work on a STORE; where they have none, the message says it all."""
 

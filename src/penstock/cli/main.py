@@ -54,7 +54,34 @@ _TOPICS = LazyGroup(
         "restore": ("penstock.cli.topics.restore:restore", "Put a backup in place as a data directory."),
     },
 )
-_GROUPS = {"buffer": _BUFFER, "topics": _TOPICS}
+_QUIVER = LazyGroup(
+    "quiver",
+    help="Look into a data directory of Quiver, and look after it.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "inspect": ("penstock.cli.quiver.inspect:inspect", "List segments, or show what one holds."),
+        "export": ("penstock.cli.quiver.export:export", "Write segments as Parquet files."),
+        "acks": ("penstock.cli.quiver.acks:acks", "Print what subscribers said, oldest first."),
+        "subscribers": (
+            "penstock.cli.quiver.subscribers:subscribers",
+            "List subscribers and how far they are; drop one.",
+        ),
+        "fsck": ("penstock.cli.quiver.fsck:fsck", "Check every checksum; set aside what is damaged."),
+    },
+)
+_COLLECTOR = LazyGroup(
+    "collector",
+    help="Take telemetry in over OTLP, keep it safe, and bring it to every destination.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "run": ("penstock.cli.collector.run:run", "Run the collector of a file."),
+        "dead-letters": (
+            "penstock.cli.collector.dead_letters:dead_letters",
+            "List what destinations refused for good.",
+        ),
+    },
+)
+_GROUPS = {"buffer": _BUFFER, "topics": _TOPICS, "collector": _COLLECTOR, "quiver": _QUIVER}
 
 
 class _ReaderGone(Exception):
@@ -95,6 +122,8 @@ cli = _Root(
         "compact": ("penstock.cli.compact:compact", "Join the small files of a pipeline's tables."),
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
         "topics": ("", "Run an event-log server, use one, look after its data."),
+        "collector": ("", "Take telemetry in over OTLP, keep it, bring it to every destination."),
+        "quiver": ("", "Look into a telemetry buffer on disk, look after it."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },
 )

@@ -90,12 +90,20 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
-    async def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Accept connections from now on; the address says which port 0 became. Raises `OSError`."""
+    async def bind(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+        """Accept connections from now on; the address says which port 0 became. Raises `OSError`.
+
+        `reuse_port` lets several processes accept on one port; the system shares the connections out.
+        """
         loop = asyncio.get_running_loop()
         shared = self._host = Host(self._app, self._limits, self._clock, loop)
         self._server = await loop.create_server(
-            lambda: _Newcomer(shared), host, port, backlog=_BACKLOG, start_serving=False
+            lambda: _Newcomer(shared),
+            host,
+            port,
+            backlog=_BACKLOG,
+            start_serving=False,
+            reuse_port=reuse_port or None,
         )
         for listening in self._server.sockets:
             _keep_alive(listening)

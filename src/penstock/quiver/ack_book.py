@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -21,6 +21,7 @@ from penstock.errors import InvalidInput, PenstockError
 from penstock.fs import FileSystem
 from penstock.quiver.ack_inbox import remove_note
 from penstock.quiver.ack_journal import AckJournal, AckSettings
+from penstock.quiver.ack_losses import Dropped, Reconciled, record_losses
 from penstock.quiver.ack_record import WHOLE_SEGMENT, Outcome
 from penstock.quiver.ack_replay import replay
 from penstock.quiver.ack_state import AckState, Gone
@@ -28,37 +29,12 @@ from penstock.quiver.ack_view import view_of
 from penstock.quiver.checkpoint_file import CheckpointState
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
-from penstock.quiver.ranges import Ranges
 from penstock.quiver.subscribers import Subscriber, SubscriberEntry, SubscriberState, check_name
 
 __all__ = ["AckBook", "AckSettings", "Dropped", "Reconciled"]
 
-_MISSING_RECORDS_MAX: Final = 10_000
 _HELD_S: Final = 300.0
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """What went with a segment before everybody had taken it."""
-
-    info: SegmentInfo | None
-    """None when nothing is known of it but that it was there."""
-    subscribers: tuple[str, ...]
-    """Who had not resolved it."""
-    bundles: int
-    """The most that one of them missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciled:
-    """What a start found that did not fit."""
-
-    missing: tuple[tuple[int, int], ...] = ()
-    """Segments that somebody waited for and that are not there: first and last number of each hole."""
-    corrupt: tuple[Dropped, ...] = ()
-    """Segments that somebody waited for and that were set aside."""
-    expired: tuple[Dropped, ...] = ()
 
 
 class AckBook:
@@ -161,15 +137,7 @@ class AckBook:
                 # Numbers of files that never counted, or do not any more: no mark has to wait for them.
                 self._journal.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
                 self._state.skip_through(highest_seq)
-            corrupt = tuple(
-                self._record_corrupt(seq, aside[seq])
-                for first, last in holes
-                for seq in sorted(aside)
-                if first <= seq <= last
-            )
-            missing = [part for hole in holes for part in Ranges((seq, seq) for seq in aside).missing(*hole)]
-            for span in missing:
-                self._record_missing(*span)
+            lost = record_losses(self._state, self._journal, holes, aside)
             for entry in self._state.subscribers.values():
                 self._state.advance(entry)
             expired = self._expire(expired_before_ns) if expired_before_ns is not None else ()
@@ -177,28 +145,7 @@ class AckBook:
             self._tell()
         self._confirm()
         self._journal.keep_reserve()
-        return Reconciled(missing=tuple(missing), corrupt=corrupt, expired=expired)
-
-    def _record_corrupt(self, seq: int, info: SegmentInfo | None) -> Dropped:
-        missed: dict[str, int] = {}
-        for entry in self._state.subscribers.values():
-            done = entry.progress.resolved_in(seq)
-            if entry.progress.resolve_segment(seq):
-                bundles = missed[entry.name] = 0 if info is None else info.bundle_count - done
-                entry.counters[Outcome.DROPPED] += bundles
-                self._journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
-        self._journal.append_gone(seq, seq, Gone.CORRUPT)
-        self._state.absent.add(seq)
-        return Dropped(info=info, subscribers=tuple(missed), bundles=max(missed.values(), default=0))
-
-    def _record_missing(self, first: int, last: int) -> None:
-        for entry in self._state.subscribers.values():
-            # A hole of any length is one record; the outcomes are for the audit.
-            for seq in range(first, min(last, first + _MISSING_RECORDS_MAX - 1) + 1):
-                if entry.progress.resolve_segment(seq):
-                    self._journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
-        self._journal.append_gone(first, last, Gone.MISSING)
-        self._state.absent.add(first, last)
+        return replace(lost, expired=expired)
 
     def _expire(self, before_ns: int) -> tuple[Dropped, ...]:
         old = [seq for seq in self._state.known if self._state.infos[seq].ingest_ns_max < before_ns]

@@ -38,6 +38,9 @@ class Admission:
         Raises `AtCapacity` when there is none and none may be made.
         """
         if not self._fits(byte_count):
+            if not self._core.upkeep.has_room(byte_count):
+                # First of all: on a full disk nothing can be finalized before something goes.
+                self._core.upkeep.make_room(byte_count)
             self._relieve(byte_count)
         if not self._core.upkeep.has_room(byte_count):
             self._core.upkeep.make_room(byte_count)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
+import threading
 from dataclasses import dataclass
 
 from penstock.clock import Clock
-from penstock.errors import Corrupt, PenstockError, PermissionDenied, Unavailable
+from penstock.errors import Corrupt, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.files import FileSystem
 from penstock.metrics import Registry
 from penstock.objects import open_store
@@ -24,6 +26,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.open_buffer import OpenBuffer
 from penstock.quiver.open_segment import Trigger
 from penstock.quiver.recovery import Recovered, recover
+from penstock.quiver.segment_rescue import rescue_segment
 from penstock.quiver.stats import QuiverMetrics, QuiverStats
 from penstock.quiver.upkeep import Upkeep
 from penstock.quiver.upload import Uploader
@@ -56,6 +59,10 @@ class Core:
         self.uploader: Uploader | None = None
         self.config = config
         self._clock = seams.clock
+        self._fs = seams.fs
+        self._directory = directory
+        self._mending = threading.Lock()
+        self._rescued: set[int] = set()
         self.metrics = QuiverMetrics(seams.registry)
         found = recover(seams.fs, directory, config, core_id=core_id, clock=seams.clock)
         self.book = found.book
@@ -69,7 +76,7 @@ class Core:
             rng=seams.rng,
             registry=seams.registry,
         )
-        self.deliveries.count_losses(found.reconciled.expired, "age")
+        self.deliveries.count_found(found.reconciled)
         self.finalizer = Finalizer(
             found.store,
             next_seq=found.next_segment_seq,
@@ -123,10 +130,14 @@ class Core:
             clock=seams.clock,
             rng=seams.rng,
             registry=seams.registry,
-            on_corrupt=lambda info, error: self.set_aside(info.seq, str(error)),
+            on_corrupt=self._on_corrupt_copy,
         )
         uploader.submit(self.store.infos())
         return uploader
+
+    def _on_corrupt_copy(self, info: SegmentInfo, error: Corrupt) -> None:
+        if self.set_aside(info.seq, str(error)) and self.uploader is not None:
+            self.uploader.submit([self.store.get(info.seq)])
 
     def _on_written(self, info: SegmentInfo) -> None:
         self.book.add_segment(info)
@@ -167,23 +178,64 @@ class Core:
         try:
             batch = self.store.read(claim.ref.segment_seq, claim.ref.bundle)
         except Corrupt as error:
-            self.set_aside(claim.ref.segment_seq, str(error))
+            if self.set_aside(claim.ref.segment_seq, str(error)):
+                self.deliveries.defer(claim, 0)
             return None
         except (PenstockError, IndexError) as error:
             _LOGGER.error("segment %d cannot be read: %s", claim.ref.segment_seq, error)
             is_hopeless = self.deliveries.read_failed(claim)
             # A device that fails may come back, and the bytes with it.
             if is_hopeless and not isinstance(error, Unavailable | PermissionDenied):
-                self.set_aside(claim.ref.segment_seq, str(error))
+                self._give_up(claim.ref.segment_seq, str(error))
             return None
+        except BaseException:
+            # Whatever it is, it is not the bundle's fault: somebody else may have it.
+            self.deliveries.abandon(claim)
+            raise
         return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)
 
-    def set_aside(self, seq: int, reason: str) -> None:
-        """Give up a segment that cannot be read: its bytes are kept as evidence, nobody waits for it."""
-        self.deliveries.drop(seq, Outcome.DROPPED, reason="corrupt", force=True)
+    def set_aside(self, seq: int, reason: str) -> bool:
+        """Take a damaged segment out of the way; its bytes are kept as evidence.
+
+        True when it is there again, whole: the log still had it. Otherwise nobody waits for it any more.
+        """
+        with self._mending:
+            try:
+                self.store.verify(seq)
+            except NotFound:
+                return False
+            except PenstockError:
+                pass
+            else:
+                return True  # somebody else came upon it and put it right
+            info = self.store.get(seq)
+            self.metrics.corrupt.inc()
+            if self._rescue(info, reason):
+                return True
+            self._drop_corrupt(seq, reason)
+            return False
+
+    def _rescue(self, info: SegmentInfo, reason: str) -> bool:
+        """Put a segment together again from the log; once for each, for a disk may go on breaking it."""
+        if self.wal is None or info.seq in self._rescued:
+            return False
+        self._rescued.add(info.seq)
+        try:
+            self.store.quarantine(info.seq, reason)
+            return rescue_segment(self.store, info, self._fs, os.path.join(self._directory, "wal"))
+        except PenstockError as error:
+            _LOGGER.error("segment %d could not be put together again: %s", info.seq, error)
+            return False
+
+    def _give_up(self, seq: int, reason: str) -> None:
         self.metrics.corrupt.inc()
-        with contextlib.suppress(PenstockError):
-            self.store.quarantine(seq, reason)
+        self._drop_corrupt(seq, reason)
+
+    def _drop_corrupt(self, seq: int, reason: str) -> None:
+        self.deliveries.drop(seq, Outcome.DROPPED, reason="corrupt", force=True)
+        if seq not in self.store.set_aside:
+            with contextlib.suppress(PenstockError):
+                self.store.quarantine(seq, reason)
 
     def stats(self) -> QuiverStats:
         """How much is where."""

@@ -216,7 +216,7 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
         wal_cursor=found.cursor,
         rebuild=not found.found.files,
     )
-    rescue_segments(store, book, found)
+    rescue_segments(store, book, fs, os.path.join(core_dir, "wal"))
     reconciled = book.reconcile(store.infos(), highest_seq=store.highest_seq, set_aside=store.set_aside)
     done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
     done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]

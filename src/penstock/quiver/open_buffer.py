@@ -40,9 +40,11 @@ class OpenBuffer:
         with self._lock:
             for part in parts:
                 self._open.add(part, now_s)
+                # In between too: one commit may bring more streams than there may ever be.
+                if self._open.stream_count > self._config.max_stream_count:
+                    self._seal_due(now_s)
             self._end = max(self._end, end)
-            is_large = self._open.byte_count >= self._config.target_bytes
-            if is_large or self._open.stream_count > self._config.max_stream_count:
+            if self._open.byte_count >= self._config.target_bytes:
                 self._seal_due(now_s)
 
     def seal_due(self) -> None:

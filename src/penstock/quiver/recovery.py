@@ -22,6 +22,7 @@ from penstock.files import FileSystem
 from penstock.quiver.ack_book import AckBook, AckSettings, Reconciled
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.model import Pending
+from penstock.quiver.segment_rescue import rescue_segments
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.wal import Wal
 from penstock.quiver.wal_entry import SlotPart, WalEntry
@@ -122,10 +123,15 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         rebuild=not config.has_wal,
     )
     committed = {} if first_seq is None else _committed(store, first_seq)
+    if rescue_segments(store, book, fs, wal_dir) and first_seq is not None:
+        committed = _committed(store, first_seq)
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
     reconciled = book.reconcile(
-        store.infos(), expired_before_ns=expired_before_ns, highest_seq=store.highest_seq
+        store.infos(),
+        expired_before_ns=expired_before_ns,
+        highest_seq=store.highest_seq,
+        set_aside=store.set_aside,
     )
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.errors import Corrupt
-from penstock.files import LogPosition
+from penstock.files import FileSystem, LogPosition, scan
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.model import Pending, SegmentInfo
 from penstock.quiver.open_segment import SealedSegment, StreamKey, Trigger
 from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.wal_entry import EntryType, SlotPart, WalEntry, entry_body, entry_type
+from penstock.quiver.wal_entry import EntryType, SlotPart, WalEntry, WalFormat, entry_body, entry_type
+from penstock.quiver.wal_layout import QuiverLayout
 from penstock.quiver.wal_payload import decode_batch
-from penstock.quiver.wal_replay import WalReplay
 
 __all__ = ["rescue_segment", "rescue_segments"]
 
 
-def rescue_segments(store: SegmentStore, book: AckBook, replay: WalReplay) -> list[int]:
+def rescue_segments(store: SegmentStore, book: AckBook, fs: FileSystem, wal_dir: str) -> list[int]:
     """Write every segment again that was set aside, that somebody waits for and that the log has whole.
 
     Returns their numbers. To be called before the book is reconciled with the store; may be repeated after a
@@ -32,14 +32,17 @@ def rescue_segments(store: SegmentStore, book: AckBook, replay: WalReplay) -> li
     rescued: list[int] = []
     for seq, info in store.set_aside.items():
         is_awaited = info is not None and book.is_awaited(seq, info.bundle_count)
-        if info is not None and is_awaited and rescue_segment(store, info, replay):
+        if info is not None and is_awaited and rescue_segment(store, info, fs, wal_dir):
             rescued.append(seq)
     return rescued
 
 
-def rescue_segment(store: SegmentStore, info: SegmentInfo, replay: WalReplay) -> bool:
-    """Write this segment again if the log has all of it. Raises what the disk raises."""
-    parts = list(_parts_of(info, replay))
+def rescue_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
+    """Write this segment again if the log has all of it. Raises what the disk raises.
+
+    Reads the log from its oldest file on, also while it is written.
+    """
+    parts = list(_parts_of(info, fs, wal_dir))
     rows = sum(part.batch.num_rows for part in parts)
     if (len(parts), rows) != (info.bundle_count, info.item_count):
         return False
@@ -53,10 +56,11 @@ def rescue_segment(store: SegmentStore, info: SegmentInfo, replay: WalReplay) ->
     return True
 
 
-def _parts_of(info: SegmentInfo, replay: WalReplay) -> Iterator[Pending]:
+def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
     """What the log has of a segment, each entry once, also from before the cursor."""
+    layout = QuiverLayout()
     last = info.wal_seq_min - 1
-    for file, start, end in replay.found.frames():
+    for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
         if entry_type(file.view, start) != EntryType.BUNDLE:
             continue
         try:
@@ -66,7 +70,7 @@ def _parts_of(info: SegmentInfo, replay: WalReplay) -> Iterator[Pending]:
         if not last < entry.wal_seq <= info.wal_seq_max:
             continue
         last = entry.wal_seq
-        first = replay.layout.position(LogPosition(file.number, start))
+        first = layout.position(LogPosition(file.number, start))
         for part in entry.parts:
             if (part.slot, part.fingerprint.hex()) == (info.slot, info.schema_hash):
                 pending = _pending(entry, part, first, first + end - start)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.ack_inbox import AckInbox, AckNote
 from penstock.quiver.budget import Budget
-from penstock.quiver.errors import AtCapacity
+from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.open_segment import Trigger
 from penstock.quiver.retention import Retention
 from penstock.quiver.shared_budget import SharedBudget
@@ -26,6 +26,7 @@ __all__ = ["Upkeep"]
 _LOGGER = logging.getLogger(__name__)
 _SLICE_S: Final = 0.01
 _MEASURE_EVERY_S: Final = 1.0
+_TELL_EVERY_S: Final = 10.0
 
 
 class Upkeep:
@@ -69,6 +70,7 @@ class Upkeep:
             may_remove=self._may_remove,
         )
         self._pressed = 0
+        self._told_s: float | None = None
         self._measured_s: float | None = None
         self._turn = threading.Lock()
         self._stopping = threading.Event()
@@ -82,10 +84,12 @@ class Upkeep:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it is doing."""
+        """End after what is being done; nothing is done any more when this returns."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
+        with self._turn:
+            pass  # somebody else may be at it
         if self._shared is not None:
             self._shared.close()
 
@@ -93,15 +97,31 @@ class Upkeep:
         while not self._stopping.wait(self._core.config.maintenance_interval_s):
             try:
                 self.run()
+            except Closed:
+                return
             except PenstockError as error:
-                _LOGGER.warning("maintenance: %s", error)
+                if self._may_tell():
+                    _LOGGER.warning("maintenance: %s", error)
             except Exception:
-                _LOGGER.exception("maintenance")
+                if self._may_tell():
+                    _LOGGER.exception("maintenance")
+
+    def _may_tell(self) -> bool:
+        """Whether it is time for another word about what happens ten times in a second."""
+        now_s = self._clock.monotonic()
+        if self._told_s is not None and now_s - self._told_s < _TELL_EVERY_S:
+            return False
+        self._told_s = now_s
+        return True
 
     def run(self) -> None:
-        """Do what is due now. Raises what the disk raises; what was not done is due the next time."""
+        """Do what is due now. Raises what the disk raises; what was not done is due the next time.
+
+        Raises `Closed` after `stop`: the directory may be somebody else's.
+        """
         core = self._core
         with self._turn, contextlib.ExitStack() as stack:
+            self._check_open()
             # Each step is tried, whatever became of the others; what runs first is called last.
             stack.callback(self._measure)
             stack.callback(self._sweep)
@@ -111,6 +131,10 @@ class Upkeep:
             stack.callback(self._take_notes)
             stack.callback(core.deliveries.expire)
             stack.callback(self._finalize)
+
+    def _check_open(self) -> None:
+        if self._stopping.is_set():
+            raise Closed("this Quiver is closed; open it again")
 
     def _finalize(self) -> None:
         self._core.buffer.seal_due()
@@ -130,10 +154,7 @@ class Upkeep:
         if note.subscriber not in book.names():
             book.register(note.subscriber)
             book.activate(note.subscriber)
-        for info in book.infos():
-            if info.seq > note.through:
-                break
-            self._core.deliveries.ack_segment(note.subscriber, info.seq)
+        self._core.deliveries.ack_through(note.subscriber, note.through)
 
     def _drop_orphans(self) -> None:
         timeout = self._core.config.subscribers.orphan_timeout
@@ -184,8 +205,9 @@ class Upkeep:
     def make_room(self, byte_count: int) -> None:
         """Return when so many bytes fit, after deleting what may go and waiting as long as is allowed.
 
-        Raises `AtCapacity`, and what the disk raises.
+        Raises `AtCapacity`, `Closed`, and what the disk raises.
         """
+        self._check_open()
         if self._make_room(byte_count):
             return
         wait_s = self._core.config.ingest.block_s
@@ -194,6 +216,7 @@ class Upkeep:
         while slices > 0 and self._clock.monotonic() < deadline_s:
             slices -= 1
             self._stopping.wait(_SLICE_S)
+            self._check_open()
             if self._make_room(byte_count):
                 return
         raise AtCapacity(

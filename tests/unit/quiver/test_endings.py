@@ -301,6 +301,7 @@ def test_a_read_that_breaks_gives_its_bundle_back() -> None:
     with pytest.raises(MemoryError):
         quiver.next_bundle("lake")
     quiver.core.store.read = read  # type: ignore[method-assign]
+    quiver.maintain()
     clock.step(60)
     assert quiver.next_bundle("lake") is not None
 
@@ -316,17 +317,21 @@ def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_
     quiver.register("nobody")
     quiver.ingest(rows(0, 20))
     quiver.flush()
-    free = [10_000_000]
+    free, is_full = [10_000_000], [True]
     disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
-    write = quiver.core.store.write
+    write, remove = quiver.core.store.write, quiver.core.remove
 
-    def full(*arguments: object) -> object:
-        if len(quiver.core.store.infos()):
+    def write_if_possible(*arguments: object) -> object:
+        if is_full[0]:
             raise StorageFull("no space left on device")
-        free[0] = 10_000_000
         return write(*arguments)  # type: ignore[arg-type]
 
-    quiver.core.store.write = full  # type: ignore[method-assign, assignment]
+    def make_space(*seqs: int) -> None:
+        remove(*seqs)
+        free[0], is_full[0] = 10_000_000, False
+
+    quiver.core.store.write = write_if_possible  # type: ignore[method-assign, assignment]
+    quiver.core.remove = make_space  # type: ignore[method-assign]
     with contextlib.suppress(PenstockError):
         for n in range(100):
             quiver.ingest(rows(1000 + n * 100, 20))

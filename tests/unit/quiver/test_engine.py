@@ -473,6 +473,8 @@ def test_a_damaged_segment_is_set_aside_and_never_delivered(disk: FakeDisk, cloc
     quiver.flush()
     quiver.ingest(rows(100))
     quiver.flush()
+    quiver.core.intake.rotate()
+    quiver.core.cut()
     quiver.close()
     after = disk.crash(Survival.NOTHING)
     flip(after, f"{CORE}/segments/seg-{1:016d}.arrow", 900)

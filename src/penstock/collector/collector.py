@@ -1,0 +1,226 @@
+"""The collector: opens the stores, starts the couriers, then the receivers; stops in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeAlias
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.collector.address import Address
+from penstock.collector.admin import AdminServer
+from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.exporters.factory import concurrency_of, make_exporter, make_otlp_exporter
+from penstock.collector.gate import Gate
+from penstock.collector.graph import Dispatch, Node
+from penstock.collector.grpc_receiver import GrpcReceiver
+from penstock.collector.http_receiver import HttpReceiver
+from penstock.collector.intake import BroadcastIntake, DirectIntake, TurnsIntake
+from penstock.collector.plan import PersistenceSettings, Plan
+from penstock.collector.seam import Exporter, Intake, Store
+from penstock.collector.self_metrics import SelfMetrics
+from penstock.collector.settings import OtlpReceiverSettings
+from penstock.collector.store import open_store
+from penstock.collector.urn import Kind
+from penstock.collector.vault import Vault
+from penstock.errors import PenstockError
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import DEFAULT_REGISTRY, Registry
+
+__all__ = ["Collector", "OpenStore"]
+
+_LOG = logging.getLogger(__name__)
+_RECEIVER_GRACE_S: Final = 10.0
+OpenStore: TypeAlias = Callable[..., Awaitable[Store]]
+
+
+class Collector:
+    """One core's share of a plan.
+
+    async with Collector(plan) as collector:
+        collector.addresses["otlp_receiver"]      # where it listens
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        core_id: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry = DEFAULT_REGISTRY,
+        open_store: OpenStore = open_store,
+    ) -> None:
+        self._plan = plan
+        self._core_id = core_id
+        self._clock = clock
+        self._rng = rng
+        self._registry = registry
+        self._open_store = open_store
+        self._dead_letters = DeadLetters(plan.dead_letters, clock=clock)
+        self._vaults: dict[str, Vault] = {}
+        self._exporters: dict[str, Exporter] = {}
+        self._receivers: list[GrpcReceiver | HttpReceiver] = []
+        self._gates: list[Gate] = []
+        self._admin: AdminServer | None = None
+        self._self_metrics: SelfMetrics | None = None
+        self.addresses: dict[str, list[Address]] = {}
+        """Where each receiver listens, and `telemetry` if it does."""
+        self.is_ready = False
+
+    async def __aenter__(self) -> Collector:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Ready on return. Raises `PenstockError`; then `stop` puts away what was begun."""
+        await self._start_admin()
+        graph = self._plan.graph
+        for node in graph.of_kind(Kind.EXPORTER):
+            exporter = make_exporter(node.name, self._plan.settings[node.name])
+            self._exporters[node.name] = exporter
+            await exporter.start()
+        for node in graph.of_kind(Kind.PROCESSOR):
+            await self._start_vault(node)
+        for node in graph.of_kind(Kind.RECEIVER):
+            await self._start_receiver(node)
+        await self._start_self_metrics()
+        self.is_ready = True
+
+    async def stop(self) -> None:
+        """Take nothing more, make everything durable, bring what can be brought in time, and close."""
+        self.is_ready = False
+        for gate in self._gates:
+            gate.drain()
+        async with contextlib.AsyncExitStack() as stack:
+            # Each step is taken whatever became of the one before; the first error is told in the end.
+            if self._admin is not None:
+                stack.push_async_callback(self._admin.close)
+            if self._self_metrics is not None:
+                stack.push_async_callback(self._self_metrics.stop)
+            for exporter in self._exporters.values():
+                stack.push_async_callback(exporter.close)
+            for vault in self._vaults.values():
+                stack.push_async_callback(vault.store.close)
+            await asyncio.gather(*(receiver.drain(_RECEIVER_GRACE_S) for receiver in self._receivers))
+            await asyncio.gather(*(self._drain(vault) for vault in self._vaults.values()))
+            self._receivers, self._vaults, self._exporters = [], {}, {}
+            self._admin = self._self_metrics = None
+
+    async def _start_admin(self) -> None:
+        address = self._plan.telemetry.address
+        if address is None:
+            return
+        if address.port:
+            # Each core tells of itself: the first on the port of the file, the next ones behind it.
+            address = Address(address.host, address.port + self._core_id)
+        admin = AdminServer(self._registry, lambda: self.is_ready)
+        self.addresses["telemetry"] = [await admin.bind(address)]
+        self._admin = admin
+
+    async def _start_self_metrics(self) -> None:
+        settings = self._plan.telemetry
+        if settings.otlp is None:
+            return
+        exporter = make_otlp_exporter(settings.otlp)
+        self._self_metrics = SelfMetrics(
+            self._registry,
+            exporter,
+            interval_s=settings.interval_s,
+            core_id=self._core_id,
+            clock=self._clock,
+        )
+        await self._self_metrics.start()
+
+    async def _start_vault(self, node: Node) -> None:
+        settings = self._plan.persistence(node)
+        store = await self._open_store(
+            settings.quiver,
+            subscribers=_subscribers(node, settings),
+            core_id=self._core_id,
+            cores=self._plan.cores,
+            registry=self._registry,
+        )
+        vault = Vault(
+            node,
+            settings,
+            store,
+            core_id=self._core_id,
+            directory=os.path.join(settings.quiver.path, f"core_{self._core_id}"),
+            dead_letters=self._dead_letters,
+            clock=self._clock,
+            rng=self._rng,
+            registry=self._registry,
+        )
+        self._vaults[node.name] = vault
+        vault.start(
+            [
+                (
+                    name,
+                    self._plan.settings[name],
+                    self._exporters[name],
+                    concurrency_of(self._plan.settings[name]),
+                )
+                for name in node.destinations
+            ]
+        )
+
+    async def _drain(self, vault: Vault) -> None:
+        try:
+            await vault.store.flush()
+        except PenstockError as error:
+            # It is in the log, and becomes segments after the next start.
+            _LOG.warning("%s: not all of it can be made ready for delivery: %s", vault.node.name, error)
+        if not await vault.drain(self._plan.drain_timeout_s):
+            _LOG.warning("%s: not everything was delivered in time; the rest is kept", vault.node.name)
+
+    async def _start_receiver(self, node: Node) -> None:
+        settings = self._plan.settings[node.name]
+        assert isinstance(settings, OtlpReceiverSettings)
+        gate = Gate(
+            node.name,
+            self._intake(node),
+            tokens=settings.tokens,
+            requests_max=settings.max_in_flight,
+            bytes_max=settings.in_flight_bytes,
+            registry=self._registry,
+        )
+        self._gates.append(gate)
+        bound = self.addresses.setdefault(node.name, [])
+        reuse_port = self._plan.cores > 1
+        if settings.grpc_address is not None:
+            grpc = GrpcReceiver(
+                gate, request_bytes_max=settings.max_bytes, tls=settings.tls, reuse_port=reuse_port
+            )
+            self._receivers.append(grpc)
+            bound.append(await grpc.bind(settings.grpc_address))
+        if settings.http_address is not None:
+            http = HttpReceiver(gate, request_bytes_max=settings.max_bytes, reuse_port=reuse_port)
+            self._receivers.append(http)
+            bound.append(await http.bind(settings.http_address))
+
+    def _intake(self, node: Node) -> Intake:
+        targets = [self._target(name) for name in node.destinations]
+        if len(targets) == 1:
+            return targets[0]
+        return BroadcastIntake(targets) if node.dispatch is Dispatch.BROADCAST else TurnsIntake(targets)
+
+    def _target(self, name: str) -> Intake:
+        vaults: Mapping[str, Vault] = self._vaults
+        return vaults[name].intake() if name in vaults else DirectIntake(self._exporters[name])
+
+
+def _subscribers(node: Node, settings: PersistenceSettings) -> list[str]:
+    """The names under which a store keeps the progress of what is behind it."""
+    return [node.name] if settings.is_shared else list(node.destinations)

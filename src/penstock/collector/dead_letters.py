@@ -1,0 +1,111 @@
+"""Bundles that a destination refused for good, kept as requests that can be sent again.
+
+    <path>/<exporter>/<place>-<signal>.pb      the OTLP request: the body of a POST to /v1/<signal>
+    <path>/<exporter>/<place>-<signal>.json    why and when
+
+A bundle is rejected only after both are durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.collector.directories import make_durably
+from penstock.collector.payload import Payload
+from penstock.errors import NotFound, PenstockError
+from penstock.files import write_durably
+from penstock.fs import FileSystem, OsFileSystem
+from penstock.ids import SYSTEM_RNG, mint_ulid
+
+__all__ = ["DeadLetter", "DeadLetters"]
+
+_STAGING: Final = ".staging"
+_REASON_MAX: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One refused bundle."""
+
+    exporter: str
+    signal: str
+    reason: str
+    attempts: int
+    at_ms: int
+    path: str
+    """The request."""
+    size: int
+
+
+class DeadLetters:
+    """A directory of refused bundles. Blocking: call it off the loop."""
+
+    def __init__(self, path: str, *, fs: FileSystem | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path = os.path.abspath(path)
+        self._fs = fs or OsFileSystem()
+        self._clock = clock
+        self._ready: set[str] = set()
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def keep(self, exporter: str, payload: Payload, reason: str, attempts: int) -> DeadLetter:
+        """Make bundle and reason durable. Raises what the disk raises; then nothing may be rejected."""
+        staging = os.path.join(self._path, _STAGING)
+        directory = os.path.join(self._path, exporter)
+        for path in (staging, directory):
+            if path not in self._ready:
+                make_durably(self._fs, path)
+                self._ready.add(path)
+        name = payload.place or mint_ulid(self._clock.now_ms(), SYSTEM_RNG)
+        stem = os.path.join(directory, f"{name}-{payload.signal.value}")
+        data = payload.otlp()
+        letter = DeadLetter(
+            exporter=exporter,
+            signal=payload.signal.value,
+            reason=reason[:_REASON_MAX],
+            attempts=attempts,
+            at_ms=self._clock.now_ms(),
+            path=f"{stem}.pb",
+            size=len(data),
+        )
+        told = {key: value for key, value in asdict(letter).items() if key != "path"}
+        try:
+            write_durably(self._fs, f"{stem}.pb", [data], staging=staging)
+            write_durably(self._fs, f"{stem}.json", [json.dumps(told).encode()], staging=staging)
+        except NotFound:
+            self._ready.clear()  # somebody tidied up; the next try makes the directories anew
+            raise
+        return letter
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """All that are there, by exporter and place. One whose note is missing or damaged is told as such."""
+        for name, stat in self._fs.list_files(self._path):
+            exporter, slash, file = name.partition("/")
+            if slash and exporter != _STAGING and file.endswith(".pb"):
+                yield self._letter(exporter, os.path.join(self._path, name), stat.size)
+
+    def _letter(self, exporter: str, path: str, size: int) -> DeadLetter:
+        told: dict[str, object] = {}
+        try:
+            found = json.loads(self._fs.read(f"{path[:-3]}.json"))
+            told = found if isinstance(found, dict) else {}
+        except (PenstockError, ValueError):
+            pass
+        signal = path[:-3].rpartition("-")[2]
+        attempts, at_ms = told.get("attempts"), told.get("at_ms")
+        return DeadLetter(
+            exporter=exporter,
+            signal=signal,
+            reason=str(told.get("reason", "the note beside it is missing")),
+            attempts=attempts if isinstance(attempts, int) else 0,
+            at_ms=at_ms if isinstance(at_ms, int) else 0,
+            path=path,
+            size=size,
+        )

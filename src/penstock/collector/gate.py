@@ -1,0 +1,117 @@
+"""The way into one receiver: who may come in, how many at a time, and what was seen."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.collector.answers import Draining, Refusal, refusal_of
+from penstock.collector.seam import Accepted, Intake
+from penstock.config import Secret
+from penstock.errors import PenstockError, PermissionDenied, Unavailable
+from penstock.metrics import Registry
+from penstock.otlp.signal import Signal
+
+__all__ = ["Gate"]
+
+_LOG = logging.getLogger(__name__)
+_BEARER: Final = "bearer "
+
+
+class Gate:
+    """Admits requests to an intake. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self,
+        name: str,
+        intake: Intake,
+        *,
+        tokens: Sequence[Secret] = (),
+        requests_max: int = 1024,
+        bytes_max: int = 256 * 1024**2,
+        registry: Registry,
+    ) -> None:
+        self._intake = intake
+        self._tokens = [token.reveal().encode() for token in tokens]
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._draining = False
+        self.requests = 0
+        """Requests under way."""
+        self.bytes = 0
+        requests = registry.counter(
+            "collector.receiver.requests", "Requests, by how they ended.", ("receiver", "signal", "result")
+        )
+        taken = registry.counter(
+            "collector.receiver.bytes", "Bytes of requests that were taken.", ("receiver", "signal")
+        )
+        refused = registry.counter(
+            "collector.receiver.refused_items", "Items refused of requests that were taken.", ("receiver",)
+        )
+        self._taken = {
+            signal: (
+                requests.labels(receiver=name, signal=signal.value, result="taken"),
+                taken.labels(receiver=name, signal=signal.value),
+            )
+            for signal in Signal
+        }
+        self._requests_seen = requests
+        self._refused_items = refused.labels(receiver=name)
+        self._name = name
+
+    def drain(self) -> None:
+        """Take nothing more."""
+        self._draining = True
+
+    @property
+    def needs_token(self) -> bool:
+        return bool(self._tokens)
+
+    def check_token(self, authorization: str | None) -> None:
+        """Raises `PermissionDenied` unless one of the tokens is given, or none is asked for."""
+        if not self._tokens:
+            return
+        given = authorization or ""
+        if not given.lower().startswith(_BEARER):
+            raise PermissionDenied("a token is missing: send Authorization: Bearer …")
+        token = given[len(_BEARER) :].strip().encode()
+        # Every token is compared, so that the time tells nothing about which came close.
+        if not sum([hmac.compare_digest(token, known) for known in self._tokens]):
+            raise PermissionDenied("the token is not known here")
+
+    def check_open(self, size: int) -> None:
+        """Raises `Unavailable` while there is no room for a request of this size."""
+        if self._draining:
+            raise Draining("the collector is stopping")
+        if self.requests >= self._requests_max or (self.requests and self.bytes + size > self._bytes_max):
+            raise Unavailable("the collector has as many requests under way as it may")
+
+    async def take(self, data: bytes, signal: Signal) -> Accepted:
+        """Hand a request on; returns when it is safe. Raises whatever keeps it from being so."""
+        size = len(data)
+        self.check_open(size)
+        self.requests += 1
+        self.bytes += size
+        try:
+            reply = await self._intake.take(data, signal)
+        finally:
+            self.requests -= 1
+            self.bytes -= size
+        seen, taken = self._taken[signal]
+        seen.inc()
+        taken.inc(size)
+        if reply.rejected:
+            self._refused_items.inc(reply.rejected)
+        return reply
+
+    def refusal(self, error: BaseException, signal: Signal | None) -> Refusal:
+        """What to answer, counted and, if it is our fault, logged."""
+        refusal = refusal_of(error)
+        self._requests_seen.inc(
+            receiver=self._name, signal=signal.value if signal else "", result=refusal.code.lower()
+        )
+        if not isinstance(error, PenstockError):
+            _LOG.error("%s: a request failed", self._name, exc_info=error)
+        return refusal

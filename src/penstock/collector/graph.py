@@ -1,0 +1,200 @@
+"""The nodes of a file and how they are joined. Checked whole before a port is bound. No I/O."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.collector.urn import Kind, Plugin, parse_urn
+from penstock.config import Setting, build
+from penstock.errors import ConfigError
+
+__all__ = ["Dispatch", "Graph", "Node", "parse_graph"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Dispatch(enum.StrEnum):
+    """How a node with several destinations shares out its work."""
+
+    ROUND_ROBIN = "round_robin"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Port:
+    destinations: tuple[str, ...]
+    dispatch_strategy: Dispatch = Dispatch.ROUND_ROBIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeSettings:
+    kind: Kind
+    plugin_urn: str
+    out_ports: dict[str, _Port] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node, with the destinations of all its ports in the order of the file."""
+
+    name: str
+    plugin: Plugin
+    destinations: tuple[str, ...]
+    dispatch: Dispatch
+    config: Mapping[str, Setting] = field(repr=False)
+    """As it stands in the file, secrets and all."""
+
+    @property
+    def kind(self) -> Kind:
+        return self.plugin.kind
+
+    @property
+    def is_built(self) -> bool:
+        """OTAP is understood as a setting and not as a protocol."""
+        return self.plugin.name != "otap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Every node that runs, and those that are left out because what they are is not built."""
+
+    nodes: Mapping[str, Node]
+    left_out: tuple[Node, ...] = ()
+
+    def of_kind(self, kind: Kind) -> list[Node]:
+        return [node for node in self.nodes.values() if node.kind is kind]
+
+    def feeding(self, name: str) -> list[Node]:
+        """The nodes whose data comes to this one."""
+        return [node for node in self.nodes.values() if name in node.destinations]
+
+    def warnings(self) -> list[str]:
+        """What is worth saying aloud about a file that runs."""
+        said = [
+            f"{node.name}: the {node.plugin} is not implemented; the node is left out, and everything "
+            "else runs"
+            for node in self.left_out
+        ]
+        said += [
+            f"{node.name}: no node names it as a destination, so nothing will come to it"
+            for node in self.nodes.values()
+            if node.kind is not Kind.RECEIVER and not self.feeding(node.name)
+        ]
+        return said
+
+
+def parse_graph(nodes: Mapping[str, Setting], *, where: str) -> Graph:
+    """The graph of a `nodes` mapping. Raises `ConfigError` for the first thing that cannot run."""
+    if not nodes:
+        raise ConfigError(f"{where}: no node is there; a collector needs a receiver and an exporter")
+    parsed = {name: _node(name, value, f"{where}: {name}") for name, value in nodes.items()}
+    for node in parsed.values():
+        _check_destinations(node, parsed, where)
+    _check_no_cycle(parsed, where)
+    return _runnable(parsed, where)
+
+
+def _node(name: str, value: Setting, place: str) -> Node:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{place}: a node's name has up to 64 letters, digits, '_' and '-'")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{place}: expected a node (kind, plugin_urn, out_ports, config)")
+    settings = build(
+        _NodeSettings, {key: item for key, item in value.items() if item is not None}, where=place
+    )
+    plugin = parse_urn(settings.plugin_urn, f"{place}.plugin_urn")
+    if plugin.kind is not settings.kind:
+        raise ConfigError(
+            f"{place}: kind is {settings.kind.value}, and {settings.plugin_urn!r} is a {plugin.kind.value}"
+        )
+    ports = list(settings.out_ports.values())
+    return Node(
+        name=name,
+        plugin=plugin,
+        destinations=tuple(dict.fromkeys(name for port in ports for name in port.destinations)),
+        dispatch=ports[0].dispatch_strategy if ports else Dispatch.ROUND_ROBIN,
+        config=settings.config,
+    )
+
+
+def _check_destinations(node: Node, nodes: Mapping[str, Node], where: str) -> None:
+    place = f"{where}: {node.name}.out_ports"
+    if node.kind is Kind.EXPORTER:
+        if node.destinations:
+            raise ConfigError(f"{place}: an exporter is the end of the way and has no ports")
+        return
+    if not node.destinations:
+        raise ConfigError(f"{place}: a {node.kind.value} needs a port with at least one destination")
+    for name in node.destinations:
+        target = nodes.get(name)
+        if target is None:
+            raise _unknown_destination(place, name, nodes)
+        if target.kind is Kind.RECEIVER:
+            raise ConfigError(f"{place}: {name!r} is a receiver; data cannot go into it")
+
+
+def _unknown_destination(place: str, name: str, nodes: Iterable[str]) -> ConfigError:
+    known = sorted(nodes)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
+    return ConfigError(f"{place}: no node is called {name!r}; {hint}")
+
+
+def _check_no_cycle(nodes: Mapping[str, Node], where: str) -> None:
+    done: set[str] = set()
+    for name in nodes:
+        _walk(name, nodes, (), done, where)
+
+
+def _walk(name: str, nodes: Mapping[str, Node], path: tuple[str, ...], done: set[str], where: str) -> None:
+    if name in path:
+        circle = " -> ".join((*path[path.index(name) :], name))
+        raise ConfigError(f"{where}: data would go round in a circle: {circle}")
+    if name in done:
+        return
+    for target in nodes[name].destinations:
+        _walk(target, nodes, (*path, name), done, where)
+    done.add(name)
+
+
+def _runnable(parsed: Mapping[str, Node], where: str) -> Graph:
+    """What is left when the nodes that are not built are gone, along with those that then lead nowhere."""
+    left_out = tuple(node for node in parsed.values() if not node.is_built)
+    gone = {node.name for node in left_out}
+    nodes = {name: _without(node, gone) for name, node in parsed.items() if name not in gone}
+    for node in nodes.values():
+        if node.kind is not Kind.EXPORTER and not node.destinations:
+            raise ConfigError(
+                f"{where}: {node.name}: all its destinations ({', '.join(parsed[node.name].destinations)}) "
+                "are of a kind that is not implemented, so its data could go nowhere"
+            )
+        if node.kind is Kind.PROCESSOR:
+            _check_processor(node, nodes, where)
+    if not any(node.kind is Kind.RECEIVER for node in nodes.values()):
+        raise ConfigError(f"{where}: no receiver that can run is there")
+    return Graph(nodes=nodes, left_out=left_out)
+
+
+def _check_processor(node: Node, nodes: Mapping[str, Node], where: str) -> None:
+    for name in node.destinations:
+        if nodes[name].kind is Kind.PROCESSOR:
+            raise ConfigError(
+                f"{where}: {node.name}: {name!r} is a processor; a processor behind a processor is not "
+                "implemented"
+            )
+
+
+def _without(node: Node, gone: set[str]) -> Node:
+    return Node(
+        name=node.name,
+        plugin=node.plugin,
+        destinations=tuple(name for name in node.destinations if name not in gone),
+        dispatch=node.dispatch,
+        config=node.config,
+    )

@@ -1,0 +1,127 @@
+"""OTLP over gRPC. Requests stay bytes: no message is built to receive one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from penstock import otlp
+from penstock.collector.address import Address
+from penstock.collector.gate import Gate
+from penstock.collector.hints import DETAILS_TRAILER, retry_trailers, status_bytes
+from penstock.collector.intake import TAKEN
+from penstock.collector.settings import TlsSettings
+from penstock.errors import ConfigError, Unavailable
+from penstock.otlp.signal import Signal
+
+__all__ = ["METHODS", "GrpcReceiver"]
+
+METHODS: Final = {
+    "/opentelemetry.proto.collector.trace.v1.TraceService/Export": Signal.TRACES,
+    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": Signal.METRICS,
+    "/opentelemetry.proto.collector.logs.v1.LogsService/Export": Signal.LOGS,
+}
+_EMPTY: Final = b""
+"""A response with nothing set: everything was taken."""
+_Handler: TypeAlias = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+
+
+class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The three services, without anything that turns bytes into messages."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._handlers = {
+            method: grpc.unary_unary_rpc_method_handler(_exporting(gate, signal))
+            for method, signal in METHODS.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _exporting(gate: Gate, signal: Signal) -> _Handler:
+    needs_token = gate.needs_token
+
+    async def export(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            if needs_token:
+                gate.check_token(_authorization(context))
+            reply = await gate.take(request, signal)
+        except Exception as error:
+            await _refuse(gate, context, error, signal)
+            raise AssertionError("abort raises") from error
+        return _EMPTY if reply is TAKEN else otlp.response(signal, reply.rejected, reply.message)
+
+    return export
+
+
+async def _refuse(
+    gate: Gate, context: grpc.aio.ServicerContext[bytes, bytes], error: Exception, signal: Signal
+) -> None:
+    refusal = gate.refusal(error, signal)
+    if refusal.retry_after_s is not None:
+        trailers: tuple[tuple[str, bytes], ...] = retry_trailers(
+            refusal.code, refusal.message, refusal.retry_after_s
+        )
+    else:
+        trailers = ((DETAILS_TRAILER, status_bytes(refusal.code, refusal.message)),)
+    await context.abort(grpc.StatusCode[refusal.code], refusal.message, trailers)
+
+
+def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return None
+
+
+class GrpcReceiver:
+    """One gRPC port."""
+
+    def __init__(
+        self, gate: Gate, *, request_bytes_max: int, tls: TlsSettings | None = None, reuse_port: bool = False
+    ) -> None:
+        self._gate = gate
+        self._tls = tls
+        self._server = grpc.aio.server(options=_options(request_bytes_max, reuse_port))
+        self._server.add_generic_rpc_handlers((_Services(gate),))
+
+    async def bind(self, address: Address) -> Address:
+        """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""
+        try:
+            if self._tls is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), _credentials(self._tls))
+            await self._server.start()
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error}") from error
+        return Address(address.host, port)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let the calls under way end; those that take longer are cut off."""
+        self._gate.drain()
+        await asyncio.shield(self._server.stop(timeout_s))
+
+
+def _options(request_bytes_max: int, reuse_port: bool) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", request_bytes_max),
+        ("grpc.so_reuseport", int(reuse_port)),
+        # A client that vanished is noticed, and one that pings too much is not cut off for it.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    )
+
+
+def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
+    try:
+        with open(tls.key_file or "", "rb") as key, open(tls.cert_file or "", "rb") as cert:
+            return grpc.ssl_server_credentials([(key.read(), cert.read())])
+    except OSError as error:
+        raise ConfigError(f"tls: {error.filename} cannot be read: {error.strerror}") from error

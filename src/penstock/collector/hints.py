@@ -1,0 +1,115 @@
+"""Words of `google.rpc` and of HTTP about waiting: `Status`, `RetryInfo`, `Retry-After`. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+__all__ = [
+    "DETAILS_TRAILER",
+    "RETRY_TRAILER",
+    "hint_of_trailers",
+    "message_of",
+    "retry_after_s",
+    "retry_trailers",
+    "status_bytes",
+    "status_json",
+]
+
+DETAILS_TRAILER: Final = "grpc-status-details-bin"
+RETRY_TRAILER: Final = "google.rpc.retryinfo-bin"
+"""Where some SDKs look, and not in the details."""
+_HINT_MAX_S: Final = 3600.0
+"""A hint above it is taken for this much: a mistake there must not stop us for a year."""
+
+
+def retry_trailers(code: str, message: str, wait_s: float) -> tuple[tuple[str, bytes], ...]:
+    """The hint in both places where clients look for it."""
+    return (
+        (DETAILS_TRAILER, status_bytes(code, message, wait_s)),
+        (RETRY_TRAILER, _retry_info(wait_s).SerializeToString()),
+    )
+
+
+def status_bytes(code: str, message: str, wait_s: float | None = None) -> bytes:
+    """A serialized `Status`, with `RetryInfo` inside when there is a wait."""
+    return bytes(_status(code, message, wait_s).SerializeToString())
+
+
+def status_json(code: str, message: str, wait_s: float | None = None) -> bytes:
+    """The same as JSON."""
+    text = json_format.MessageToJson(_status(code, message, wait_s), indent=None)
+    return str(text).encode()
+
+
+def hint_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
+    """The wait that a call's trailers ask for, from either place; what cannot be read asks for nothing."""
+    found: list[float] = []
+    for key, value in trailers:
+        data = value.encode() if isinstance(value, str) else value
+        try:
+            if key == RETRY_TRAILER:
+                found += _waits([error_details_pb2.RetryInfo.FromString(data)])
+            elif key == DETAILS_TRAILER:
+                found += _waits(_retry_infos(status_pb2.Status.FromString(data)))
+        except DecodeError:
+            continue
+    return max(found, default=None)
+
+
+def retry_after_s(value: str | None, now_ms: int) -> float | None:
+    """A `Retry-After` header in seconds from now: a number, or a date; None for anything else."""
+    text = (value or "").strip()
+    if not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return min(float(text[:12]), _HINT_MAX_S)
+    try:
+        at = parsedate_to_datetime(text)
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return min(max(0.0, at.timestamp() - now_ms / 1000), _HINT_MAX_S)
+
+
+def message_of(body: bytes) -> str:
+    """What an error's body says, if it is a `Status`; else nothing."""
+    try:
+        return str(status_pb2.Status.FromString(body).message[:500])
+    except DecodeError:
+        return ""
+
+
+def _status(code: str, message: str, wait_s: float | None) -> status_pb2.Status:
+    status = status_pb2.Status(code=code_pb2.Code.Value(code), message=message)
+    if wait_s is not None:
+        status.details.add().Pack(_retry_info(wait_s))
+    return status
+
+
+def _retry_info(wait_s: float) -> error_details_pb2.RetryInfo:
+    whole = math.floor(wait_s)
+    return error_details_pb2.RetryInfo(
+        retry_delay=Duration(seconds=whole, nanos=min(int((wait_s - whole) * 1e9), 999_999_999))
+    )
+
+
+def _retry_infos(status: status_pb2.Status) -> Iterable[error_details_pb2.RetryInfo]:
+    for detail in status.details:
+        info = error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            yield info
+
+
+def _waits(infos: Iterable[error_details_pb2.RetryInfo]) -> list[float]:
+    return [
+        min(max(0.0, info.retry_delay.seconds + info.retry_delay.nanos / 1e9), _HINT_MAX_S) for info in infos
+    ]

@@ -1,0 +1,192 @@
+"""OTLP over HTTP: protobuf and JSON on one port, compressed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from penstock import otlp
+from penstock.collector.address import Address
+from penstock.collector.answers import RETRY_AFTER_S, Refusal
+from penstock.collector.gate import Gate
+from penstock.collector.hints import status_bytes, status_json
+from penstock.collector.inflate import ENCODINGS, inflate
+from penstock.collector.intake import TAKEN
+from penstock.collector.seam import Accepted
+from penstock.errors import PermissionDenied, Unavailable, Unsupported
+from penstock.http import Fault, HttpLimits, Listener, Request, Response
+from penstock.otlp.signal import Signal
+
+__all__ = ["HttpReceiver", "OtlpApplication"]
+
+_PATHS: Final = {f"/v1/{signal.value}".encode(): signal for signal in Signal}
+_PROTOBUF: Final = b"application/x-protobuf"
+_JSON: Final = b"application/json"
+_TYPES: Final = frozenset({_PROTOBUF, _JSON})
+_INLINE_BYTES: Final = 64 * 1024
+_REJECTED: Final = {
+    Signal.TRACES: "rejectedSpans",
+    Signal.METRICS: "rejectedDataPoints",
+    Signal.LOGS: "rejectedLogRecords",
+}
+
+
+class OtlpApplication:
+    """An `Application` with the three paths of the protocol."""
+
+    def __init__(self, gate: Gate, *, request_bytes_max: int) -> None:
+        self._gate = gate
+        self._request_bytes_max = request_bytes_max
+
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        refused = self.screen(request)
+        if refused is not None:
+            deliver(refused)
+            return None
+        return self._answer(request, _PATHS[request.path])
+
+    def screen(self, request: Request) -> Response | None:
+        """By the head alone: path, method, token, type, encoding, and whether there is room."""
+        signal = _PATHS.get(request.path)
+        if signal is None:
+            return _response(
+                request,
+                Refusal(code="NOT_FOUND", status=404, message="write to /v1/traces, /metrics or /logs"),
+            )
+        if request.method != b"POST":
+            refusal = Refusal(code="UNIMPLEMENTED", status=405, message="use POST")
+            return _response(request, refusal, [(b"allow", b"POST")])
+        try:
+            self._gate.check_token(_text(request.headers.get(b"authorization")))
+            _check_head(request)
+            self._gate.check_open(len(request.body))
+        except (PermissionDenied, Unsupported, Unavailable) as error:
+            return _response(request, self._gate.refusal(error, signal))
+        return None
+
+    def fault(self, fault: Fault, message: str) -> Response:
+        refusal = _FAULTS[fault]
+        words = Refusal(
+            code=refusal.code, status=refusal.status, message=message, retry_after_s=refusal.retry_after_s
+        )
+        return _refused(words, _PROTOBUF)
+
+    async def _answer(self, request: Request, signal: Signal) -> Response:
+        # A task of its own: what comes next may use timeouts, and ends when the client leaves.
+        await asyncio.sleep(0)
+        try:
+            data = await self._body(request, signal)
+            return _taken(request, signal, await self._gate.take(data, signal))
+        except Exception as error:  # noqa: BLE001 - every fault is an answer
+            return _response(request, self._gate.refusal(error, signal))
+
+    async def _body(self, request: Request, signal: Signal) -> bytes:
+        """The request as protobuf."""
+        encoding = _encoding(request)
+        is_json = _type(request) == _JSON
+        if not is_json and encoding in ("", "identity"):
+            return request.body
+        if len(request.body) <= _INLINE_BYTES and is_json and encoding in ("", "identity"):
+            return otlp.from_json(request.body, signal)
+        return await asyncio.to_thread(self._unpacked, request.body, encoding, signal, is_json)
+
+    def _unpacked(self, body: bytes, encoding: str, signal: Signal, is_json: bool) -> bytes:
+        data = inflate(body, encoding, self._request_bytes_max)
+        return otlp.from_json(data, signal) if is_json else data
+
+
+_FAULTS: Final = {
+    Fault.MALFORMED: Refusal(code="INVALID_ARGUMENT", status=400, message=""),
+    Fault.TOO_LARGE: Refusal(code="RESOURCE_EXHAUSTED", status=413, message=""),
+    Fault.OVERLOADED: Refusal(code="UNAVAILABLE", status=503, message="", retry_after_s=RETRY_AFTER_S),
+}
+
+
+def _check_head(request: Request) -> None:
+    if _type(request) not in _TYPES:
+        raise Unsupported("the content type must be application/x-protobuf or application/json")
+    encoding = _encoding(request)
+    if encoding not in ENCODINGS:
+        known = ", ".join(sorted(name for name in ENCODINGS if name))
+        raise Unsupported(f"the content encoding {encoding[:40]!r} is not known; use {known}")
+
+
+def _type(request: Request) -> bytes:
+    return request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _encoding(request: Request) -> str:
+    return request.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _taken(request: Request, signal: Signal, reply: Accepted) -> Response:
+    if _type(request) == _JSON:
+        return Response(200, _partial_json(signal, reply), content_type=_JSON)
+    body = b"" if reply is TAKEN else otlp.response(signal, reply.rejected, reply.message)
+    return Response(200, body, content_type=_PROTOBUF)
+
+
+def _partial_json(signal: Signal, reply: Accepted) -> bytes:
+    if reply is TAKEN:
+        return b"{}"
+    partial: dict[str, str] = {}
+    if reply.rejected:
+        # int64 is text in the JSON of protobuf.
+        partial[_REJECTED[signal]] = str(reply.rejected)
+    if reply.message:
+        partial["errorMessage"] = reply.message
+    return json.dumps({"partialSuccess": partial}).encode()
+
+
+def _response(
+    request: Request, refusal: Refusal, headers: list[tuple[bytes, bytes]] | None = None
+) -> Response:
+    return _refused(refusal, _JSON if _type(request) == _JSON else _PROTOBUF, headers)
+
+
+def _refused(
+    refusal: Refusal, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
+) -> Response:
+    """The body is a `Status` in the request's own type."""
+    write = status_json if content_type == _JSON else status_bytes
+    body = write(refusal.code, refusal.message, refusal.retry_after_s)
+    headers = list(headers or ())
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(refusal.retry_after_s))).encode()))
+    return Response(refusal.status, body, content_type=content_type, headers=headers)
+
+
+class HttpReceiver:
+    """One HTTP port."""
+
+    def __init__(self, gate: Gate, *, request_bytes_max: int, reuse_port: bool = False) -> None:
+        self._gate = gate
+        self._reuse_port = reuse_port
+        limits = HttpLimits(
+            body_bytes_max=request_bytes_max,
+            body_screened_bytes=min(HttpLimits().body_screened_bytes, request_bytes_max),
+            held_bytes_max=max(HttpLimits().held_bytes_max, 2 * request_bytes_max),
+        )
+        self._listener = Listener(OtlpApplication(gate, request_bytes_max=request_bytes_max), limits)
+
+    async def bind(self, address: Address) -> Address:
+        """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""
+        try:
+            host, port = await self._listener.bind(address.host, address.port, reuse_port=self._reuse_port)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from error
+        return Address(host, port)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let the requests under way end; those that take longer are cut off."""
+        self._gate.drain()
+        await self._listener.drain(timeout_s=timeout_s)

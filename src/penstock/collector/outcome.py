@@ -1,0 +1,92 @@
+"""What an answer means for the data that was sent: the tables of the protocol, and nothing else."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "AuthErrors",
+    "Outcome",
+    "Verdict",
+    "after_grpc",
+    "after_http",
+    "delivered",
+    "refused",
+    "unreachable",
+]
+
+
+class Verdict(enum.Enum):
+    """What becomes of a bundle."""
+
+    ACK = "ack"
+    RETRY = "retry"
+    REJECT = "reject"
+
+
+class AuthErrors(enum.StrEnum):
+    """What an answer about credentials means: a passing fault of theirs, or the end of the data."""
+
+    RETRY = "retry"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of one attempt."""
+
+    verdict: Verdict
+    reason: str = ""
+    retry_after_s: float | None = None
+    """The least time that the other side asks to be left alone."""
+    rejected_items: int = 0
+    """Items that the other side has thrown away for good, of a request that it took."""
+    is_down: bool = False
+    """Whether the whole destination is out of reach, and not this one request."""
+
+
+_GRPC_RETRY: Final = frozenset(
+    {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+)
+_GRPC_DOWN: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_GRPC_AUTH: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_HTTP_RETRY: Final = frozenset({429, 502, 503, 504})
+_HTTP_AUTH: Final = frozenset({401, 403})
+
+
+def delivered(*, rejected_items: int = 0, message: str = "") -> Outcome:
+    """Taken. A partial success is never sent again: what was refused of it stays refused."""
+    return Outcome(verdict=Verdict.ACK, reason=message, rejected_items=rejected_items)
+
+
+def refused(reason: str) -> Outcome:
+    """Never to be sent again: it would be refused again."""
+    return Outcome(verdict=Verdict.REJECT, reason=reason)
+
+
+def unreachable(reason: str) -> Outcome:
+    """No connection, or one that broke before the answer."""
+    return Outcome(verdict=Verdict.RETRY, reason=reason, is_down=True)
+
+
+def after_grpc(code: str, message: str, hint_s: float | None, auth_errors: AuthErrors) -> Outcome:
+    """The outcome of a call that ended with the status `code` (its name)."""
+    reason = f"{code}: {message}" if message else code
+    if code in _GRPC_RETRY:
+        return Outcome(verdict=Verdict.RETRY, reason=reason, retry_after_s=hint_s, is_down=code in _GRPC_DOWN)
+    if code == "RESOURCE_EXHAUSTED" and hint_s is not None:
+        return Outcome(verdict=Verdict.RETRY, reason=reason, retry_after_s=hint_s, is_down=True)
+    if code in _GRPC_AUTH and auth_errors is AuthErrors.RETRY:
+        return Outcome(verdict=Verdict.RETRY, reason=reason, retry_after_s=hint_s, is_down=True)
+    return refused(reason)
+
+
+def after_http(status: int, message: str, hint_s: float | None, auth_errors: AuthErrors) -> Outcome:
+    """The outcome of a request that was answered with a status other than success."""
+    reason = f"HTTP {status}: {message}" if message else f"HTTP {status}"
+    retried = status in _HTTP_RETRY or (status in _HTTP_AUTH and auth_errors is AuthErrors.RETRY)
+    if not retried:
+        return refused(reason)
+    return Outcome(verdict=Verdict.RETRY, reason=reason, retry_after_s=hint_s, is_down=True)

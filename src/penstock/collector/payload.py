@@ -1,0 +1,140 @@
+"""One bundle on its way out, as OTLP bytes or as Arrow, whichever an exporter asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.otlp.signal import Signal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArrowPayload", "JoinedPayload", "Payload", "Place", "RawPayload"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a bundle stands: the same data always has the same place, so files can be named by it.
+
+    `origin` tells directories apart: numbers of segments start over in a new one.
+    """
+
+    origin: str
+    segment_seq: int
+    bundle: int
+
+    def __str__(self) -> str:
+        return f"{self.origin}-seg{self.segment_seq:016d}-{self.bundle:08d}"
+
+
+class Payload(Protocol):
+    """What exporters send. Both forms are made when they are asked for."""
+
+    @property
+    def signal(self) -> Signal: ...
+
+    @property
+    def place(self) -> Place | None:
+        """None for data that was not stored before it is sent."""
+        ...
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of columns that have to be turned into a request first; 0 for what is one already."""
+        ...
+
+    def otlp(self) -> bytes:
+        """A serialized export request."""
+        ...
+
+    def pieces(self, limit_bytes: int) -> list[bytes]:
+        """The same in requests of at most `limit_bytes`; an item above it stands alone."""
+        ...
+
+    def batch(self) -> pa.RecordBatch:
+        """The flat columns of its signal."""
+        ...
+
+
+class RawPayload:
+    """A request as it came."""
+
+    __slots__ = ("_data", "place", "signal", "work_bytes")
+
+    def __init__(self, data: bytes, signal: Signal, place: Place | None = None) -> None:
+        self._data = data
+        self.signal = signal
+        self.place = place
+        self.work_bytes = 0
+
+    def otlp(self) -> bytes:
+        return self._data
+
+    def pieces(self, limit_bytes: int) -> list[bytes]:
+        if len(self._data) <= limit_bytes:
+            return [self._data]
+        return ArrowPayload(self.batch(), self.signal, self.place).pieces(limit_bytes)
+
+    def batch(self) -> pa.RecordBatch:
+        """Decoded now. Raises `InvalidInput` if the bytes are no request."""
+        from penstock import otlp
+
+        return otlp.decode(self._data, self.signal).batch
+
+
+class ArrowPayload:
+    """A batch of the flat columns."""
+
+    __slots__ = ("_batch", "place", "signal")
+
+    def __init__(self, batch: pa.RecordBatch, signal: Signal, place: Place | None = None) -> None:
+        self._batch = batch
+        self.signal = signal
+        self.place = place
+
+    @property
+    def work_bytes(self) -> int:
+        return int(self._batch.nbytes)
+
+    def otlp(self) -> bytes:
+        from penstock import otlp
+
+        return otlp.encode(self._batch, self.signal)
+
+    def pieces(self, limit_bytes: int) -> list[bytes]:
+        from penstock import otlp
+
+        whole = self.otlp()
+        return [whole] if len(whole) <= limit_bytes else otlp.split(self._batch, self.signal, limit_bytes)
+
+    def batch(self) -> pa.RecordBatch:
+        return self._batch
+
+
+class JoinedPayload:
+    """Several of one signal as one request: serialized requests behind each other are their sum."""
+
+    __slots__ = ("_parts", "place", "signal")
+
+    def __init__(self, parts: Sequence[Payload]) -> None:
+        self._parts = parts
+        self.signal = parts[0].signal
+        self.place = None
+
+    @property
+    def work_bytes(self) -> int:
+        return sum(part.work_bytes for part in self._parts)
+
+    def otlp(self) -> bytes:
+        return b"".join([part.otlp() for part in self._parts])
+
+    def pieces(self, limit_bytes: int) -> list[bytes]:
+        whole = self.otlp()
+        if len(whole) <= limit_bytes:
+            return [whole]
+        return [piece for part in self._parts for piece in part.pieces(limit_bytes)]
+
+    def batch(self) -> pa.RecordBatch:
+        return RawPayload(self.otlp(), self.signal).batch()

@@ -1,0 +1,235 @@
+"""A collector's file as a whole: the graph, the settings of every node, and what is worth a warning."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from penstock.collector.address import Address, parse_address
+from penstock.collector.graph import Graph, Node, parse_graph
+from penstock.collector.settings import (
+    BufferSettings,
+    DebugSettings,
+    FileSettings,
+    FlakySettings,
+    NoopSettings,
+    OtapExporterSettings,
+    OtapReceiverSettings,
+    OtlpExporterSettings,
+    OtlpReceiverSettings,
+    ParquetSettings,
+)
+from penstock.collector.urn import Kind
+from penstock.collector.variables import fill
+from penstock.config import Setting, build, load_mapping
+from penstock.errors import ConfigError
+from penstock.units import DurationLike, parse_duration
+
+if TYPE_CHECKING:
+    from penstock.quiver.config import QuiverConfig
+
+__all__ = [
+    "NodeSettings",
+    "PersistenceSettings",
+    "Plan",
+    "TelemetrySettings",
+    "Validation",
+    "load_plan",
+    "parse_plan",
+]
+
+
+class Validation(enum.StrEnum):
+    """How closely a request is looked at before it is kept as it came."""
+
+    FRAMING = "framing"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistenceSettings:
+    """A persistence node: the keys of Quiver, and how the collector uses it."""
+
+    quiver: QuiverConfig
+    validation: Validation = Validation.FRAMING
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether requests are kept byte for byte as they came, and not as columns."""
+        return self.quiver.otlp_handling == "pass_through"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the destinations share one stream, and do not each get everything."""
+        return self.quiver.subscription == "shared"
+
+
+NodeSettings: TypeAlias = (
+    OtlpReceiverSettings
+    | OtapReceiverSettings
+    | PersistenceSettings
+    | OtlpExporterSettings
+    | OtapExporterSettings
+    | BufferSettings
+    | FileSettings
+    | ParquetSettings
+    | DebugSettings
+    | NoopSettings
+    | FlakySettings
+)
+
+_SETTINGS: Final[Mapping[tuple[Kind, str], type]] = {
+    (Kind.RECEIVER, "otlp"): OtlpReceiverSettings,
+    (Kind.RECEIVER, "otap"): OtapReceiverSettings,
+    (Kind.EXPORTER, "otlp"): OtlpExporterSettings,
+    (Kind.EXPORTER, "otap"): OtapExporterSettings,
+    (Kind.EXPORTER, "buffer"): BufferSettings,
+    (Kind.EXPORTER, "file"): FileSettings,
+    (Kind.EXPORTER, "parquet"): ParquetSettings,
+    (Kind.EXPORTER, "debug"): DebugSettings,
+    (Kind.EXPORTER, "noop"): NoopSettings,
+    (Kind.EXPORTER, "flaky"): FlakySettings,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """The collector's own state: over HTTP for whoever asks, and sent out as OTLP."""
+
+    metrics_addr: str | None = None
+    """`host:port` for `/metrics`, `/health` and `/ready`."""
+    otlp: OtlpExporterSettings | None = None
+    """Where to send the same metrics."""
+    interval: DurationLike = "60s"
+
+    def __post_init__(self) -> None:
+        _ = self.address
+        if self.interval_s <= 0:
+            raise ConfigError("interval must be above 0")
+
+    @property
+    def interval_s(self) -> float:
+        return parse_duration(self.interval)
+
+    @property
+    def address(self) -> Address | None:
+        return None if self.metrics_addr is None else parse_address(self.metrics_addr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    nodes: dict[str, object]
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    dead_letters: str = "./dead_letters"
+    drain_timeout: DurationLike = "30s"
+    cores: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a collector needs to know, checked."""
+
+    graph: Graph
+    settings: Mapping[str, NodeSettings]
+    telemetry: TelemetrySettings
+    dead_letters: str
+    drain_timeout_s: float
+    cores: int
+
+    def warnings(self) -> list[str]:
+        """What runs and is probably not what was meant."""
+        return [*self.graph.warnings(), *self._loops()]
+
+    def persistence(self, node: Node) -> PersistenceSettings:
+        settings = self.settings[node.name]
+        assert isinstance(settings, PersistenceSettings)
+        return settings
+
+    def _loops(self) -> list[str]:
+        listeners = [
+            (name, address) for name, settings in self.settings.items() for address in _listening(settings)
+        ]
+        said = []
+        for name, settings in self.settings.items():
+            if not isinstance(settings, OtlpExporterSettings | OtapExporterSettings):
+                continue
+            endpoint = settings.endpoint
+            said += [
+                f"{name}: it sends to {endpoint}, which is where {receiver} of the same file listens: data "
+                "may go round in a circle"
+                for receiver, address in listeners
+                if address.is_reached_by(endpoint)
+            ]
+        return said
+
+
+def load_plan(path: str | Path, variables: Mapping[str, str]) -> Plan:
+    """The plan in a YAML file. Raises `ConfigError` with the place of the first mistake."""
+    return parse_plan(load_mapping(path), variables, where=str(path))
+
+
+def parse_plan(loaded: Mapping[str, Setting], variables: Mapping[str, str], *, where: str) -> Plan:
+    """The plan in a mapping. No file, port or store is touched."""
+    file = build(_File, fill(loaded, variables, where=where), where=where)
+    graph = parse_graph(file.nodes, where=f"{where}: nodes")
+    if file.cores < 1:
+        raise ConfigError(f"{where}: cores: at least 1, not {file.cores}")
+    nodes = [*graph.nodes.values(), *graph.left_out]
+    settings = {node.name: _node_settings(node, f"{where}: nodes.{node.name}.config") for node in nodes}
+    plan = Plan(
+        graph=graph,
+        settings=settings,
+        telemetry=file.telemetry,
+        dead_letters=file.dead_letters,
+        drain_timeout_s=parse_duration(file.drain_timeout),
+        cores=file.cores,
+    )
+    _check_apart(plan, where)
+    return plan
+
+
+def _node_settings(node: Node, place: str) -> NodeSettings:
+    if node.plugin.name == "persistence":
+        return _persistence(node.config, place)
+    built: NodeSettings = build(_SETTINGS[(node.kind, node.plugin.name)], node.config, where=place)
+    return built
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnKeys:
+    validation: Validation = Validation.FRAMING
+
+
+def _persistence(config: Mapping[str, Setting], place: str) -> PersistenceSettings:
+    from penstock.quiver.config import QuiverConfig
+
+    own = {key: value for key, value in config.items() if key == "validation"}
+    rest = {key: value for key, value in config.items() if key not in own}
+    return PersistenceSettings(
+        quiver=QuiverConfig.from_mapping(rest, where=place),
+        validation=build(_OwnKeys, own, where=place).validation,
+    )
+
+
+def _check_apart(plan: Plan, where: str) -> None:
+    """No two nodes may write into one directory or listen on one port."""
+    seen: dict[str, str] = {}
+    for name, settings in plan.settings.items():
+        claims = [str(address) for address in _listening(settings) if address.port]
+        if isinstance(settings, PersistenceSettings):
+            claims.append(str(Path(settings.quiver.path).absolute()))
+        if name not in plan.graph.nodes:
+            continue
+        for claim in claims:
+            if claim in seen:
+                raise ConfigError(f"{where}: nodes: {seen[claim]} and {name} both want {claim}")
+            seen[claim] = name
+
+
+def _listening(settings: NodeSettings) -> list[Address]:
+    if isinstance(settings, OtlpReceiverSettings):
+        return settings.addresses
+    return [settings.address] if isinstance(settings, OtapReceiverSettings) else []

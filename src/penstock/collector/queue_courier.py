@@ -1,0 +1,236 @@
+"""Brings bundles into queues of object storage, each once, whatever dies in between.
+
+Every append to a queue is a transaction of (this directory, place of its last bundle), see
+`penstock.buffer.transaction`; so records and position become durable in the same write.
+
+1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
+   one that was handed out is in nobody's hands, because its lease ended or it could not be read: that one is
+   waited for. So when the queue stands at a place, everything before it that was pending is in it too.
+2. A bundle at or before the position has been appended, and only its ack was lost: it is acknowledged.
+3. An append whose answer was lost is repeated under the same transaction and recognised.
+4. Numbers of segments start over in a new directory; its identity is part of the name.
+
+The argument needs the oldest bundle first and a subscriber of its own; without them `QueueExporter` is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.buffer import StaleTransaction, Transaction, append_batches, last_version, store_batch
+from penstock.buffer.transaction import NO_VERSION
+from penstock.clock import Clock
+from penstock.collector.courier import CourierCounts
+from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.exporters.queue import producer_config, record_of
+from penstock.collector.outcome import Verdict
+from penstock.collector.payload import Payload
+from penstock.collector.seam import Delivery
+from penstock.collector.settings import BufferSettings
+from penstock.collector.source import Source, payload_of
+from penstock.collector.sparse_log import SparseLog
+from penstock.errors import InvalidInput, PenstockError
+from penstock.metrics import Registry
+from penstock.objects import ObjectStore, open_store
+from penstock.otlp.signal import Signal
+from penstock.retry import Backoff, RetryPolicy
+from penstock.units import parse_duration, parse_size
+
+__all__ = ["QueueCourier", "version_of"]
+
+_LOG = logging.getLogger(__name__)
+_POLL_S: Final = 0.25
+_BUNDLE_BITS: Final = 24
+"""A segment has at most ten million bundles."""
+_FOREVER_S: Final = 10.0**9
+
+
+def version_of(delivery: Delivery) -> int:
+    """A bundle's place as a version: rises in the order of delivery."""
+    return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
+
+
+class QueueCourier:
+    """`run` until `stop`. One append for as many bundles as are there, up to the configured size."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        settings: BufferSettings,
+        *,
+        app: str,
+        dead_letters: DeadLetters,
+        origin: str,
+        clock: Clock,
+        rng: random.Random,
+        registry: Registry,
+        store: ObjectStore | None = None,
+    ) -> None:
+        self.name = name
+        self._source = source
+        self._settings = settings
+        self._app = app
+        self._dead_letters = dead_letters
+        self._origin = origin
+        self._clock = clock
+        self._rng = rng
+        self._store = store
+        self._counts = CourierCounts(registry, name)
+        self._said = SparseLog(_LOG, clock)
+        self._positions: dict[Signal, int] = {}
+        self._flush_size = parse_size(settings.flush_size)
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End as soon as nothing is left that can be delivered now."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Deliver. Cancelling it gives what is under way back to the store."""
+        opened = self._store or open_store(self._settings.store)
+        try:
+            while True:
+                group = await self._gather()
+                if group and not await self._deliver(opened, list(group.values())):
+                    return
+                if not group and self._stopping:
+                    return
+        finally:
+            if self._store is None:
+                await opened.close()
+
+    async def _gather(self) -> dict[int, Delivery]:
+        """What is there up to a batch, by place and without a hole; waits a moment for the first."""
+        group: dict[int, Delivery] = {}
+        size = 0
+        try:
+            while size < self._flush_size and len(group) < self._settings.flush_bundles:
+                found = await self._source.next(0.0 if group or self._stopping else _POLL_S)
+                if found is None:
+                    break
+                group[version_of(found)] = found
+                size += found.batch.nbytes
+            while group and self._source.strays():
+                found = await self._source.next(_POLL_S)
+                if found is not None:
+                    group[version_of(found)] = found
+        except PenstockError as error:
+            self._said.warning(self.name, f"the next bundle cannot be read: {error}")
+            _give_back(group.values())
+            group = {}
+            await self._clock.sleep(_POLL_S)
+        except asyncio.CancelledError:
+            _give_back(group.values())
+            raise
+        return dict(sorted(group.items()))
+
+    async def _deliver(self, store: ObjectStore, group: list[Delivery]) -> bool:
+        """Until all of the group is in its queues. False when it was given back, at the end of everything."""
+        policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_FOREVER_S)
+        backoff = Backoff(policy, clock=self._clock, rng=self._rng)
+        try:
+            while not await self._is_delivered(store, group):
+                if self._stopping or not await backoff.pause():
+                    _give_back(group)
+                    return False
+        except asyncio.CancelledError:
+            _give_back(group)
+            raise
+        for delivery in group:
+            self._acknowledge(delivery)
+        return True
+
+    async def _is_delivered(self, store: ObjectStore, group: list[Delivery]) -> bool:
+        try:
+            for signal in Signal:
+                await self._append(store, signal, group)
+        except StaleTransaction as error:
+            # Somebody else moved it, or we did and never heard: look again before anything is appended.
+            self._positions.clear()
+            self._note_failure(error)
+            return False
+        except PenstockError as error:
+            self._note_failure(error)
+            return False
+        self._counts.circuit.set(0)
+        return True
+
+    def _note_failure(self, error: PenstockError) -> None:
+        self._counts.outcomes[Verdict.RETRY].inc()
+        self._counts.circuit.set(2)
+        self._said.warning(self.name, f"{self._settings.store} does not take it, and is tried again: {error}")
+
+    async def _append(self, store: ObjectStore, signal: Signal, group: list[Delivery]) -> None:
+        mine = [delivery for delivery in group if str(delivery.signal) == signal.value]
+        if not mine:
+            return
+        config = producer_config(self._settings, signal)
+        position = await self._position(store, signal)
+        fresh = [delivery for delivery in mine if version_of(delivery) > position]
+        records = await self._records(fresh, group)
+        if not records:
+            return
+        deadline_s = parse_duration(self._settings.append_deadline)
+        batch = await store_batch(
+            store,
+            config.prefix,
+            records,
+            compression=config.compression,
+            metadata=signal.value.encode(),
+            clock=self._clock,
+            rng=self._rng,
+            policy=RetryPolicy(deadline_s=deadline_s),
+        )
+        version = version_of(fresh[-1])
+        await append_batches(
+            config,
+            [batch],
+            Transaction(app=self._app, version=version),
+            follows=position,
+            store=store,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self._positions[signal] = version
+
+    async def _position(self, store: ObjectStore, signal: Signal) -> int:
+        known = self._positions.get(signal)
+        if known is None:
+            config = producer_config(self._settings, signal)
+            last = await last_version(config, self._app, store=store, clock=self._clock, rng=self._rng)
+            known = self._positions[signal] = NO_VERSION if last is None else last
+        return known
+
+    async def _records(self, fresh: list[Delivery], group: list[Delivery]) -> list[bytes]:
+        """A record for each; what cannot be one is a dead letter, and out of `fresh` and `group`."""
+        records: list[bytes] = []
+        for delivery in list(fresh):
+            payload = payload_of(delivery, self._origin)
+            try:
+                records.append(await asyncio.to_thread(record_of, payload, self._settings.format))
+            except InvalidInput as error:
+                await self._reject(delivery, payload, str(error))
+                fresh.remove(delivery)
+                group.remove(delivery)
+        return records
+
+    async def _reject(self, delivery: Delivery, payload: Payload, reason: str) -> None:
+        await asyncio.to_thread(self._dead_letters.keep, self.name, payload, reason, delivery.attempt)
+        delivery.reject(reason)
+        self._counts.outcomes[Verdict.REJECT].inc()
+
+    def _acknowledge(self, delivery: Delivery) -> None:
+        self._counts.outcomes[Verdict.ACK].inc()
+        self._counts.items.inc(delivery.items)
+        # Without its lease it comes again, and is found to be in the queue.
+        delivery.ack()
+
+
+def _give_back(group: Iterable[Delivery]) -> None:
+    for delivery in group:
+        delivery.defer(0.0)

@@ -1,0 +1,147 @@
+"""The collector's own metrics as OTLP: what `/metrics` shows, sent out at an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AggregationTemporality,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+)
+
+from penstock import __version__
+from penstock.clock import Clock
+from penstock.collector.outcome import Verdict
+from penstock.collector.payload import RawPayload
+from penstock.collector.seam import Exporter
+from penstock.collector.sparse_log import SparseLog
+from penstock.metrics import Kind, Registry, Sample
+from penstock.otlp.signal import Signal
+
+__all__ = ["SelfMetrics", "metrics_request"]
+
+_LOG = logging.getLogger(__name__)
+_CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+
+
+def metrics_request(
+    samples: Mapping[str, Sequence[Sample]],
+    kinds: Mapping[str, Kind],
+    *,
+    start_ns: int,
+    now_ns: int,
+    core_id: int = 0,
+) -> bytes:
+    """A snapshot of a registry as a request: counters as sums, all of them since `start_ns`. Pure."""
+    request = ExportMetricsServiceRequest()
+    group = request.resource_metrics.add()
+    group.resource.attributes.extend(
+        _attributes({"service.name": "penstock-collector", "service.instance.id": f"core-{core_id}"})
+    )
+    scope = group.scope_metrics.add()
+    scope.scope.name, scope.scope.version = "penstock.collector", __version__
+    for name, found in samples.items():
+        metric = scope.metrics.add(name=name)
+        for sample in found:
+            _add_point(metric, kinds[name], sample, start_ns, now_ns)
+    return bytes(request.SerializeToString())
+
+
+def _add_point(metric: Metric, kind: Kind, sample: Sample, start_ns: int, now_ns: int) -> None:
+    labels, value = sample["labels"], sample["value"]
+    assert isinstance(labels, dict)
+    attributes = _attributes({key: str(text) for key, text in labels.items()})
+    if kind == "histogram":
+        assert isinstance(value, dict)
+        metric.histogram.aggregation_temporality = _CUMULATIVE
+        metric.histogram.data_points.append(_histogram(value, attributes, start_ns, now_ns))
+        return
+    assert isinstance(value, int | float)
+    point = NumberDataPoint(
+        attributes=attributes, start_time_unix_nano=start_ns, time_unix_nano=now_ns, as_double=float(value)
+    )
+    if kind == "counter":
+        metric.sum.aggregation_temporality = _CUMULATIVE
+        metric.sum.is_monotonic = True
+        metric.sum.data_points.append(point)
+    else:
+        metric.gauge.data_points.append(point)
+
+
+def _histogram(
+    value: Mapping[str, object], attributes: list[KeyValue], start_ns: int, now_ns: int
+) -> HistogramDataPoint:
+    buckets, total, count = value["buckets"], value["sum"], value["count"]
+    assert isinstance(buckets, dict)
+    assert isinstance(total, int | float)
+    assert isinstance(count, int | float)
+    bounds = [float(bound) for bound in buckets]
+    seen = list(buckets.values())
+    counts = [int(after - before) for before, after in zip([0, *seen], seen, strict=False)]
+    return HistogramDataPoint(
+        attributes=attributes,
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=int(count),
+        sum=float(total),
+        explicit_bounds=[bound for bound in bounds if not math.isinf(bound)],
+        bucket_counts=counts,
+    )
+
+
+def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=AnyValue(string_value=text)) for key, text in labels.items()]
+
+
+class SelfMetrics:
+    """Sends a registry every interval. What does not arrive is not kept: the next one tells it all again."""
+
+    def __init__(
+        self, registry: Registry, exporter: Exporter, *, interval_s: float, core_id: int, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._exporter = exporter
+        self._interval_s = interval_s
+        self._core_id = core_id
+        self._clock = clock
+        self._start_ns = clock.now_ms() * 1_000_000
+        self._said = SparseLog(_LOG, clock)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._exporter.start()
+        self._task = asyncio.create_task(self._run(), name="own metrics")
+
+    async def stop(self) -> None:
+        """Send the last state, so that nothing of a run is missing, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            await self._send()
+        await self._exporter.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval_s)
+            await self._send()
+
+    async def _send(self) -> None:
+        data = metrics_request(
+            self._registry.snapshot(),
+            self._registry.kinds(),
+            start_ns=self._start_ns,
+            now_ns=self._clock.now_ms() * 1_000_000,
+            core_id=self._core_id,
+        )
+        outcome = await self._exporter.send(RawPayload(data, Signal.METRICS))
+        if outcome.verdict is not Verdict.ACK:
+            self._said.warning("telemetry", f"the collector's own metrics were not taken: {outcome.reason}")

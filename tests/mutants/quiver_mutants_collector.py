@@ -1,0 +1,89 @@
+"""Deliberate bugs in the collector; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["COLLECTOR_MUTANTS"]
+
+COURIER = "tests/unit/collector/test_courier.py"
+OUTCOMES = "tests/unit/collector/test_outcomes.py"
+RECEIVERS = "tests/unit/collector/test_receivers.py"
+STORED = "tests/unit/collector/test_stored_exporters.py"
+BODIES = "tests/unit/collector/test_bodies.py"
+
+COLLECTOR_MUTANTS = (
+    Mutant(
+        name="a request is answered before the store has it",
+        file="collector/intake.py",
+        old="        await self._store.ingest_raw(data, signal.value)\n        return TAKEN\n",
+        new="        import asyncio\n\n"
+        "        keeping = asyncio.ensure_future(self._store.ingest_raw(data, signal.value))\n"
+        "        keeping.add_done_callback(lambda done: done.exception())\n"
+        "        return TAKEN\n",
+        test=f"{RECEIVERS}::test_a_full_store_asks_clients_to_come_again_in_both_places",
+    ),
+    Mutant(
+        name="the hint is sent in the standard place alone",
+        file="collector/hints.py",
+        old="        (RETRY_TRAILER, _retry_info(wait_s).SerializeToString()),\n",
+        new="",
+        test=f"{RECEIVERS}::test_a_full_store_asks_clients_to_come_again_in_both_places",
+    ),
+    Mutant(
+        name="a full store is an error that clients must not repeat",
+        file="collector/answers.py",
+        old='code="UNAVAILABLE", status=503, message=message, retry_after_s=_hint(error))\n',
+        new='code="INTERNAL", status=500, message=message)\n',
+        test=f"{OUTCOMES}::test_every_fault_has_its_answer",
+    ),
+    Mutant(
+        name="a bomb is unpacked before it is measured",
+        file="collector/inflate.py",
+        old="                _check_size(total, limit_bytes)\n                found.append(piece)\n",
+        new="                found.append(piece)\n",
+        test=f"{BODIES}::test_a_bomb_stops_at_the_cap",
+    ),
+    Mutant(
+        name="a refused bundle is rejected although it was not kept",
+        file="collector/courier.py",
+        old='            return delivery.nack(f"{outcome.reason}; not kept: {error}")\n',
+        new="            return delivery.reject(outcome.reason)\n",
+        test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
+    ),
+    Mutant(
+        name="a destination that is down is tried with everything",
+        file="collector/circuit.py",
+        old="            self.state = CircuitState.PROBING\n            return True\n",
+        new="            self.state = CircuitState.CLOSED\n            return True\n",
+        test=f"{COURIER}::test_a_destination_that_is_down_gets_one_bundle_at_a_time",
+    ),
+    Mutant(
+        name="a bundle is lost when an exporter has a bug",
+        file="collector/courier.py",
+        old='            return Outcome(verdict=Verdict.RETRY, reason=f"{type(error).__name__}: {error}")\n',
+        new='            return Outcome(verdict=Verdict.ACK, reason=f"{type(error).__name__}: {error}")\n',
+        test=f"{COURIER}::test_a_bug_in_an_exporter_loses_nothing",
+    ),
+    Mutant(
+        name="a bundle whose ack was lost is appended again",
+        file="collector/queue_courier.py",
+        old="        fresh = [delivery for delivery in mine if version_of(delivery) > position]\n",
+        new="        fresh = list(mine)\n",
+        test=f"{STORED}::test_bundles_whose_acks_were_lost_are_not_appended_again",
+    ),
+    Mutant(
+        name="the position passes a bundle that is in nobody's hands",
+        file="collector/queue_courier.py",
+        old="            while group and self._source.strays():\n",
+        new="            while False:\n",
+        test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands",
+    ),
+    Mutant(
+        name="a file that is delivered again is a second file",
+        file="collector/exporters/file.py",
+        old="        name = payload.place or mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
+        new="        name = mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
+        test=f"{STORED}::test_a_bundle_that_comes_again_replaces_its_file",
+    ),
+)

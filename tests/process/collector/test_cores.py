@@ -1,0 +1,62 @@
+"""Several cores on one port: a process and a directory each, and nothing lost when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+from tests.collector_process import FILE, FarEnd, free_port
+
+from penstock.collector.grpc_receiver import METHODS
+from penstock.otlp.signal import Signal
+from penstock.testing.otlp_kit import telemetry
+
+METHOD = next(path for path, found in METHODS.items() if found is Signal.LOGS)
+
+
+def ready(process: subprocess.Popen[bytes]) -> dict[str, int]:
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    assert told["event"] == "ready"
+    return {"core": told["core"], "pid": told["pid"]}
+
+
+def test_two_cores_share_a_port_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
+    file = tmp_path / "collector.yaml"
+    file.write_text(FILE + "cores: 2\n")
+    port = free_port()
+    with FarEnd() as far_end:
+        variables = {"dir": tmp_path, "grpc_port": port, "http_port": free_port(), "far_port": far_end.port}
+        command = [sys.executable, "-m", "penstock.cli", "collector", "run", str(file), "--json"]
+        command += [part for name, value in variables.items() for part in ("--set", f"{name}={value}")]
+        command += ["--set", "handling=pass_through"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            cores = [ready(process), ready(process)]
+            assert {core["core"] for core in cores} == {0, 1}
+            sent = 0
+            for _ in range(24):
+                # Each channel is a connection, and the system shares those out.
+                options = [("grpc.use_local_subchannel_pool", 1)]
+                with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+                    channel.unary_unary(METHOD)(
+                        telemetry(Signal.LOGS, items=1, seed=sent), wait_for_ready=True
+                    )
+                    sent += 1
+                if sent == 12:
+                    time.sleep(1.1)  # a core that dies in its first second is not started again
+                    os.kill(cores[0]["pid"], signal.SIGKILL)
+                    assert ready(process)["core"] == cores[0]["core"]
+            process.terminate()
+            assert process.wait(40) == 0
+        # Those that waited side by side came as one request, which holds each as it was.
+        came = [data for _, data in far_end.requests]
+        bodies = [telemetry(Signal.LOGS, items=1, seed=seed) for seed in range(sent)]
+        assert all(any(body in data for data in came) for body in bodies)
+    assert (tmp_path / "quiver" / "core_0").is_dir()
+    assert (tmp_path / "quiver" / "core_1").is_dir()

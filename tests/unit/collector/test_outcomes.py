@@ -1,0 +1,171 @@
+"""What answers mean: for data that was sent, for a destination as a whole, and for a client of ours."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from penstock import errors
+from penstock.collector.answers import Draining, refusal_of
+from penstock.collector.circuit import Circuit, CircuitPolicy, CircuitState
+from penstock.collector.hints import (
+    DETAILS_TRAILER,
+    RETRY_TRAILER,
+    hint_of_trailers,
+    message_of,
+    retry_after_s,
+    retry_trailers,
+    status_bytes,
+    status_json,
+)
+from penstock.collector.outcome import AuthErrors, Verdict, after_grpc, after_http, delivered
+from penstock.quiver.errors import AtCapacity, Closed
+
+ALL_CODES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+RETRIED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize("code", ALL_CODES)
+def test_the_table_of_grpc_codes(code: str) -> None:
+    verdict = after_grpc(code, "", None, AuthErrors.REJECT).verdict
+    assert verdict is (Verdict.RETRY if code in RETRIED else Verdict.REJECT)
+
+
+def test_resource_exhausted_is_retried_only_with_a_hint() -> None:
+    assert after_grpc("RESOURCE_EXHAUSTED", "", None, AuthErrors.RETRY).verdict is Verdict.REJECT
+    hinted = after_grpc("RESOURCE_EXHAUSTED", "", 2.5, AuthErrors.RETRY)
+    assert (hinted.verdict, hinted.retry_after_s) == (Verdict.RETRY, 2.5)
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
+def test_credentials_are_retried_unless_the_strict_rule_is_asked_for(code: str) -> None:
+    assert after_grpc(code, "", None, AuthErrors.RETRY).verdict is Verdict.RETRY
+    assert after_grpc(code, "", None, AuthErrors.REJECT).verdict is Verdict.REJECT
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 429, 500, 501, 502, 503, 504])
+def test_the_table_of_http_statuses(status: int) -> None:
+    verdict = after_http(status, "", None, AuthErrors.REJECT).verdict
+    assert verdict is (Verdict.RETRY if status in (429, 502, 503, 504) else Verdict.REJECT)
+
+
+def test_a_partial_success_is_never_sent_again() -> None:
+    assert delivered(rejected_items=7, message="too old").verdict is Verdict.ACK
+
+
+def test_the_hint_is_sent_in_both_places_and_read_from_either() -> None:
+    trailers = retry_trailers("UNAVAILABLE", "full", 3.25)
+    assert {key for key, _ in trailers} == {DETAILS_TRAILER, RETRY_TRAILER}
+    for trailer in trailers:
+        assert hint_of_trailers([trailer]) == pytest.approx(3.25)
+
+
+@pytest.mark.parametrize("key", [DETAILS_TRAILER, RETRY_TRAILER])
+def test_a_hint_that_cannot_be_read_asks_for_nothing(key: str) -> None:
+    assert hint_of_trailers([(key, b"\xff\xff\xff")]) is None
+
+
+def test_a_hint_of_a_year_is_cut_to_an_hour() -> None:
+    assert hint_of_trailers(retry_trailers("UNAVAILABLE", "", 3e7)) == 3600
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("3", 3.0),
+        (" 0 ", 0.0),
+        ("Tue, 14 Nov 2023 22:13:30 GMT", 10.0),
+        ("Tue, 14 Nov 2023 22:13:10 GMT", 0.0),
+        ("soon", None),
+        ("-4", None),
+        ("", None),
+        (None, None),
+        ("999999999999999999999", 3600.0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after_s(value, NOW_MS) == seconds
+
+
+def test_a_status_carries_its_words_and_its_hint() -> None:
+    status = status_pb2.Status.FromString(status_bytes("UNAVAILABLE", "full", 2))
+    info = error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert (status.code, status.message, info.retry_delay.seconds) == (14, "full", 2)
+    assert message_of(status_bytes("INVALID_ARGUMENT", "what")) == "what"
+    assert b'"retryDelay": "2s"' in status_json("UNAVAILABLE", "full", 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status", "hint"),
+    [
+        (errors.InvalidInput("x"), "INVALID_ARGUMENT", 400, None),
+        (AtCapacity("x", retry_after_s=4), "UNAVAILABLE", 503, 4),
+        (errors.StorageFull("x"), "UNAVAILABLE", 503, 1),
+        (errors.LimitExceeded("x"), "RESOURCE_EXHAUSTED", 413, None),
+        (Draining("x"), "UNAVAILABLE", 503, 1),
+        (Closed("x"), "UNAVAILABLE", 503, 1),
+        (errors.Unsupported("x"), "UNIMPLEMENTED", 415, None),
+        (errors.PermissionDenied("x"), "UNAUTHENTICATED", 401, None),
+        (errors.Corrupt("x"), "UNAVAILABLE", 503, 1),
+        (errors.OutcomeUnknown("x"), "UNAVAILABLE", 503, 1),
+        (ZeroDivisionError("a secret"), "INTERNAL", 500, None),
+    ],
+)
+def test_every_fault_has_its_answer(error: Exception, code: str, status: int, hint: float | None) -> None:
+    refusal = refusal_of(error)
+    assert (refusal.code, refusal.status, refusal.retry_after_s) == (code, status, hint)
+    assert "secret" not in refusal.message
+
+
+def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
+    circuit = Circuit(CircuitPolicy(initial_s=2, max_s=10))
+    assert all(circuit.enter(0) for _ in range(5))
+    circuit.failed(0, draw=1)
+    assert not circuit.enter(1.9)
+    assert circuit.enter(2)
+    assert not circuit.enter(2), "one probe at a time"
+    circuit.succeeded()
+    assert circuit.enter(2)
+    assert circuit.state is CircuitState.CLOSED
+
+
+def test_failures_of_those_under_way_do_not_lengthen_the_wait() -> None:
+    circuit = Circuit(CircuitPolicy(initial_s=2, max_s=10))
+    for _ in range(5):
+        circuit.failed(0, draw=1)
+    assert circuit.due_s == 2
+
+
+def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
+    circuit = Circuit(CircuitPolicy(initial_s=1, max_s=5))
+    now, waits = 0.0, []
+    for _ in range(5):
+        assert circuit.enter(now)
+        circuit.failed(now, draw=1)
+        waits.append(circuit.due_s - now)
+        now = circuit.due_s
+    assert waits == [1, 2, 4, 5, 5]
+
+
+def test_a_hint_is_a_floor_under_the_wait() -> None:
+    circuit = Circuit(CircuitPolicy(initial_s=1, max_s=5))
+    circuit.failed(0, draw=0, hint_s=3)
+    assert circuit.due_s == 3
+    circuit.failed(0, draw=0, hint_s=7)
+    assert circuit.due_s == 7
+
+
+def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> None:
+    circuit = Circuit(CircuitPolicy())
+    circuit.failed(0, draw=0)
+    assert circuit.enter(60)
+    circuit.left()
+    assert circuit.enter(60)
+
+
+def test_waits_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="above 0"):
+        CircuitPolicy(initial_s=0)

@@ -1,0 +1,273 @@
+"""The table of answers, over real gRPC and real HTTP, with a store in memory behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+import zstandard
+from google.rpc import error_details_pb2, status_pb2
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from tests.collector_doubles import MemoryStore
+
+from penstock import otlp
+from penstock.collector.address import Address
+from penstock.collector.gate import Gate
+from penstock.collector.grpc_receiver import METHODS, GrpcReceiver
+from penstock.collector.hints import DETAILS_TRAILER, RETRY_TRAILER
+from penstock.collector.http_receiver import HttpReceiver
+from penstock.collector.intake import ArrowIntake, RawIntake
+from penstock.collector.seam import Intake
+from penstock.config import Secret
+from penstock.metrics import Registry
+from penstock.otlp.messages import messages_of
+from penstock.otlp.signal import Signal
+from penstock.quiver.errors import AtCapacity
+from penstock.testing.otlp_kit import telemetry
+
+LIMIT = 1_000_000
+HERE = Address("127.0.0.1", 0)
+PROTOBUF = {"content-type": "application/x-protobuf"}
+JSON = {"content-type": "application/json"}
+PATHS = {signal: method for method, signal in METHODS.items()}
+
+
+class Rig:
+    def __init__(self, intake: Intake, store: MemoryStore, tokens: tuple[Secret, ...] = ()) -> None:
+        self.store = store
+        self.registry = Registry()
+        self.gate = Gate("in", intake, tokens=tokens, requests_max=4, registry=self.registry)
+        self.grpc = GrpcReceiver(self.gate, request_bytes_max=LIMIT)
+        self.http = HttpReceiver(self.gate, request_bytes_max=LIMIT)
+        self.channel: grpc.aio.Channel
+        self.client: httpx.AsyncClient
+
+    async def call(
+        self, signal: Signal, data: bytes, *, packed: bool = False, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> bytes:
+        compression = grpc.Compression.Gzip if packed else grpc.Compression.NoCompression
+        method = self.channel.unary_unary(PATHS[signal])
+        return bytes(await method(data, compression=compression, metadata=metadata))
+
+    async def post(self, signal: Signal, data: bytes, headers: dict[str, str]) -> httpx.Response:
+        return await self.client.post(f"/v1/{signal.value}", content=data, headers=headers)
+
+
+@asynccontextmanager
+async def rig(*, raw: bool = True, tokens: tuple[str, ...] = ()) -> AsyncIterator[Rig]:
+    store = MemoryStore()
+    intake: Intake = RawIntake(store) if raw else ArrowIntake(store)
+    made = Rig(intake, store, tuple(Secret(token) for token in tokens))
+    grpc_at, http_at = await made.grpc.bind(HERE), await made.http.bind(HERE)
+    options = [("grpc.max_send_message_length", -1)]
+    async with (
+        grpc.aio.insecure_channel(str(grpc_at), options) as made.channel,
+        httpx.AsyncClient(base_url=f"http://{http_at}") as made.client,
+    ):
+        yield made
+    await made.grpc.drain(1)
+    await made.http.drain(1)
+
+
+@pytest.mark.parametrize("signal", Signal)
+@pytest.mark.parametrize("packed", [False, True])
+async def test_grpc_takes_every_signal_as_it_comes(signal: Signal, packed: bool) -> None:
+    data = telemetry(signal, items=20)
+    async with rig() as made:
+        assert await made.call(signal, data, packed=packed) == b""
+        [bundle] = made.store.stored
+        assert bundle.signal == signal.value
+        assert bundle.batch.column(0)[0].as_py() == data
+
+
+@pytest.mark.parametrize("signal", Signal)
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "deflate", "zstd"])
+async def test_http_takes_every_signal_in_every_encoding(signal: Signal, encoding: str) -> None:
+    data = telemetry(signal, items=20)
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}
+    body = pack[encoding](data) if encoding in pack else data
+    headers = {**PROTOBUF, **({"content-encoding": encoding} if encoding else {})}
+    async with rig() as made:
+        answer = await made.post(signal, body, headers)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == "application/x-protobuf"
+        assert made.store.stored[0].batch.column(0)[0].as_py() == data
+
+
+@pytest.mark.parametrize("signal", Signal)
+async def test_json_becomes_the_same_request(signal: Signal) -> None:
+    data = telemetry(signal, items=5)
+    async with rig() as made:
+        answer = await made.post(signal, otlp.to_json(data, signal), JSON)
+        assert (answer.status_code, answer.json()) == (200, {})
+        assert answer.headers["content-type"] == "application/json"
+        request = messages_of(signal).request
+        assert request.FromString(made.store.stored[0].batch.column(0)[0].as_py()) == request.FromString(data)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_an_empty_request_is_fine_and_stores_nothing(raw: bool) -> None:
+    async with rig(raw=raw) as made:
+        assert await made.call(Signal.LOGS, b"") == b""
+        assert (await made.post(Signal.LOGS, b"", PROTOBUF)).status_code == 200
+        assert (await made.post(Signal.LOGS, b"{}", JSON)).json() == {}
+        assert made.store.stored == []
+
+
+async def test_a_request_is_columns_in_arrow_mode() -> None:
+    data = telemetry(Signal.TRACES, items=30)
+    async with rig(raw=False) as made:
+        await made.call(Signal.TRACES, data)
+        [bundle] = made.store.stored
+        assert bundle.batch.num_rows == 30
+        assert otlp.count_items(otlp.encode(bundle.batch, Signal.TRACES), Signal.TRACES) == 30
+
+
+def bad_ids() -> bytes:
+    request = messages_of(Signal.TRACES).request.FromString(telemetry(Signal.TRACES, items=4, resources=1))
+    request.resource_spans[0].scope_spans[0].spans[1].trace_id = b"short"
+    return bytes(request.SerializeToString())
+
+
+async def test_items_with_ids_of_wrong_length_are_refused_and_the_rest_is_kept() -> None:
+    async with rig(raw=False) as made:
+        answer = ExportTraceServiceResponse.FromString(await made.call(Signal.TRACES, bad_ids()))
+        assert answer.partial_success.rejected_spans == 1
+        assert answer.partial_success.error_message
+        told = await made.post(
+            Signal.TRACES, otlp.to_json(telemetry(Signal.TRACES, items=1), Signal.TRACES), JSON
+        )
+        assert told.json() == {}
+        over_http = await made.post(Signal.TRACES, bad_ids(), PROTOBUF)
+        assert over_http.status_code == 200
+        assert ExportTraceServiceResponse.FromString(over_http.content).partial_success.rejected_spans == 1
+        assert [bundle.batch.num_rows for bundle in made.store.stored] == [3, 1, 3]
+        assert made.registry.value("collector.receiver.refused_items", receiver="in") == 2
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_what_cannot_be_decoded_is_an_invalid_argument(raw: bool) -> None:
+    async with rig(raw=raw) as made:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.call(Signal.TRACES, b"hello world")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        answer = await made.post(Signal.TRACES, b"hello world", PROTOBUF)
+        assert answer.status_code == 400
+        assert status_pb2.Status.FromString(answer.content).code == 3
+        wrong = await made.post(Signal.TRACES, b"[", JSON)
+        assert (wrong.status_code, wrong.json()["code"]) == (400, 3)
+        assert made.store.stored == []
+
+
+async def test_a_full_store_asks_clients_to_come_again_in_both_places() -> None:
+    async with rig() as made:
+        made.store.fail = AtCapacity("the disk is full", retry_after_s=3)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.call(Signal.LOGS, telemetry(Signal.LOGS, items=1))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        trailers = dict(caught.value.trailing_metadata() or ())
+        assert error_details_pb2.RetryInfo.FromString(trailers[RETRY_TRAILER]).retry_delay.seconds == 3
+        info = error_details_pb2.RetryInfo()
+        assert status_pb2.Status.FromString(trailers[DETAILS_TRAILER]).details[0].Unpack(info)
+        answer = await made.post(Signal.LOGS, telemetry(Signal.LOGS, items=1), PROTOBUF)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+
+
+async def test_too_large_is_final_and_says_so_without_a_hint() -> None:
+    async with rig() as made:
+        for packed in (False, True):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await made.call(Signal.LOGS, b"\x0a" + bytes(LIMIT + 100), packed=packed)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            keys = {key for key, _ in caught.value.trailing_metadata() or ()}
+            assert not keys & {RETRY_TRAILER, DETAILS_TRAILER}
+        answer = await made.post(Signal.LOGS, bytes(LIMIT + 1), PROTOBUF)
+        assert answer.status_code == 413
+        bomb = gzip.compress(bytes(50 * LIMIT))
+        answer = await made.post(Signal.LOGS, bomb, {**PROTOBUF, "content-encoding": "gzip"})
+        assert answer.status_code == 413
+        assert "retry-after" not in answer.headers
+        assert status_pb2.Status.FromString(answer.content).code == 8
+
+
+async def test_wrong_type_method_encoding_and_path() -> None:
+    async with rig() as made:
+        assert (await made.post(Signal.LOGS, b"", {"content-type": "text/plain"})).status_code == 415
+        packed = {**PROTOBUF, "content-encoding": "br"}
+        assert (await made.post(Signal.LOGS, b"", packed)).status_code == 415
+        answer = await made.client.get("/v1/logs")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert (await made.client.post("/v1/what", headers=JSON)).status_code == 404
+
+
+async def test_damaged_compression_is_a_bad_request() -> None:
+    async with rig() as made:
+        answer = await made.post(Signal.LOGS, b"no gzip", {**PROTOBUF, "content-encoding": "gzip"})
+        assert answer.status_code == 400
+
+
+async def test_a_bug_is_internal_and_tells_nothing() -> None:
+    async with rig() as made:
+        made.store.fail = ZeroDivisionError("a secret")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.call(Signal.LOGS, telemetry(Signal.LOGS, items=1))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        answer = await made.post(Signal.LOGS, telemetry(Signal.LOGS, items=1), PROTOBUF)
+        assert answer.status_code == 500
+        assert b"secret" not in answer.content
+
+
+async def test_a_collector_that_stops_sends_clients_away_for_now() -> None:
+    async with rig() as made:
+        made.gate.drain()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.call(Signal.LOGS, b"")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await made.post(Signal.LOGS, b"", PROTOBUF)).status_code == 503
+
+
+async def test_tokens_are_asked_for_on_both_ports() -> None:
+    async with rig(tokens=("one", "two")) as made:
+        for wrong in ((), (("authorization", "Bearer three"),), (("authorization", "two"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await made.call(Signal.LOGS, b"", metadata=wrong)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            answer = await made.post(Signal.LOGS, b"", {**PROTOBUF, **dict(wrong)})
+            assert answer.status_code == 401
+        right = ("authorization", "Bearer two")
+        assert await made.call(Signal.LOGS, b"", metadata=(right,)) == b""
+        assert (await made.post(Signal.LOGS, b"", {**PROTOBUF, **dict([right])})).status_code == 200
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with rig() as made:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.channel.unary_unary("/what/Ever")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_json_ids_are_hex_of_any_case_and_unknown_fields_are_ignored() -> None:
+    body = {
+        "resourceSpans": [
+            {
+                "scopeSpans": [
+                    {
+                        "spans": [
+                            {"traceId": "ABcd" * 8, "spanId": "00112233445566aa", "kind": 2, "newField": 1}
+                        ]
+                    }
+                ]
+            }
+        ]
+    }
+    async with rig(raw=False) as made:
+        answer = await made.post(Signal.TRACES, json.dumps(body).encode(), JSON)
+        assert answer.status_code == 200
+        assert made.store.stored[0].batch.column("trace_id")[0].as_py() == bytes.fromhex("abcd" * 8)

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.fs import Buffer
 from penstock.topics.batch import ESCAPED, PreparedBatch
-from penstock.topics.checksums import checksums
+from penstock.topics.checksums import checksums_between
 from penstock.topics.columns import ROW
 from penstock.topics.payload import DATA_WRAP_BYTES
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE, IDX_STRIDE
@@ -246,9 +246,8 @@ def _encode_alike(
 def _with_checksums(buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytearray:
     """Whole frames of those from `starts` to `ends` that only lack their checksums."""
     places = ends - CHECKSUM.size
-    spans = zip((starts + _LENGTH.size).tolist(), places.tolist(), strict=True)
-    sums = checksums([buffer[start:end] for start, end in spans])
     out = bytearray(buffer)
+    sums = checksums_between(buffer, starts + _LENGTH.size, places)
     np.ndarray(len(out) - CHECKSUM.size + 1, _U64, out, 0, 1)[places] = sums
     return out
 

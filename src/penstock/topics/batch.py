@@ -78,7 +78,8 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
     """Checks a write and makes its texts compact; nothing of it is stored yet.
 
     `parsed` says that all `data` and `meta` come out of a JSON decoder, from a body that is valid UTF-8; they
-    are not checked again. Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    are not checked again, and all records are of one kind. Raises `InvalidRequest`, `BatchTooLarge` or
+    `RecordTooLarge`.
     """
     count = len(records)
     if not count:
@@ -91,6 +92,8 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
     batch_node = None if node is None else _name(node, "node", NODE_BYTES_MAX)
     if count == 1 and parsed and (lone := _lone(records[0], batch_node)) is not None:
         return lone
+    if not parsed:
+        records = _as_new(records)
     data, lengths, saved = _texts([record.data for record in records], parsed)
     accounted = lengths if saved is None else [a - b for a, b in zip(lengths, saved, strict=True)]
     dressed: DressedRecords | None = None
@@ -152,16 +155,14 @@ def _is_dressed(records: Sequence[BareRecord]) -> bool:
         return True
     odd = [
         True
-        for record in _as_new(records)
+        for record in cast(Sequence[NewRecord], records)
         if record.tag is not None or record.node is not None or record.meta is not absent
     ]
     return bool(odd)
 
 
 def _as_new(records: Sequence[BareRecord]) -> Sequence[NewRecord]:
-    if isinstance(records[0], NewRecord):
-        return cast(Sequence[NewRecord], records)
-    return [NewRecord(record.data) for record in records]
+    return [record if isinstance(record, NewRecord) else NewRecord(record.data) for record in records]
 
 
 def _has_meta(meta: object) -> TypeGuard[msgspec.Raw]:

@@ -216,7 +216,7 @@ def _encode_alike(
     """As `_encode_many`, for records with nothing of their own but data.
 
     Their heads differ in two lengths and the sequence number, their rows in two places: so one is made and
-    repeated, and only that is written into it. Every call of an array costs as much as ten records.
+    repeated, and only that is written into it. Every array call costs as much as several records.
     """
     count, lead = batch.count, batch.lead
     node_bytes, own = _undressed(batch)

@@ -31,7 +31,7 @@ TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recr
 
 
 class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """One record of a write that has nothing but data, as most have. All of a write are of one kind."""
+    """One record of a write that has nothing but data, as most have."""
 
     data: msgspec.Raw
 

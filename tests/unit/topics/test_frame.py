@@ -304,3 +304,8 @@ def test_a_large_batch_has_the_frames_of_a_small_one() -> None:
     few = frame_module._encode_few(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
     many = frame_module._encode_many(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
     assert (bytes(few[0]), few[1]) == (bytes(many[0]), many[1])
+
+
+def test_bare_records_may_stand_among_others() -> None:
+    records = [BareRecord(msgspec.Raw(b"1")), raw("2", tag="t"), BareRecord(msgspec.Raw(b"3"))]
+    assert prepare(records).tags == [(1, b"t")]

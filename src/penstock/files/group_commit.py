@@ -31,8 +31,10 @@ _SLICE_S = 0.0005
 _QUICK_SYNC_S = 0.0005
 """Up to this a sync may as well be waited for by the one who submits."""
 _STALL_S = 0.01
-_WARY_S = 10.0
-"""How long after a stall nobody but the thread waits for the disk."""
+_WARY_FACTOR = 100
+"""For so many times as long as a stall took, nobody but the thread waits for the disk: who submits loses no
+more than a hundredth of its time to stalls, and a processor that was busy once does not count for long.
+"""
 _LONE_BYTES_MAX = 64 * 1024
 
 
@@ -429,7 +431,7 @@ class GroupCommitter:
     def _note_sync(self, seconds: float) -> None:
         # Down at once and up slowly: a sync that only waited for the processor does not make the disk slow.
         if seconds > _STALL_S:
-            self._wary_until_s = time.monotonic() + _WARY_S
+            self._wary_until_s = time.monotonic() + seconds * _WARY_FACTOR
         slower = seconds - self._usual_sync_s
         self._usual_sync_s += slower / 64 if slower > 0 else slower
         if self._on_sync is not None:

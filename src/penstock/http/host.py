@@ -7,6 +7,7 @@ from email.utils import formatdate
 from typing import Protocol
 
 from penstock.clock import Clock
+from penstock.http.known_heads import KnownHeads
 from penstock.http.limits import ByteBudget, HttpLimits
 from penstock.http.message import Application
 
@@ -41,6 +42,7 @@ class Host:
         "connections",
         "date",
         "draining",
+        "heads",
         "limits",
         "loop",
     )
@@ -55,6 +57,7 @@ class Host:
         self.budget = ByteBudget(limits.held_bytes_max)
         self.connections: set[Connection] = set()
         self.draining = False
+        self.heads = KnownHeads()
         self.date = b""
         self._chunk_data = self._chunk = b""
         self.set_date()

@@ -40,6 +40,10 @@ class H1Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         # The request being read.
+        self._is_between = True
+        """Whether the parser has seen nothing of the next request."""
+        self._latest: tuple[Request, bytes] | None = None
+        """While the parser runs, the last request it found and its target, if the head says everything."""
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -80,6 +84,10 @@ class H1Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        is_between = self._is_between
+        if is_between and (request := self._host.heads.request(data)) is not None:
+            self._arrived(request, 0, True)
+            return
         self._quiet_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -90,6 +98,9 @@ class H1Connection(asyncio.Protocol):
         else:
             if self._quiet_bytes > self._host.limits.head_bytes_max:
                 self._end_with(self._head_too_large())
+            elif is_between and self._is_between and self._latest is not None:
+                self._host.heads.learn(data, *self._latest)
+        self._latest = None
 
     def eof_received(self) -> bool:
         """A client that stops sending has left, unless its answer is about to come."""
@@ -131,6 +142,9 @@ class H1Connection(asyncio.Protocol):
         self._held_answer_bytes = 0
 
     # --- the parser ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._is_between = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -177,14 +191,25 @@ class H1Connection(asyncio.Protocol):
         if self._wishes:
             self._headers |= self._wishes
         request = Request(self._parser.get_method(), self._url, self._headers, whole)
-        arrived = (request, self._body_held_bytes, self._stays())
+        held_bytes, stays = self._body_held_bytes, self._stays()
+        self._latest = (request, self._url) if self._is_ordinary(held_bytes, stays) else None
         self._url, self._headers, self._body = b"", {}, []
         self._body_bytes = self._body_held_bytes = 0
         self._in_body = self._continue_due = False
+        self._is_between = stays
+        self._arrived(request, held_bytes, stays)
+
+    def _is_ordinary(self, held_bytes: int, stays: bool) -> bool:
+        """Whether another request with the same head can be taken without asking the parser."""
+        if held_bytes or not stays or self._wishes or self._parser.get_http_version() != "1.1":
+            return False
+        return b"transfer-encoding" not in self._headers and b"expect" not in self._headers
+
+    def _arrived(self, request: Request, held_bytes: int, stays: bool) -> None:
         if self._flight is None and not self._waiting:
-            self._start(*arrived)
+            self._start(request, held_bytes, stays)
         else:
-            self._waiting.append(arrived)
+            self._waiting.append((request, held_bytes, stays))
             if len(self._waiting) == self._host.limits.pipelined_max:
                 self._transport.pause_reading()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeGuard
+from typing import Final, TypeGuard, cast
 
 import msgspec
 import numpy as np
@@ -18,8 +18,16 @@ from penstock.topics.limits import (
     RECORD_BYTES_MAX,
     TAG_BYTES_MAX,
 )
-from penstock.topics.model import NewRecord
-from penstock.topics.payload import Text, checked, compact, compact_all, escape_savings, saved_by_record
+from penstock.topics.model import BareRecord, NewRecord
+from penstock.topics.payload import (
+    Text,
+    checked,
+    compact,
+    compact_all,
+    escape_savings,
+    has_savings,
+    saved_by_record,
+)
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
 
 __all__ = ["ESCAPED", "DressedRecords", "PreparedBatch", "prepare"]
@@ -66,11 +74,12 @@ class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
         return _OPEN if self.node is None else self.node + _OPEN
 
 
-def prepare(records: Sequence[NewRecord], node: str | None = None, *, parsed: bool = False) -> PreparedBatch:
+def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: bool = False) -> PreparedBatch:
     """Checks a write and makes its texts compact; nothing of it is stored yet.
 
     `parsed` says that all `data` and `meta` come out of a JSON decoder, from a body that is valid UTF-8; they
-    are not checked again. Raises `InvalidRequest`, `BatchTooLarge` or `RecordTooLarge`.
+    are not checked again, and all records are of one kind. Raises `InvalidRequest`, `BatchTooLarge` or
+    `RecordTooLarge`.
     """
     count = len(records)
     if not count:
@@ -83,12 +92,14 @@ def prepare(records: Sequence[NewRecord], node: str | None = None, *, parsed: bo
     batch_node = None if node is None else _name(node, "node", NODE_BYTES_MAX)
     if count == 1 and parsed and (lone := _lone(records[0], batch_node)) is not None:
         return lone
+    if not parsed:
+        records = _as_new(records)
     data, lengths, saved = _texts([record.data for record in records], parsed)
     accounted = lengths if saved is None else [a - b for a, b in zip(lengths, saved, strict=True)]
     dressed: DressedRecords | None = None
     tags: list[tuple[int, bytes]] = []
     if saved is not None or _is_dressed(records):
-        dressed, accounted, tags = _dress(records, batch_node, accounted, saved, parsed)
+        dressed, accounted, tags = _dress(_as_new(records), batch_node, accounted, saved, parsed)
     if max(accounted) > RECORD_BYTES_MAX:
         _refuse_large(accounted)
     return PreparedBatch(
@@ -102,13 +113,15 @@ def prepare(records: Sequence[NewRecord], node: str | None = None, *, parsed: bo
     )
 
 
-def _lone(record: NewRecord, node: bytes | None) -> PreparedBatch | None:
+def _lone(record: BareRecord, node: bytes | None) -> PreparedBatch | None:
     """A write of one record that has nothing but data, by the shortest way; None if it is not such a one."""
-    if record.tag is not None or record.node is not None or _has_meta(record.meta):
+    if isinstance(record, NewRecord) and (
+        record.tag is not None or record.node is not None or _has_meta(record.meta)
+    ):
         return None
     data = compact(record.data)
     size = len(data)
-    if size > RECORD_BYTES_MAX or b"\\u" in data or b"\\/" in data:
+    if size > RECORD_BYTES_MAX or has_savings(data):
         return None
     return PreparedBatch(
         count=1, data=(data,), accounted=[size], accounted_bytes=size, node=node, dressed=None, tags=[]
@@ -121,28 +134,35 @@ def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], list[int
         data = [checked(text, f"records[{place}].data") for place, text in enumerate(data)]
     if len(data) <= _FEW:
         plain = [compact(text) for text in data]
-        escaped = any(b"\\" in text for text in plain)
+        escaped = any(map(has_savings, plain))
         saved = [int(escape_savings(text)[1].sum()) for text in plain] if escaped else None
         return plain, list(map(len, plain)), saved if saved and any(saved) else None
     data, blob = compact_all(data)
     lengths = list(map(len, data))
-    if b"\\" not in blob:
+    if not has_savings(blob):
         return data, lengths, None
     savings = saved_by_record(blob, np.array(lengths))
     return data, lengths, None if savings is None else savings.tolist()
 
 
-def _is_dressed(records: Sequence[NewRecord]) -> bool:
+def _is_dressed(records: Sequence[BareRecord]) -> bool:
+    first = records[0]
+    if not isinstance(first, NewRecord):
+        return False
     # An absent meta is one and the same object in every record.
-    absent = records[0].meta
+    absent = first.meta
     if _has_meta(absent):
         return True
     odd = [
         True
-        for record in records
+        for record in cast(Sequence[NewRecord], records)
         if record.tag is not None or record.node is not None or record.meta is not absent
     ]
     return bool(odd)
+
+
+def _as_new(records: Sequence[BareRecord]) -> Sequence[NewRecord]:
+    return [record if isinstance(record, NewRecord) else NewRecord(record.data) for record in records]
 
 
 def _has_meta(meta: object) -> TypeGuard[msgspec.Raw]:
@@ -214,7 +234,7 @@ def _meta(raw: msgspec.Raw, place: int, parsed: bool) -> bytes:
 
 
 def _saved(text: bytes) -> int:
-    return int(escape_savings(text)[1].sum()) if b"\\" in text else 0
+    return int(escape_savings(text)[1].sum()) if has_savings(text) else 0
 
 
 def _refuse_large(accounted: list[int]) -> None:

@@ -48,8 +48,8 @@ from penstock.topics.journal import (
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
 from penstock.topics.live import Feed
 from penstock.topics.model import (
+    BareRecord,
     DeleteResult,
-    NewRecord,
     Page,
     Predicate,
     PutResult,
@@ -345,7 +345,7 @@ class Engine(QueueCalls, RouterCalls):
     async def write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         *,
         node: str | None = None,
         idempotency_key: str | None = None,
@@ -376,7 +376,7 @@ class Engine(QueueCalls, RouterCalls):
     def begin_write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         done: Callable[[WriteResult | PenstockError], None],
         *,
         node: str | None = None,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -19,11 +18,11 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from penstock.fs import Buffer
-from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
-from penstock.topics.checksums import checksums
+from penstock.topics.batch import ESCAPED, PreparedBatch
+from penstock.topics.checksums import checksums_between
 from penstock.topics.columns import ROW
 from penstock.topics.payload import DATA_WRAP_BYTES
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE
+from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE, IDX_STRIDE
 
 __all__ = [
     "DURABLE",
@@ -54,6 +53,15 @@ _LENGTH = struct.Struct("<I")
 _APPEND: Final = 1
 _FEW: Final = 24
 """Up to this many records a plain loop is faster than arrays."""
+_U32: Final = np.dtype("<u4")
+_U64: Final = np.dtype("<u8")
+
+_ALIKE = struct.Struct("<cQIBBQQQHHI")
+"""The end of one record, its checksum, and the head of the next."""
+_LENGTH_AT: Final = 1 + CHECKSUM.size
+_FLAGS_AT: Final = _LENGTH_AT + 5
+_SEQ_AT: Final = _LENGTH_AT + 14
+_DATA_BYTES_AT: Final = _LENGTH_AT + 34
 
 
 class FrameType(IntEnum):
@@ -170,25 +178,16 @@ def _encode_many(
     The buffer is joined with room for the checksums, which are then written into it: between the texts of two
     records stands one piece with the end of the first, its checksum, and the head of the second.
     """
+    if batch.dressed is None:
+        return _encode_alike(batch, topic_id, first_seq, ts_ms, common)
     dressed = batch.dressed
-    own: np.uint8 | npt.NDArray[np.uint8]
-    accounted = text_bytes = np.array(batch.accounted, np.int64)
-    if dressed is None:
-        node_bytes, flags = _undressed(batch)
-        own = np.uint8(flags)
-        glue = np.empty(batch.count, _glue_type(len(batch.lead)))
-        glue["close"], glue["lead"] = b"}", batch.lead
-        glue["node_bytes"], glue["tag_bytes"] = node_bytes, 0
-        around: int | npt.NDArray[np.int64] = len(batch.lead) + 1
-        names: int | npt.NDArray[np.int64] = node_bytes
-    else:
-        text_bytes = np.fromiter(map(len, batch.data), np.int64, batch.count)
-        glue = np.empty(batch.count, _GLUE)
-        own = np.array(dressed.flags, np.uint8)
-        glue["node_bytes"], glue["tag_bytes"] = dressed.node_bytes, dressed.tag_bytes
-        leads = np.fromiter(map(len, dressed.leads), np.int64, batch.count)
-        around = leads + np.fromiter(map(len, dressed.trails), np.int64, batch.count)
-        names = glue["node_bytes"].astype(np.int64) + glue["tag_bytes"]
+    text_bytes = np.fromiter(map(len, batch.data), np.int64, batch.count)
+    glue = np.empty(batch.count, _GLUE)
+    own = np.array(dressed.flags, np.uint8)
+    glue["node_bytes"], glue["tag_bytes"] = dressed.node_bytes, dressed.tag_bytes
+    leads = np.fromiter(map(len, dressed.leads), np.int64, batch.count)
+    around = leads + np.fromiter(map(len, dressed.trails), np.int64, batch.count)
+    names = glue["node_bytes"].astype(np.int64) + glue["tag_bytes"]
     lengths = text_bytes + around + FRAME_BYTES_MIN
     glue["checksum"] = 0
     glue["frame_len"] = lengths - 4
@@ -199,65 +198,71 @@ def _encode_many(
     glue["seq"] = np.arange(first_seq, first_seq + batch.count, dtype=np.uint64)
     glue["ts"] = ts_ms
     glue["data_bytes"] = text_bytes + around - names
-    buffer = _joined(batch, dressed, glue.view(f"V{glue.dtype.itemsize}").tolist())
+    pieces = glue.view(f"V{glue.dtype.itemsize}").tolist()
+    parts: list[object] = [b""] * (4 * batch.count + 1)
+    parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = pieces, dressed.leads, batch.data, dressed.trails
+    parts[0], parts[-1] = pieces[0][CHECKSUM.size :], bytes(CHECKSUM.size)
     ends = np.cumsum(lengths)
-    out = bytearray(buffer)
-    np.ndarray(len(out) - 7, "<u8", out, 0, 1)[ends - 8] = _checksums(buffer, ends - lengths + 4, ends - 8)
-    return out, _rows(ends - lengths, lengths, ts_ms, own, accounted)
-
-
-def _joined(batch: PreparedBatch, dressed: DressedRecords | None, pieces: list[bytes]) -> bytes:
-    if dressed is None:
-        parts: list[object] = [b""] * (2 * batch.count + 1)
-        parts[0:-1:2], parts[1::2] = pieces, batch.data
-        parts[0], parts[-1] = pieces[0][9:], b"}" + bytes(8)
-    else:
-        parts = [b""] * (4 * batch.count + 1)
-        parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = (
-            pieces,
-            dressed.leads,
-            batch.data,
-            dressed.trails,
-        )
-        parts[0], parts[-1] = pieces[0][8:], bytes(8)
-    return b"".join(parts)  # type: ignore[arg-type]
-
-
-def _checksums(
-    buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint64]:
-    spans = zip(starts.tolist(), ends.tolist(), strict=True)
-    return checksums([buffer[start:end] for start, end in spans])
-
-
-def _rows(
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    ts_ms: int,
-    flags: np.uint8 | npt.NDArray[np.uint8],
-    accounted: npt.NDArray[np.int64],
-) -> bytes:
-    rows = np.empty(len(starts), IDX_DTYPE)
+    starts = ends - lengths
+    rows = np.empty(batch.count, IDX_DTYPE)
     rows["offset"], rows["length"], rows["ts"] = starts, lengths, ts_ms
-    rows["packed"] = (lengths - accounted) << 8 | (flags & ROW_FLAGS)
-    return rows.tobytes()
+    rows["packed"] = (lengths - np.array(batch.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
+    return _with_checksums(b"".join(parts), starts, ends), rows.tobytes()  # type: ignore[arg-type]
 
 
-_HEAD_FIELDS = [
-    ("checksum", "<u8"),
-    ("frame_len", "<u4"),
-    ("type", "u1"),
-    ("flags", "u1"),
-    ("topic_id", "<u8"),
-    ("seq", "<u8"),
-    ("ts", "<u8"),
-    ("node_bytes", "<u2"),
-    ("tag_bytes", "<u2"),
-    ("data_bytes", "<u4"),
-]
-_GLUE = np.dtype(_HEAD_FIELDS)
+def _encode_alike(
+    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
+) -> tuple[Buffer, bytes]:
+    """As `_encode_many`, for records with nothing of their own but data.
+
+    Their heads differ in two lengths and the sequence number, their rows in two places: so one is made and
+    repeated, and only that is written into it. Every array call costs as much as several records.
+    """
+    count, lead = batch.count, batch.lead
+    node_bytes, own = _undressed(batch)
+    around = len(lead) + 1 + FRAME_BYTES_MIN
+    flags = own | common | MORE
+    head = _ALIKE.pack(b"}", 0, 0, _APPEND, flags, topic_id, 0, ts_ms, node_bytes, 0, 0) + lead
+    stride = len(head)
+    glue = bytearray(head * count)
+    glue[_FLAGS_AT - stride] = flags & ~MORE
+    lengths = np.array(batch.accounted, np.int64)
+    lengths += around
+    np.ndarray(count, _U32, glue, _LENGTH_AT, stride)[:] = lengths - _LENGTH.size
+    np.ndarray(count, _U32, glue, _DATA_BYTES_AT, stride)[:] = lengths - (FRAME_BYTES_MIN + node_bytes)
+    np.ndarray(count, _U64, glue, _SEQ_AT, stride)[:] = np.arange(first_seq, first_seq + count, dtype=_U64)
+    pieces = np.ndarray(count, f"V{stride}", glue).tolist()
+    parts: list[object] = [b""] * (2 * count + 1)
+    parts[0:-1:2], parts[1::2] = pieces, batch.data
+    parts[0], parts[-1] = pieces[0][_LENGTH_AT:], b"}" + bytes(CHECKSUM.size)
+    ends = lengths.cumsum()
+    starts = ends - lengths
+    rows = bytearray(ROW.pack(0, 0, ts_ms, own | around << 8) * count)
+    np.ndarray(count, _U32, rows, 0, IDX_STRIDE)[:] = starts
+    np.ndarray(count, _U32, rows, _U32.itemsize, IDX_STRIDE)[:] = lengths
+    return _with_checksums(b"".join(parts), starts, ends), bytes(rows)  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=256)
-def _glue_type(lead_bytes: int) -> np.dtype[np.void]:
-    return np.dtype([("close", "S1"), *_HEAD_FIELDS, ("lead", f"S{lead_bytes}")])
+def _with_checksums(buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytearray:
+    """Whole frames of those from `starts` to `ends` that only lack their checksums."""
+    places = ends - CHECKSUM.size
+    out = bytearray(buffer)
+    sums = checksums_between(buffer, starts + _LENGTH.size, places)
+    np.ndarray(len(out) - CHECKSUM.size + 1, _U64, out, 0, 1)[places] = sums
+    return out
+
+
+_GLUE = np.dtype(
+    [
+        ("checksum", "<u8"),
+        ("frame_len", "<u4"),
+        ("type", "u1"),
+        ("flags", "u1"),
+        ("topic_id", "<u8"),
+        ("seq", "<u8"),
+        ("ts", "<u8"),
+        ("node_bytes", "<u2"),
+        ("tag_bytes", "<u2"),
+        ("data_bytes", "<u4"),
+    ]
+)

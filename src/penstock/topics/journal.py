@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -85,6 +86,7 @@ class Shard:
         self.log = log
         self.number = number
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._committer = make(log, self._deliver, number)
         self._generation = 0
         self._closed = False
@@ -143,13 +145,20 @@ class Shard:
         self._committer.flush()
 
     def _deliver(self, entries: list[Entry]) -> None:
-        """Called on the commit thread."""
-        self._loop.call_soon_threadsafe(self._decide, entries)
+        """Called on the commit thread, or on the loop's for an entry that was committed there.
+
+        Behind what the other thread delivered before in either case: there is one queue.
+        """
+        if threading.get_ident() == self._loop_thread:
+            self._loop.call_soon(self._decide, entries)
+        else:
+            self._loop.call_soon_threadsafe(self._decide, entries)
 
     def _decide(self, entries: list[Entry]) -> None:
         self._waiting -= len(entries)
         self._waiting_bytes -= sum([entry.byte_count for entry in entries])
         failed: list[Entry] = []
+        last: Entry | None = None
         for entry in entries:
             if entry.error is None:
                 assert entry.position is not None
@@ -163,10 +172,12 @@ class Shard:
                     # Whatever is wrong with one must not keep the others from being decided.
                     _LOGGER.exception("a committed entry could not be published")
                     waiting.failed(CommitFailed(f"the write is in the log, but not published: {error}"))
-                file, offset = entry.position
-                self.decided = LogPosition(file, offset + entry.byte_count)
+                last = entry
             else:
                 failed.append(entry)
+        if last is not None and last.position is not None:
+            file, offset = last.position
+            self.decided = LogPosition(file, offset + last.byte_count)
         if failed:
             self._fail(failed)
 

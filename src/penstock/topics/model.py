@@ -12,6 +12,7 @@ from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
 
 __all__ = [
+    "BareRecord",
     "DeleteResult",
     "NewRecord",
     "Page",
@@ -29,10 +30,15 @@ TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recr
 """The last one is only for who watches: already the place where it began was gone, by whatever cause."""
 
 
-class NewRecord(msgspec.Struct, gc=False):
-    """One record of a write. `data` and `meta` are JSON text; it is checked, compacted and kept as it is."""
+class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """One record of a write that has nothing but data, as most have."""
 
     data: msgspec.Raw
+
+
+class NewRecord(BareRecord, gc=False, forbid_unknown_fields=False):
+    """One record of a write. `data` and `meta` are JSON text; it is checked, compacted and kept as it is."""
+
     tag: str | None = None
     node: str | None = None
     meta: msgspec.Raw | None = None

@@ -16,7 +16,7 @@ from penstock.topics.errors import InvalidRequest, TopicNotFound
 from penstock.topics.frame import EncodedBatch, FrameType, encode, encode_control
 from penstock.topics.idempotency import Outcome
 from penstock.topics.limits import KEY_BYTES_MAX
-from penstock.topics.model import NewRecord, WriteResult
+from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.scheduling import Scheduler
 from penstock.topics.submission import Append, Done
@@ -41,7 +41,7 @@ class Writer:
     async def write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         *,
         node: str | None,
         key: str | None,
@@ -120,7 +120,7 @@ class Writer:
     def begin(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         done: Done,
         *,
         node: str | None,

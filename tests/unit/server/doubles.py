@@ -21,6 +21,7 @@ from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest, TopicNotEmpty, TopicNotFound
 from penstock.topics.jobs import QueueCounts
 from penstock.topics.model import (
+    BareRecord,
     DeleteResult,
     NewRecord,
     Page,
@@ -148,7 +149,7 @@ class MemoryEngine:
     def begin_write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         done: Callable[[WriteResult | PenstockError], None],
         *,
         node: str | None = None,
@@ -161,7 +162,7 @@ class MemoryEngine:
     async def write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         *,
         node: str | None = None,
         idempotency_key: str | None = None,
@@ -190,7 +191,7 @@ class MemoryEngine:
         first = len(log.records) + 1
         for record in records:
             log.records.append(bytes(record.data))
-            log.tags.append(record.tag)
+            log.tags.append(record.tag if isinstance(record, NewRecord) else None)
         self._published.set()
         self._published = asyncio.Event()
         head = len(log.records)

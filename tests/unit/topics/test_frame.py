@@ -21,7 +21,7 @@ from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from penstock.topics.frame import DURABLE, MORE, FrameType, encode, encode_control
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.limits import BATCH_RECORDS_MAX, META_BYTES_MAX, RECORD_BYTES_MAX
-from penstock.topics.model import NewRecord
+from penstock.topics.model import BareRecord, NewRecord
 from penstock.topics.segment import IDX_DTYPE
 
 WAL = WalFormat()
@@ -276,3 +276,36 @@ def test_one_time_and_one_topic_are_in_every_frame_of_a_write() -> None:
     assert set(heads["ts"].tolist()) == {77}
     assert set(heads["topic_id"].tolist()) == {9}
     assert not (heads["flags"] & DURABLE).any()
+
+
+@settings(max_examples=100)
+@given(st.lists(texts, min_size=1, max_size=40))
+def test_bare_records_are_prepared_as_others_with_nothing_but_data(values: list[str]) -> None:
+    for escaped in (False, True):
+        data = [msgspec.Raw(json.dumps(value, ensure_ascii=escaped).encode()) for value in values]
+        bare = prepare([BareRecord(text) for text in data], "origin", parsed=True)
+        new = prepare([NewRecord(text) for text in data], "origin", parsed=True)
+        assert list(map(bytes, bare.data)) == list(map(bytes, new.data))
+        assert (bare.accounted, bare.dressed, bare.tags) == (new.accounted, new.dressed, new.tags)
+
+
+@pytest.mark.parametrize("count", [4, 4000])
+@pytest.mark.parametrize("text", ['"a | b \\\\ c"', '{"k":"v w"}', '["hello, world"]', '"y Y _ z"'])
+def test_compact_text_is_kept_however_much_of_it_there_is(count: int, text: str) -> None:
+    batch = prepare([raw(text)] * count, parsed=True)
+    assert {bytes(data) for data in batch.data} == {text.encode()}
+    loose = [raw(text)] * (count - 1) + [raw(f" [{text} ,1]")]
+    assert bytes(prepare(loose, parsed=True).data[-1]) == f"[{text},1]".encode()
+
+
+def test_a_large_batch_has_the_frames_of_a_small_one() -> None:
+    records = [raw(json.dumps({"n": n, "text": "x y" * (n % 7)}, separators=(",", ":"))) for n in range(3000)]
+    batch = prepare(records, parsed=True)
+    few = frame_module._encode_few(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
+    many = frame_module._encode_many(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
+    assert (bytes(few[0]), few[1]) == (bytes(many[0]), many[1])
+
+
+def test_bare_records_may_stand_among_others() -> None:
+    records = [BareRecord(msgspec.Raw(b"1")), raw("2", tag="t"), BareRecord(msgspec.Raw(b"3"))]
+    assert prepare(records).tags == [(1, b"t")]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.http.message import Request
+from penstock.http.message import JSON, Request
 from penstock.server.errors import UnsupportedMediaType
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
-from penstock.topics.model import NewRecord
+from penstock.topics.model import BareRecord, NewRecord
 
 __all__ = [
     "DeleteBody",
@@ -42,10 +42,13 @@ class WireRecord(NewRecord, gc=False):
     meta: msgspec.Raw = None  # type: ignore[assignment]
 
 
-class WriteBody(msgspec.Struct):
+R = TypeVar("R", bound=BareRecord)
+
+
+class WriteBody(msgspec.Struct, Generic[R]):
     """The body of a write."""
 
-    records: list[WireRecord]
+    records: list[R]
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -79,7 +82,8 @@ class DeleteBody(msgspec.Struct):
     match: object = None
 
 
-_WRITE: Final = msgspec.json.Decoder(WriteBody)
+_WRITE: Final = msgspec.json.Decoder(WriteBody[WireRecord])
+_WRITE_BARE: Final = msgspec.json.Decoder(WriteBody[BareRecord])
 _DIFF: Final = msgspec.json.Decoder(DiffBody)
 _DELETE: Final = msgspec.json.Decoder(DeleteBody)
 _CONFIG: Final = msgspec.json.Decoder(TopicConfig)
@@ -100,9 +104,15 @@ _TAIL_BYTES: Final = 32
 """So near its end the decoder takes half of a pair for the end of the body."""
 
 
-def read_write(request: Request) -> WriteBody:
+def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord]:
     """Raises `UnsupportedMediaType` or `InvalidRequest`."""
-    body = _read(_WRITE, request)
+    text = _text(request)
+    body: WriteBody[BareRecord] | WriteBody[WireRecord]
+    try:
+        body = _WRITE_BARE.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        # Some record has more than data, or something is wrong: the other decoder says what.
+        body = _decoded(_WRITE, text)
     if body.idempotency_key is None:
         body.idempotency_key = _key_of_header(request)
     return body
@@ -156,19 +166,26 @@ def read_json(decoder: msgspec.json.Decoder[T], request: Request) -> T:
 
 
 def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
+    return _decoded(decoder, _text(request))
+
+
+def _text(request: Request) -> bytes:
     content_type = request.headers.get(b"content-type", b"")
-    if content_type != b"application/json" and not content_type.lstrip().lower().startswith(
-        b"application/json"
-    ):
+    if content_type != JSON and not content_type.lstrip().lower().startswith(JSON):
         raise UnsupportedMediaType("send the body as `Content-Type: application/json`")
     body = request.body
-    try:
-        if not body.isascii():
-            # The decoder does not look into the text of payloads.
+    if not body.isascii():
+        # The decoder does not look into the text of payloads.
+        try:
             str(body, "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    return body
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
         return decoder.decode(body)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except msgspec.MsgspecError as error:

@@ -10,8 +10,8 @@ from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
 from penstock.topics.live import Feed
 from penstock.topics.model import (
+    BareRecord,
     DeleteResult,
-    NewRecord,
     Page,
     Predicate,
     PutResult,
@@ -53,7 +53,7 @@ class TopicsEngine(Protocol):
     async def write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         *,
         node: str | None = None,
         idempotency_key: str | None = None,
@@ -65,7 +65,7 @@ class TopicsEngine(Protocol):
     def begin_write(
         self,
         name: str,
-        records: Sequence[NewRecord],
+        records: Sequence[BareRecord],
         done: Callable[[WriteResult | PenstockError], None],
         *,
         node: str | None = None,

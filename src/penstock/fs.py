@@ -689,13 +689,22 @@ def _make_dirs(path: str) -> None:
     parent = os.path.dirname(path)
     if parent != path:
         _make_dirs(parent)
+    made = True
     try:
         os.mkdir(path)
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-    # Also when somebody else made it a moment ago: they may not have synced it yet.
-    _sync_dir(parent)
+        made = False
+    try:
+        # Also when somebody else made it a moment ago: they may not have synced it yet.
+        _sync_dir(parent)
+    except OSError:
+        if made:
+            # Left in place, the next call would take it for durable.
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+        raise
 
 
 def _sync_dir(path: str) -> None:

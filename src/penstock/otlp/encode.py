@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["encode", "fill", "split"]
 
+_FEW: Final = 150
+"""Up to so many rows filling messages one by one is quicker than setting up native columns."""
+
 
 def encode(batch: pa.RecordBatch, signal: Signal) -> bytes:
     """The request that `batch` is the rows of. Raises `InvalidInput` for columns of another schema."""
     _check_schema(batch, signal)
-    if available():
+    if batch.num_rows > _FEW and available():
         try:
             return nest(batch, signal)
         except Unflattenable:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import InvalidInput
+from penstock.otlp.density import check_json_density
 from penstock.otlp.messages import messages_of, parse
 from penstock.otlp.signal import Signal
 
@@ -24,10 +25,11 @@ _NO_IDS_BELOW: Final = frozenset(
 def from_json(data: bytes, signal: Signal) -> bytes:
     """The protobuf of a request in JSON. Raises `InvalidInput` for what is none.
 
-    Unknown fields are ignored. Ids of a wrong length stay as they are: `decode` refuses their items alone.
+    Raises `LimitExceeded` for one with more values than memory is meant for. Unknown fields are ignored. Ids of a wrong length stay as they are: `decode` refuses their items alone.
     """
     from google.protobuf.json_format import ParseDict, ParseError
 
+    check_json_density(data)
     message = messages_of(signal).request()
     try:
         tree = json.loads(data)

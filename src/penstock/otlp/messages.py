@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from penstock.errors import InvalidInput
+from penstock.otlp.density import check_density
 from penstock.otlp.item_cap import check_item_count
 from penstock.otlp.signal import Signal
 
@@ -59,10 +60,11 @@ def messages_of(signal: Signal) -> Messages:
 def parse(data: bytes, signal: Signal) -> Request:
     """The request in `data`.
 
-    Raises `InvalidInput` for bytes that are none, and `LimitExceeded` for one with too many items.
+    Raises `InvalidInput` for bytes that are none, and `LimitExceeded` for one with too many items or parts.
     """
     from google.protobuf.message import DecodeError
 
+    check_density(data)
     check_item_count(data, signal)
     kind = messages_of(signal).request
     try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Corrupt, InvalidInput
+from penstock.errors import Corrupt, InvalidInput, PenstockError
 from penstock.fs import Buffer, FileStat, LockHeld, LogFile, WritableFile, explain
 
 __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
@@ -236,7 +236,11 @@ class FakeDisk:
             if not self._exists_dir(made):
                 with self._call("mkdir", made):
                     self._dir(parent).visible[parts[depth - 1]] = _Dir()
-                self.sync_dir(parent)
+                try:
+                    self.sync_dir(parent)
+                except PenstockError:
+                    del self._dir(parent).visible[parts[depth - 1]]
+                    raise
 
     def remove_dir(self, path: str) -> None:
         with self._call("remove_dir", path):

@@ -24,10 +24,14 @@ WAYS = ["native", "walked"]
 
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs with ptars and without."""
+    """Every test runs with ptars, however few items it has, and without."""
+    modules = [sys.modules[function.__module__] for function in (decode, encode)]
     if request.param == "walked":
-        for function in (decode, encode):
-            monkeypatch.setattr(sys.modules[function.__module__], "available", lambda: False)
+        for module in modules:
+            monkeypatch.setattr(module, "available", lambda: False)
+    else:
+        monkeypatch.setattr(modules[0], "_FEW", dict.fromkeys(Signal, -1))
+        monkeypatch.setattr(modules[1], "_FEW", -1)
     return str(request.param)
 
 

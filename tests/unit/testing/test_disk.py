@@ -202,3 +202,11 @@ def test_a_file_that_is_renamed_is_found_under_one_name_at_least(disk: FakeDisk)
         names = tuple(name for name, _ in disk.crash(Survival.RANDOM, random.Random(seed)).list_files("/d"))
         seen.add(names)
     assert seen == {("old",), ("new",), ("new", "old")}
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_made_again() -> None:
+    disk = FakeDisk(plan=PlannedFault(call=1, kind=DiskFault.FAIL_ONCE))
+    with pytest.raises(PenstockError):
+        disk.make_dirs("/data")
+    disk.make_dirs("/data")
+    assert disk.calls == ["mkdir", "sync_dir", "mkdir", "sync_dir"]

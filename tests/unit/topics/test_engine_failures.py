@@ -152,7 +152,7 @@ async def test_what_makes_room_is_taken_when_there_is_none_for_another_log_file(
     await engine.put_topic("t", FSYNC)
     await engine.write("u", recs(1), config=FSYNC)
 
-    def no_space(path: str, size: int) -> None:
+    def no_space(path: str, size: int, *, reserve_only: bool = False) -> None:
         raise StorageFull(f"no space for {size} bytes")
 
     with monkeypatch.context() as full:

@@ -54,8 +54,8 @@ SEGMENT_MUTANTS = (
     Mutant(
         name="data that has lost its sidecar is thrown away though the log was cut",
         file="quiver/segment_scan.py",
-        old="(self.rebuild or info.wal_start < self.wal_cursor)",
-        new="self.rebuild",
+        old="        elif self.rebuild or info.wal_start < self.wal_cursor:\n",
+        new="        elif self.rebuild:\n",
         test=f"{STORE}::test_a_lost_sidecar_is_made_again_when_the_log_does_not_have_the_data",
     ),
     Mutant(

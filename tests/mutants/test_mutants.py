@@ -13,6 +13,7 @@ import pytest
 from tests.mutants.mutants import MUTANTS, Mutant
 from tests.mutants.quiver_mutants_acks import QUIVER_ACK_MUTANTS
 from tests.mutants.quiver_mutants_collector import COLLECTOR_MUTANTS
+from tests.mutants.quiver_mutants_endings import QUIVER_ENDING_MUTANTS
 from tests.mutants.quiver_mutants_otlp import OTLP_MUTANTS
 from tests.mutants.quiver_mutants_segments import SEGMENT_MUTANTS
 from tests.mutants.quiver_mutants_wal import QUIVER_WAL_MUTANTS
@@ -27,6 +28,7 @@ ALL_MUTANTS = (
     *OTLP_MUTANTS,
     *QUIVER_ACK_MUTANTS,
     *QUIVER_WAL_MUTANTS,
+    *QUIVER_ENDING_MUTANTS,
     *COLLECTOR_MUTANTS,
 )
 _SUMMARY = re.compile(r"^FAILED \S+ - (\S+?):? ?.*$", re.MULTILINE)

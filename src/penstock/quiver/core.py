@@ -114,6 +114,8 @@ class Core:
             self.buffer.add(parts, end=end)
             while self.finalizer.step():
                 pass
+        if found.expired:
+            self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
         if found.replayed or found.deduplicated:
             _LOGGER.info("the log had %d bundles to take in", found.replayed)
 

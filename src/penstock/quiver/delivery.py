@@ -375,6 +375,7 @@ class Deliveries:
             # In one step: somebody of the same name may register before the disk has it.
             gone = self._book.leave(name)
             self._tables.pop(name, None)
+            self.metrics.clear(name)
         self._book.confirm_leave(name)
         self.metrics.dropped_segments.inc(gone.pending_segments, subscriber=name)
         return gone

@@ -56,3 +56,8 @@ class DeliveryMetrics:
         )
         self.in_flight = gauge("quiver.subscriber.in_flight", "bundles claimed", by_subscriber)
         self.deferred = gauge("quiver.subscriber.deferred", "bundles put off for later", by_subscriber)
+
+    def clear(self, subscriber: str) -> None:
+        """Somebody left: it is behind with nothing, or an alarm about it would never end."""
+        for one in (self.lag_segments, self.lag_seconds, self.gap_segments, self.in_flight, self.deferred):
+            one.set(0, subscriber=subscriber)

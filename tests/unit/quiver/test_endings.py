@@ -19,7 +19,7 @@ from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quive
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError, StorageFull, Unavailable
 from penstock.metrics import Registry
-from penstock.quiver import AsyncQuiver
+from penstock.quiver import AsyncQuiver, Quiver
 from penstock.quiver.ack_inbox import AckNote, leave_note
 from penstock.quiver.delivery import DeliverySettings
 from penstock.quiver.errors import Closed
@@ -219,8 +219,6 @@ async def test_a_cancelled_read_gives_its_bundle_back(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -> None:
-    from penstock.quiver import Quiver
-
     small = config(
         segment={"target_size": 3000},
         wal={"max_size": 8192},
@@ -257,8 +255,6 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
 def test_maintenance_that_keeps_failing_says_so_now_and_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from penstock.quiver import Quiver
-
     quick = config(maintenance_interval="1ms")
     with Quiver.open(str(tmp_path), quick, registry=Registry()) as quiver:
         tries: list[int] = []
@@ -364,3 +360,16 @@ def test_maintenance_does_nothing_after_the_end() -> None:
     with pytest.raises(Closed):
         quiver.core.upkeep.run()
     assert len(disk.calls) == calls
+
+
+def test_a_subscriber_that_left_is_behind_with_nothing() -> None:
+    core = Core().open()
+    core.subscribe("lake")
+    core.add(1)
+    core.take("lake")
+    core.deliveries.measure()
+    assert core.registry.value("quiver.subscriber.lag_segments", subscriber="lake") == 1
+    core.deliveries.unregister("lake")
+    core.deliveries.measure()
+    for name in ("lag_segments", "lag_seconds", "gap_segments", "in_flight", "deferred"):
+        assert core.registry.value(f"quiver.subscriber.{name}", subscriber="lake") == 0

@@ -290,6 +290,7 @@ def test_bundles_of_the_log_that_are_too_old_are_not_renewed(disk: FakeDisk, clo
     again.flush()
     assert numbers(again) == [10]
     assert registry.value("quiver.recovery.expired_total") == 1
+    assert registry.value("quiver.loss.bundles", reason="age", signal="unknown") == 1
 
 
 def test_a_subscriber_goes_on_where_it_was(disk: FakeDisk, clock: StepClock) -> None:

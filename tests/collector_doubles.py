@@ -99,6 +99,9 @@ class MemoryStore:
     def strays(self, subscriber: str) -> int:
         return 0
 
+    def waiting(self, subscriber: str) -> int:
+        return len(self.pending)
+
     async def flush(self) -> None:
         self.flushed = True
 

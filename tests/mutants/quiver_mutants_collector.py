@@ -47,8 +47,8 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a refused bundle is rejected although it was not kept",
         file="collector/courier.py",
-        old='            return delivery.nack(f"{outcome.reason}; not kept: {error}")\n',
-        new="            return delivery.reject(outcome.reason)\n",
+        old='            delivery.nack(f"{outcome.reason}; not kept: {error}")\n            return False\n',
+        new="            return True\n",
         test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
     ),
     Mutant(
@@ -85,5 +85,47 @@ COLLECTOR_MUTANTS = (
         old="        name = payload.place or mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
         new="        name = mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)\n",
         test=f"{STORED}::test_a_bundle_that_comes_again_replaces_its_file",
+    ),
+    Mutant(
+        name="a missing right on our own disk is taken for a missing token",
+        file="collector/answers.py",
+        old="    if isinstance(error, Unauthorized):\n",
+        new="    if isinstance(error, errors.PermissionDenied):\n",
+        test=f"{OUTCOMES}::test_every_fault_has_its_answer",
+    ),
+    Mutant(
+        name="who was let in before a failure ends the probe of another",
+        file="collector/circuit.py",
+        old="        if was_probe and self.state is CircuitState.PROBING:\n",
+        new="        if self.state is CircuitState.PROBING:\n",
+        test=f"{OUTCOMES}::test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe",
+    ),
+    Mutant(
+        name="the rest of a group is tried although the destination is down",
+        file="collector/courier.py",
+        old="            if place and self._circuit.state is not CircuitState.CLOSED:\n",
+        new="            if False:\n",
+        test=f"{COURIER}::test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down",
+    ),
+    Mutant(
+        name="a request beyond a cap stops a queue for ever",
+        file="collector/queue_courier.py",
+        old="            except (InvalidInput, LimitExceeded) as error:\n",
+        new="            except InvalidInput as error:\n",
+        test=f"{STORED}::test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue",
+    ),
+    Mutant(
+        name="tiny parts are parsed before they are counted",
+        file="otlp/messages.py",
+        old="    check_density(data)\n",
+        new="",
+        test="tests/unit/otlp/test_density.py::test_a_hostile_request_is_refused_before_it_is_parsed",
+    ),
+    Mutant(
+        name="large requests are decoded all at once",
+        file="collector/intake.py",
+        old="        async with self._alone:\n            return await",
+        new="        if True:\n            return await",
+        test="tests/unit/collector/test_bounds.py::test_large_requests_are_decoded_one_at_a_time",
     ),
 )

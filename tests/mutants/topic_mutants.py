@@ -69,9 +69,10 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a log file is current before its name is durable",
-        file="files/append_log.py",
-        old="            self._fs.rename(staged, path)\n            self._fs.sync_dir(self._directory)\n",
-        new="            self._fs.rename(staged, path)\n",
+        file="files/log_layout.py",
+        old="        fs.rename(staged, os.path.join(directory, file_name(number)))\n"
+        "        fs.sync_dir(directory)\n",
+        new="        fs.rename(staged, os.path.join(directory, file_name(number)))\n",
         test=f"{PROMISES}::test_a_power_cut_never_takes_away_the_file_that_is_current",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from typing import Final
 from penstock import errors
 from penstock.quiver.errors import Closed
 
-__all__ = ["RETRY_AFTER_S", "Draining", "Refusal", "refusal_of"]
+__all__ = ["RETRY_AFTER_S", "Draining", "Refusal", "Unauthorized", "refusal_of"]
 
 RETRY_AFTER_S: Final = 1.0
 """The hint where the fault itself names none."""
@@ -16,6 +16,10 @@ RETRY_AFTER_S: Final = 1.0
 
 class Draining(errors.Unavailable):
     """The collector is about to stop and takes nothing more."""
+
+
+class Unauthorized(errors.PermissionDenied):
+    """A token is missing or not known here; other rights that are missing are ours, on a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,13 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(code="RESOURCE_EXHAUSTED", status=413, message=message)
     if isinstance(error, errors.Unsupported):
         return Refusal(code="UNIMPLEMENTED", status=415, message=message)
-    if isinstance(error, errors.PermissionDenied):
+    if isinstance(error, Unauthorized):
         return Refusal(code="UNAUTHENTICATED", status=401, message=message)
-    if isinstance(error, errors.Rejected):
+    if isinstance(error, errors.InvalidInput):
         return Refusal(code="INVALID_ARGUMENT", status=400, message=message)
     if isinstance(error, errors.Unavailable | errors.Conflict | errors.OutcomeUnknown):
         return Refusal(code="UNAVAILABLE", status=503, message=message, retry_after_s=_hint(error))
-    if isinstance(error, errors.Corrupt | errors.Fenced):
+    if isinstance(error, errors.PenstockError):
         # The disk or the directory is in trouble, not the request: another collector, or this one after a
         # restart, may well take it.
         words = "the collector cannot store at the moment"

@@ -75,7 +75,12 @@ class Circuit:
         self.state = CircuitState.OPEN
         self.due_s = due_s
 
-    def left(self) -> None:
-        """Who was let in had nothing to send after all."""
-        if self.state is CircuitState.PROBING:
+    @property
+    def is_probing(self) -> bool:
+        """Right after `enter`: whether who was let in is the probe."""
+        return self.state is CircuitState.PROBING
+
+    def left(self, *, was_probe: bool) -> None:
+        """Who was let in had nothing to send after all. Only the probe itself makes room for another one."""
+        if was_probe and self.state is CircuitState.PROBING:
             self.state = CircuitState.OPEN

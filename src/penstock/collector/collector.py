@@ -118,6 +118,11 @@ class Collector:
             self._receivers, self._vaults, self._exporters = [], {}, {}
             self._admin = self._self_metrics = None
 
+    def hurry(self) -> None:
+        """Cut a stop short: nothing more is delivered, everything is still closed in order."""
+        for vault in self._vaults.values():
+            vault.hurry()
+
     async def _start_admin(self) -> None:
         address = self._plan.telemetry.address
         if address is None:
@@ -184,6 +189,8 @@ class Collector:
             _LOG.warning("%s: not all of it can be made ready for delivery: %s", vault.node.name, error)
         if not await vault.drain(self._plan.drain_timeout_s):
             _LOG.warning("%s: not everything was delivered in time; the rest is kept", vault.node.name)
+        for name, segments in vault.waiting().items():
+            _LOG.warning("%s: segments that are kept for it until the next start: %d", name, segments)
 
     async def _start_receiver(self, node: Node) -> None:
         settings = self._plan.settings[node.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.clock import Clock
@@ -100,10 +101,15 @@ class Courier:
                     return
                 await self._clock.sleep(self._wait_s())
                 continue
-            delivery = await self._next()
-            if delivery is not None:
-                await self._deliver(delivery)
-            elif self._stopping:
+            was_probe = self._circuit.is_probing
+            try:
+                delivery = await self._pull(0.0 if self._stopping else _POLL_S)
+                if delivery is not None:
+                    await self._deliver(delivery)
+            finally:
+                # Whoever found nothing, or ended by a fault of ours, leaves the place to another.
+                self._circuit.left(was_probe=was_probe)
+            if delivery is None and self._stopping:
                 return
 
     async def _deliver(self, first: Delivery) -> None:
@@ -114,12 +120,9 @@ class Courier:
             by_signal: dict[str, list[Delivery]] = {}
             for delivery in group:
                 by_signal.setdefault(str(delivery.signal), []).append(delivery)
-            for together in by_signal.values():
-                await self._deliver_together(together)
+            await self._deliver_each(list(by_signal.values()))
         except asyncio.CancelledError:
-            self._circuit.left()
-            for delivery in group:
-                delivery.defer(0.0)  # those that are settled stay so
+            _give_back(group)  # those that are settled stay so
             raise
         self._counts.circuit.set(_GAUGE[self._circuit.state])
 
@@ -135,16 +138,6 @@ class Courier:
             group.append(more)
             size += more.batch.nbytes
 
-    async def _next(self) -> Delivery | None:
-        """The next bundle. Whoever was let in for a probe and finds nothing leaves the place to another."""
-        delivery: Delivery | None = None
-        try:
-            delivery = await self._pull(0.0 if self._stopping else _POLL_S)
-        finally:
-            if delivery is None:
-                self._circuit.left()
-        return delivery
-
     async def _pull(self, timeout_s: float) -> Delivery | None:
         try:
             return await self._source.next(timeout_s)
@@ -156,6 +149,14 @@ class Courier:
     def _wait_s(self) -> float:
         return min(max(self._circuit.due_s - self._clock.monotonic(), 0.01), _POLL_S)
 
+    async def _deliver_each(self, groups: Sequence[list[Delivery]]) -> None:
+        """One after the other; what is left when the destination goes down waits for a probe to arrive."""
+        for place, group in enumerate(groups):
+            if place and self._circuit.state is not CircuitState.CLOSED:
+                _give_back(group)
+            else:
+                await self._deliver_together(group)
+
     async def _deliver_together(self, group: list[Delivery]) -> None:
         """One attempt for all. What is refused as a whole is tried one by one, to find the one to blame."""
         started_s = self._clock.monotonic()
@@ -163,8 +164,7 @@ class Courier:
         outcome = await self._attempt(payloads[0] if len(payloads) == 1 else JoinedPayload(payloads))
         self._counts.seconds.observe(self._clock.monotonic() - started_s)
         if outcome.verdict is Verdict.REJECT and len(group) > 1:
-            for delivery in group:
-                await self._deliver_together([delivery])
+            await self._deliver_each([[delivery] for delivery in group])
             return
         self._note(outcome, len(group))
         for delivery, payload in zip(group, payloads, strict=True):
@@ -193,27 +193,43 @@ class Courier:
     async def _settle(self, delivery: Delivery, payload: Payload, outcome: Outcome) -> bool:
         if outcome.verdict is Verdict.ACK:
             self._counts.items.inc(delivery.items)
-            return delivery.ack()
-        if outcome.verdict is Verdict.RETRY:
-            return delivery.nack(outcome.reason, retry_after=outcome.retry_after_s)
-        return await self._reject(delivery, payload, outcome)
+        if outcome.verdict is Verdict.REJECT and not await self._is_kept(delivery, payload, outcome):
+            return True
+        try:
+            if outcome.verdict is Verdict.ACK:
+                return delivery.ack()
+            if outcome.verdict is Verdict.RETRY:
+                return delivery.nack(outcome.reason, retry_after=outcome.retry_after_s)
+            return delivery.reject(outcome.reason)
+        except PenstockError as error:
+            self._said.warning(
+                self.name, f"an outcome cannot be written down, the bundle comes again: {error}"
+            )
+            return True
 
     def _note_partial(self, outcome: Outcome) -> None:
-        if outcome.verdict is not Verdict.ACK or not outcome.reason:
+        if outcome.verdict is not Verdict.ACK or not (outcome.reason or outcome.rejected_items):
             return
         self._counts.rejected_items.inc(outcome.rejected_items)
+        reason = outcome.reason or "it does not say why"
         self._said.warning(
-            self.name, f"{outcome.rejected_items} items were refused by the destination: {outcome.reason}"
+            self.name, f"{outcome.rejected_items} items were refused by the destination: {reason}"
         )
 
-    async def _reject(self, delivery: Delivery, payload: Payload, outcome: Outcome) -> bool:
-        """Keep it as a dead letter first: what cannot be kept is not rejected."""
+    async def _is_kept(self, delivery: Delivery, payload: Payload, outcome: Outcome) -> bool:
+        """Whether it is a dead letter; what cannot be one is not rejected, and comes again."""
         try:
             letter = await asyncio.to_thread(
                 self._dead_letters.keep, self.name, payload, outcome.reason, delivery.attempt
             )
         except PenstockError as error:
             self._said.warning(self.name, f"a refused bundle cannot be kept, so it is tried again: {error}")
-            return delivery.nack(f"{outcome.reason}; not kept: {error}")
+            delivery.nack(f"{outcome.reason}; not kept: {error}")
+            return False
         self._said.warning(self.name, f"refused for good, kept in {letter.path}: {outcome.reason}")
-        return delivery.reject(outcome.reason)
+        return True
+
+
+def _give_back(group: Sequence[Delivery]) -> None:
+    for delivery in group:
+        delivery.defer(0.0)

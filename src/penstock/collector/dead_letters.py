@@ -8,6 +8,7 @@ A bundle is rejected only after both are durable.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -90,6 +91,17 @@ class DeadLetters:
             exporter, slash, file = name.partition("/")
             if slash and exporter != _STAGING and file.endswith(".pb"):
                 yield self._letter(exporter, os.path.join(self._path, name), stat.size)
+
+    def remove(self, letter: DeadLetter) -> None:
+        """Let go of one that was sent again. Raises what the disk raises."""
+        for path in (letter.path, f"{letter.path[:-3]}.json"):
+            with contextlib.suppress(NotFound):
+                self._fs.unlink(path)
+        self._fs.sync_dir(os.path.dirname(letter.path))
+
+    def request(self, letter: DeadLetter) -> bytes:
+        """The OTLP request that was refused."""
+        return self._fs.read(letter.path)
 
     def _letter(self, exporter: str, path: str, size: int) -> DeadLetter:
         told: dict[str, object] = {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, LimitExceeded
 
-__all__ = ["check_framing"]
+__all__ = ["RESOURCES_MAX", "check_framing"]
+
+RESOURCES_MAX: Final = 100_000
+"""A request with more outermost fields would hold up everybody else while they are counted."""
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
@@ -19,10 +22,14 @@ def check_framing(data: bytes) -> int:
     """How many resources a serialized export request holds (field 1, of any signal).
 
     Costs one step per resource, whatever they hold. Raises `InvalidInput` unless the bytes are a whole
-    number of well-formed fields; what is inside a field is not looked at.
+    number of well-formed fields; what is inside a field is not looked at. Raises `LimitExceeded` for more
+    than `RESOURCES_MAX`.
     """
-    at, end, resources = 0, len(data), 0
+    at, end, resources, fields = 0, len(data), 0, 0
     while at < end:
+        fields += 1
+        if fields > RESOURCES_MAX:
+            raise LimitExceeded(f"the request holds more than {RESOURCES_MAX} resources; send fewer in one")
         tag, at = _varint(data, at, end)
         if tag >> 3 == 0:
             raise InvalidInput("this is no OTLP request: a field has the number 0")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.collector.answers import Draining, Refusal, refusal_of
+from penstock.collector.answers import Draining, Refusal, Unauthorized, refusal_of
 from penstock.collector.seam import Accepted, Intake
 from penstock.config import Secret
-from penstock.errors import PenstockError, PermissionDenied, Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.otlp.signal import Signal
 
@@ -18,6 +20,10 @@ __all__ = ["Gate"]
 
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "
+_SHIELDED_BYTES: Final = 64 * 1024
+"""A larger request may be on a thread when its client leaves."""
+_ASIDE_MAX: Final = 2
+"""Bodies that are unpacked at the same time: each may become as large as a request may be."""
 
 
 class Gate:
@@ -38,6 +44,7 @@ class Gate:
         self._requests_max = requests_max
         self._bytes_max = bytes_max
         self._draining = False
+        self._aside = asyncio.Semaphore(_ASIDE_MAX)
         self.requests = 0
         """Requests under way."""
         self.bytes = 0
@@ -65,21 +72,17 @@ class Gate:
         """Take nothing more."""
         self._draining = True
 
-    @property
-    def needs_token(self) -> bool:
-        return bool(self._tokens)
-
     def check_token(self, authorization: str | None) -> None:
-        """Raises `PermissionDenied` unless one of the tokens is given, or none is asked for."""
+        """Raises `Unauthorized` unless one of the tokens is given, or none is asked for."""
         if not self._tokens:
             return
         given = authorization or ""
         if not given.lower().startswith(_BEARER):
-            raise PermissionDenied("a token is missing: send Authorization: Bearer …")
+            raise Unauthorized("a token is missing: send Authorization: Bearer …")
         token = given[len(_BEARER) :].strip().encode()
         # Every token is compared, so that the time tells nothing about which came close.
         if not sum([hmac.compare_digest(token, known) for known in self._tokens]):
-            raise PermissionDenied("the token is not known here")
+            raise Unauthorized("the token is not known here")
 
     def check_open(self, size: int) -> None:
         """Raises `Unavailable` while there is no room for a request of this size."""
@@ -91,20 +94,43 @@ class Gate:
     async def take(self, data: bytes, signal: Signal) -> Accepted:
         """Hand a request on; returns when it is safe. Raises whatever keeps it from being so."""
         size = len(data)
-        self.check_open(size)
-        self.requests += 1
-        self.bytes += size
-        try:
-            reply = await self._intake.take(data, signal)
-        finally:
-            self.requests -= 1
-            self.bytes -= size
+        if size <= _SHIELDED_BYTES:
+            with self._counted(size):
+                reply = await self._intake.take(data, signal)
+        else:
+            reply = await asyncio.shield(self._take_to_the_end(data, signal))
         seen, taken = self._taken[signal]
         seen.inc()
         taken.inc(size)
         if reply.rejected:
             self._refused_items.inc(reply.rejected)
         return reply
+
+    async def aside(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
+        """Work on a request of `size` bytes on a thread, before it is taken; counted, and few at a time."""
+        return await asyncio.shield(self._work_to_the_end(size, work, *arguments))
+
+    # What was begun goes on when the client leaves: its memory is in use, and counts, until it is done.
+
+    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Accepted:
+        with self._counted(len(data)):
+            return await self._intake.take(data, signal)
+
+    async def _work_to_the_end(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
+        with self._counted(size):
+            async with self._aside:
+                return await asyncio.to_thread(work, *arguments)
+
+    @contextlib.contextmanager
+    def _counted(self, size: int) -> Iterator[None]:
+        self.check_open(size)
+        self.requests += 1
+        self.bytes += size
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.bytes -= size
 
     def refusal(self, error: BaseException, signal: Signal | None) -> Refusal:
         """What to answer, counted and, if it is our fault, logged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import grpc
@@ -15,7 +15,7 @@ from penstock.collector.gate import Gate
 from penstock.collector.hints import DETAILS_TRAILER, retry_trailers, status_bytes
 from penstock.collector.intake import TAKEN
 from penstock.collector.settings import TlsSettings
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.otlp.signal import Signal
 
 __all__ = ["METHODS", "GrpcReceiver"]
@@ -30,26 +30,48 @@ _EMPTY: Final = b""
 _Handler: TypeAlias = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 
 
+_Refuser: TypeAlias = Callable[[object, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+
+
 class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The three services, without anything that turns bytes into messages."""
+    """The three services, without anything that turns bytes into messages.
+
+    Who may not come in is refused by the head of a call, before its message is read.
+    """
 
     def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._handlers = {
             method: grpc.unary_unary_rpc_method_handler(_exporting(gate, signal))
             for method, signal in METHODS.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(handler_call_details.method)
+        handler = self._handlers.get(handler_call_details.method)
+        if handler is None:
+            return None
+        try:
+            self._gate.check_token(_authorization(handler_call_details.invocation_metadata))
+            self._gate.check_open(0)
+        except PenstockError as error:
+            # Of a stream the messages come when they are asked for: here never.
+            return grpc.stream_unary_rpc_method_handler(
+                _refusing(self._gate, error, METHODS[handler_call_details.method])
+            )
+        return handler
+
+
+def _refusing(gate: Gate, error: PenstockError, signal: Signal) -> _Refuser:
+    async def refuse(requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        await _refuse(gate, context, error, signal)
+        raise AssertionError("abort raises")
+
+    return refuse
 
 
 def _exporting(gate: Gate, signal: Signal) -> _Handler:
-    needs_token = gate.needs_token
-
     async def export(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            if needs_token:
-                gate.check_token(_authorization(context))
             reply = await gate.take(request, signal)
         except Exception as error:
             await _refuse(gate, context, error, signal)
@@ -72,8 +94,8 @@ async def _refuse(
     await context.abort(grpc.StatusCode[refusal.code], refusal.message, trailers)
 
 
-def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:
-    for key, value in context.invocation_metadata() or ():
+def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    for key, value in metadata or ():
         if key == "authorization":
             return value if isinstance(value, str) else value.decode("latin-1")
     return None

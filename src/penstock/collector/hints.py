@@ -40,7 +40,7 @@ def retry_trailers(code: str, message: str, wait_s: float) -> tuple[tuple[str, b
 
 
 def status_bytes(code: str, message: str, wait_s: float | None = None) -> bytes:
-    """A serialized `Status`, with `RetryInfo` inside when there is a wait."""
+    """A serialized `Status`, with `RetryInfo` when there is a wait, `BadRequest` when the request is."""
     return bytes(_status(code, message, wait_s).SerializeToString())
 
 
@@ -90,6 +90,9 @@ def message_of(body: bytes) -> str:
 
 def _status(code: str, message: str, wait_s: float | None) -> status_pb2.Status:
     status = status_pb2.Status(code=code_pb2.Code.Value(code), message=message)
+    if code == "INVALID_ARGUMENT":
+        violation = error_details_pb2.BadRequest.FieldViolation(description=message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     if wait_s is not None:
         status.details.add().Pack(_retry_info(wait_s))
     return status

@@ -93,7 +93,8 @@ class OtlpApplication:
             return request.body
         if len(request.body) <= _INLINE_BYTES and is_json and encoding in ("", "identity"):
             return otlp.from_json(request.body, signal)
-        return await asyncio.to_thread(self._unpacked, request.body, encoding, signal, is_json)
+        body = request.body
+        return await self._gate.aside(len(body), self._unpacked, body, encoding, signal, is_json)
 
     def _unpacked(self, body: bytes, encoding: str, signal: Signal, is_json: bool) -> bytes:
         data = inflate(body, encoding, self._request_bytes_max)

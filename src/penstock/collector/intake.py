@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock import otlp
 from penstock.collector.framing import check_framing
+from penstock.collector.gathering import Gathering, Mixed
 from penstock.collector.outcome import Outcome, Verdict
 from penstock.collector.payload import RawPayload
 from penstock.collector.seam import Accepted, Exporter, Intake, Store
 from penstock.errors import InvalidInput, Unavailable
 from penstock.otlp.signal import Signal
 
-__all__ = ["TAKEN", "ArrowIntake", "BroadcastIntake", "DirectIntake", "RawIntake", "Reply", "TurnsIntake"]
+__all__ = [
+    "TAKEN",
+    "ArrowIntake",
+    "BroadcastIntake",
+    "Decoder",
+    "DirectIntake",
+    "RawIntake",
+    "Reply",
+    "TurnsIntake",
+]
 
 _INLINE_BYTES: Final = 64 * 1024
 """A larger request is decoded on a thread: it would hold up everybody else's answers."""
+_ALONE_BYTES: Final = 1024**2
+"""A larger one is decoded while no other of that size is: it takes some twenty times its size meanwhile."""
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +45,57 @@ class Reply:
 TAKEN: Final = Reply()
 
 
+class Decoder:
+    """Where requests are decoded: here when they are small, on a thread when not, one by one when large."""
+
+    def __init__(self) -> None:
+        self._alone = asyncio.Lock()
+
+    async def run(self, decode: Callable[[bytes, Signal], _Made], data: bytes, signal: Signal) -> _Made:
+        if len(data) <= _INLINE_BYTES:
+            return decode(data, signal)
+        if len(data) <= _ALONE_BYTES:
+            return await asyncio.to_thread(decode, data, signal)
+        async with self._alone:
+            return await asyncio.to_thread(decode, data, signal)
+
+
 class RawIntake:
     """Requests as they came, one bundle each. Only their outermost fields are checked, unless `full`."""
 
-    def __init__(self, store: Store, *, full: bool = False) -> None:
+    def __init__(self, store: Store, *, full: bool = False, decoder: Decoder | None = None) -> None:
         self._store = store
         self._full = full
+        self._decoder = decoder or Decoder()
 
     async def take(self, data: bytes, signal: Signal) -> Accepted:
         if check_framing(data) == 0:
             return TAKEN
         if self._full:
-            otlp.count_items(data, signal)
+            await self._decoder.run(otlp.count_items, data, signal)
         await self._store.ingest_raw(data, signal.value)
         return TAKEN
 
 
 class ArrowIntake:
-    """Requests as columns, one bundle each."""
+    """Requests as columns. Small ones that come at the same time become one bundle, others one each."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, decoder: Decoder | None = None) -> None:
         self._store = store
+        self._decoder = decoder or Decoder()
+        self._gathering = Gathering(self._keep)
 
     async def take(self, data: bytes, signal: Signal) -> Accepted:
         if not data:
             return TAKEN
-        if len(data) <= _INLINE_BYTES:
-            decoded = otlp.decode(data, signal)
-        else:
-            decoded = await asyncio.to_thread(otlp.decode, data, signal)
+        if len(data) > _INLINE_BYTES:
+            return await self._keep(data, signal, alone=True)
+        return await self._gathering.add(data, signal)
+
+    async def _keep(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
+        decoded = await self._decoder.run(otlp.decode, data, signal)
+        if decoded.rejected and not alone:
+            raise Mixed("some items of some requests are refused")
         if decoded.items:
             await self._store.ingest(decoded.batch, signal=signal.value)
         return Reply(decoded.rejected, decoded.message) if decoded.rejected or decoded.message else TAKEN
@@ -112,7 +147,11 @@ class _Busy(Unavailable):
 
 def _reply(outcome: Outcome) -> Accepted:
     if outcome.verdict is Verdict.ACK:
-        return Reply(outcome.rejected_items, outcome.reason) if outcome.reason else TAKEN
+        return (
+            Reply(outcome.rejected_items, outcome.reason)
+            if outcome.reason or outcome.rejected_items
+            else TAKEN
+        )
     if outcome.verdict is Verdict.RETRY:
         raise _Busy(outcome.reason, outcome.retry_after_s)
     raise InvalidInput(outcome.reason)

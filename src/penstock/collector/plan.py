@@ -127,6 +127,13 @@ class _File:
     drain_timeout: DurationLike = "30s"
     cores: int = 1
 
+    def __post_init__(self) -> None:
+        _ = self.drain_timeout_s
+
+    @property
+    def drain_timeout_s(self) -> float:
+        return parse_duration(self.drain_timeout)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -184,7 +191,7 @@ def parse_plan(loaded: Mapping[str, Setting], variables: Mapping[str, str], *, w
         settings=settings,
         telemetry=file.telemetry,
         dead_letters=file.dead_letters,
-        drain_timeout_s=parse_duration(file.drain_timeout),
+        drain_timeout_s=file.drain_timeout_s,
         cores=file.cores,
     )
     _check_apart(plan, where)

@@ -33,7 +33,7 @@ from penstock.collector.seam import Delivery
 from penstock.collector.settings import BufferSettings
 from penstock.collector.source import Source, payload_of
 from penstock.collector.sparse_log import SparseLog
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.otlp.signal import Signal
@@ -213,7 +213,7 @@ class QueueCourier:
             payload = payload_of(delivery, self._origin)
             try:
                 records.append(await asyncio.to_thread(record_of, payload, self._settings.format))
-            except InvalidInput as error:
+            except (InvalidInput, LimitExceeded) as error:
                 await self._reject(delivery, payload, str(error))
                 fresh.remove(delivery)
                 group.remove(delivery)

@@ -40,6 +40,11 @@ class Compression(enum.StrEnum):
     NONE = "none"
 
 
+def _check_concurrency(concurrency: int) -> None:
+    if concurrency < 1:
+        raise ConfigError("concurrency must be at least 1")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """Files in PEM. A receiver needs `cert_file` and `key_file`; an exporter may name a `ca_file`."""
@@ -75,7 +80,7 @@ class OtlpReceiverSettings:
             self._check_exposure(address)
         if self.max_in_flight < 1:
             raise ConfigError("max_in_flight must be at least 1")
-        if self.max_bytes < 1:
+        if self.in_flight_bytes < 1 or self.max_bytes < 1:
             raise ConfigError("max_request_bytes must be at least 1")
         if self.tls is not None and not (self.tls.cert_file and self.tls.key_file):
             raise ConfigError("tls: a receiver needs cert_file and key_file")
@@ -191,8 +196,7 @@ class OtlpExporterSettings:
         if (self.grpc_endpoint is None) == (self.http_endpoint is None):
             raise ConfigError("an OTLP exporter has either a grpc_endpoint or an http_endpoint")
         _ = self.endpoint, self.join_bytes_max
-        if self.concurrency < 1:
-            raise ConfigError("concurrency must be at least 1")
+        _check_concurrency(self.concurrency)
         if parse_duration(self.timeout) <= 0:
             raise ConfigError("timeout must be above 0")
         if min(parse_size(self.max_request_bytes), parse_size(self.max_response_bytes)) < 1024:
@@ -233,6 +237,9 @@ class FileSettings:
     format: FileFormat = "otlp"
     concurrency: int = 2
 
+    def __post_init__(self) -> None:
+        _check_concurrency(self.concurrency)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSettings:
@@ -241,6 +248,9 @@ class ParquetSettings:
     path: str
     spark: bool = False
     concurrency: int = 2
+
+    def __post_init__(self) -> None:
+        _check_concurrency(self.concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +290,9 @@ class NoopSettings:
 
     concurrency: int = 5
 
+    def __post_init__(self) -> None:
+        _check_concurrency(self.concurrency)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlakySettings:
@@ -293,5 +306,6 @@ class FlakySettings:
     concurrency: int = 1
 
     def __post_init__(self) -> None:
+        _check_concurrency(self.concurrency)
         if not (0 <= self.failure_rate <= 1 and 0 <= self.reject_rate <= 1):
             raise ConfigError("failure_rate and reject_rate are shares from 0 to 1")

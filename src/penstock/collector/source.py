@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from penstock.collector.payload import ArrowPayload, Payload, Place, RawPayload
 from penstock.collector.seam import Delivery, Store
+from penstock.errors import PenstockError
 from penstock.otlp.signal import Signal
 
 __all__ = ["OwnSource", "SharedSource", "Source", "Turns", "payload_of"]
@@ -81,7 +82,12 @@ class SharedSource:
         self._waiting[destination].append(future)
         if self._pulling is None or self._pulling.done():
             self._pulling = asyncio.ensure_future(self._pull())
-        done, _ = await asyncio.wait([future], timeout=max(timeout_s, _HAND_OVER_S))
+        try:
+            done, _ = await asyncio.wait([future], timeout=max(timeout_s, _HAND_OVER_S))
+        except asyncio.CancelledError:
+            if not future.cancel() and future.exception() is None:
+                future.result().defer(0.0)
+            raise
         if not done:
             future.cancel()
             return None
@@ -89,7 +95,12 @@ class SharedSource:
 
     async def _pull(self) -> None:
         while self._ready():
-            delivery = await self._store.next_bundle(self._subscriber, timeout=_PULL_S)
+            try:
+                delivery = await self._store.next_bundle(self._subscriber, timeout=_PULL_S)
+            except PenstockError as error:
+                for waiter in self._ready():
+                    self._waiting[waiter].popleft().set_exception(error)
+                return
             if delivery is None:
                 continue
             name = self._turns.pick(self._ready())

@@ -37,6 +37,9 @@ class QuiverStore:
     def strays(self, subscriber: str) -> int:
         return sum(found.deferred for found in self._quiver.subscribers() if found.name == subscriber)
 
+    def waiting(self, subscriber: str) -> int:
+        return sum(found.pending_segments for found in self._quiver.subscribers() if found.name == subscriber)
+
     async def flush(self) -> None:
         await self._quiver.flush()
 

@@ -14,7 +14,7 @@ from penstock.collector.courier import Courier
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.graph import Node
 from penstock.collector.identity import directory_identity
-from penstock.collector.intake import ArrowIntake, RawIntake
+from penstock.collector.intake import ArrowIntake, Decoder, RawIntake
 from penstock.collector.plan import NodeSettings, PersistenceSettings, Validation
 from penstock.collector.seam import Exporter, Intake, Store
 from penstock.collector.settings import BufferSettings, OtlpExporterSettings
@@ -64,14 +64,17 @@ class Vault:
         self._clock = clock
         self._rng = rng
         self._registry = registry
+        self._decoder = Decoder()
+        self._is_hurried = False
         self._carriers: list[Carrier] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def intake(self) -> Intake:
         """Where receivers put what is to be kept here."""
         if self._settings.is_raw:
-            return RawIntake(self.store, full=self._settings.validation is Validation.FULL)
-        return ArrowIntake(self.store)
+            is_full = self._settings.validation is Validation.FULL
+            return RawIntake(self.store, full=is_full, decoder=self._decoder)
+        return ArrowIntake(self.store, decoder=self._decoder)
 
     def start(self, destinations: Sequence[tuple[str, NodeSettings, Exporter, int]]) -> None:
         """Begin to deliver to (name, settings, exporter, concurrency)."""
@@ -84,6 +87,12 @@ class Vault:
             self._carriers.append(carrier)
             self._tasks.append(asyncio.create_task(_kept_running(carrier, self._clock), name=f"to {name}"))
 
+    def hurry(self) -> None:
+        """Deliver nothing more: what is under way goes back to the store."""
+        self._is_hurried = True
+        for task in self._tasks:
+            task.cancel()
+
     async def drain(self, timeout_s: float) -> bool:
         """Bring what can be brought; false if some of it was still under way when the time was up."""
         for carrier in self._carriers:
@@ -94,7 +103,12 @@ class Vault:
         for task in late:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return not late
+        return not late and not self._is_hurried
+
+    def waiting(self) -> dict[str, int]:
+        """Segments that are not delivered as a whole, by the subscriber that they are kept for."""
+        names = [self.node.name] if self._settings.is_shared else self.node.destinations
+        return {name: count for name in names if (count := self.store.waiting(name))}
 
     def _carrier(
         self,

@@ -25,7 +25,8 @@ _NO_IDS_BELOW: Final = frozenset(
 def from_json(data: bytes, signal: Signal) -> bytes:
     """The protobuf of a request in JSON. Raises `InvalidInput` for what is none.
 
-    Raises `LimitExceeded` for one with more values than memory is meant for. Unknown fields are ignored. Ids of a wrong length stay as they are: `decode` refuses their items alone.
+    Raises `LimitExceeded` for one with more values than memory is meant for. Unknown fields are ignored. Ids
+    of a wrong length stay as they are: `decode` refuses their items alone.
     """
     from google.protobuf.json_format import ParseDict, ParseError
 

@@ -246,3 +246,30 @@ def quiet_sdk() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     yield
     logger.setLevel(before)
+
+
+async def test_a_stop_that_is_hurried_gives_back_what_is_under_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(data: bytes, signal: Signal, context: grpc.aio.ServicerContext) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with GrpcBackend(never) as backend:
+        out = {"plugin": "otlp", "grpc_endpoint": f"127.0.0.1:{backend.port}", "timeout": "60s"}
+        loaded = plan_of(tmp_path, ["out"], {}, out=out) | {"drain_timeout": "60s"}
+        made = collector(loaded)
+        await made.start()
+        await send(made, Signal.LOGS, 3)
+        stopping = asyncio.create_task(made.stop())
+        while not backend.metadata:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not stopping.done()
+        made.hurry()
+        with caplog.at_level(logging.WARNING):
+            await asyncio.wait_for(stopping, 10)
+        assert "out: segments that are kept for it until the next start: " in caplog.text
+    files = {"plugin": "file", "path": str(tmp_path / "files")}
+    async with collector(plan_of(tmp_path, ["out"], {}, out=files)):
+        pass
+    assert items_in(tmp_path / "files") == 9

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.collector_doubles import MemoryStore
+import pytest
+from tests.collector_doubles import Bundle, MemoryStore
 
 from penstock.collector.circuit import CircuitPolicy
 from penstock.collector.courier import Courier
@@ -16,6 +17,7 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused, unreachable
 from penstock.collector.payload import Payload
 from penstock.collector.source import OwnSource, SharedSource, Turns
+from penstock.errors import Corrupt, StorageFull
 from penstock.metrics import Registry
 from penstock.testing import ManualClock
 
@@ -30,6 +32,7 @@ class Scripted:
         self.under_way = self.most = 0
         self.clock: ManualClock | None = None
         self.takes_s = 0.0
+        self.registry = Registry()
 
     async def start(self) -> None: ...
 
@@ -67,7 +70,7 @@ def courier(
         origin="01ARZ-core0",
         clock=clock,
         rng=random.Random(1),
-        registry=Registry(),
+        registry=exporter.registry,
     )
 
 
@@ -259,3 +262,99 @@ async def test_a_probe_is_a_single_bundle(tmp_path: Path) -> None:
     task.stop()
     await asyncio.wait_for(running, 5)
     assert [len(data) for data in exporter.sent] == [32, 4, 28]
+
+
+async def test_items_that_were_refused_without_a_word_are_counted(tmp_path: Path) -> None:
+    store, exporter, clock = await filled(1), Scripted(lambda _: delivered(rejected_items=7)), ManualClock()
+    task = courier(store, exporter, tmp_path, clock)
+    task.stop()
+    await task.run()
+    assert store.outcomes("ack") == 1
+    assert exporter.registry.value("collector.exporter.rejected_items", exporter="out") == 7
+
+
+async def test_a_probe_that_ends_in_a_fault_of_ours_is_not_the_last_one(tmp_path: Path) -> None:
+    class Failing(MemoryStore):
+        fails = True
+
+        async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Bundle | None:
+            found = await super().next_bundle(subscriber, timeout)
+            if found is not None and exporter.sent and self.fails:
+                self.fails = False
+                self.pending.appendleft(found)
+                raise ZeroDivisionError
+            return found
+
+    store, clock = Failing(), ManualClock()
+    await store.ingest_raw(b"\x0a\x0201", "traces")
+    exporter = Scripted(lambda count: unreachable("away") if count == 1 else delivered())
+    task = courier(store, exporter, tmp_path, clock, concurrency=1)
+    running = asyncio.create_task(task.run())
+    await until(running.done, clock)
+    assert isinstance(running.exception(), ExceptionGroup), "whoever runs it starts it again"
+    running = asyncio.create_task(task.run())
+    await until(lambda: store.outcomes("ack") == 1, clock)
+    task.stop()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_an_ack_that_cannot_be_written_during_a_probe_leaves_the_way_open(tmp_path: Path) -> None:
+    store, clock = await filled(1), ManualClock()
+    exporter = Scripted(lambda count: unreachable("away") if count == 1 else delivered())
+    bundle = store.pending[0]
+    tries = []
+
+    def ack() -> bool:
+        tries.append(1)
+        if len(tries) == 1:
+            bundle.defer(0.0)
+            raise StorageFull("no room for the ack")
+        return Bundle.ack(bundle)
+
+    bundle.ack = ack  # type: ignore[method-assign]
+    task = courier(store, exporter, tmp_path, clock, concurrency=1)
+    running = asyncio.create_task(task.run())
+    await until(lambda: store.outcomes("ack") == 1, clock)
+    task.stop()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down(tmp_path: Path) -> None:
+    store, clock = await filled(10), ManualClock()
+
+    def answer(count: int) -> Outcome:
+        if count == 1:
+            return refused("one of them")
+        return unreachable("away") if count == 2 else delivered()
+
+    exporter = Scripted(answer)
+    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task.stop()
+    await task.run()
+    assert len(exporter.sent) == 2, "all together, then the first of them"
+    assert store.outcomes("nack") == 1
+    assert store.outcomes("defer") == 9
+
+
+async def test_who_shares_a_subscriber_hears_why_nothing_can_be_read() -> None:
+    class Broken(MemoryStore):
+        async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Bundle | None:
+            raise Corrupt("a segment is damaged")
+
+    source = SharedSource(Broken(), "keep", ["a", "b"])
+    with pytest.raises(Corrupt, match="damaged"):
+        await source.of("a").next(1.0)
+
+
+async def test_a_bundle_is_not_handed_to_someone_who_has_left() -> None:
+    store = MemoryStore()
+    source = SharedSource(store, "keep", ["a", "b"])
+    leaving = asyncio.create_task(source.of("a").next(5.0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await store.ingest_raw(b"\x0a\x0201", "traces")
+    found = await source.of("b").next(1.0)
+    assert found is store.stored[0]
+    assert store.outcomes("defer") == 0

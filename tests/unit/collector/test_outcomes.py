@@ -7,7 +7,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from penstock import errors
-from penstock.collector.answers import Draining, refusal_of
+from penstock.collector.answers import Draining, Unauthorized, refusal_of
 from penstock.collector.circuit import Circuit, CircuitPolicy, CircuitState
 from penstock.collector.hints import (
     DETAILS_TRAILER,
@@ -108,7 +108,11 @@ def test_a_status_carries_its_words_and_its_hint() -> None:
         (Draining("x"), "UNAVAILABLE", 503, 1),
         (Closed("x"), "UNAVAILABLE", 503, 1),
         (errors.Unsupported("x"), "UNIMPLEMENTED", 415, None),
-        (errors.PermissionDenied("x"), "UNAUTHENTICATED", 401, None),
+        (Unauthorized("x"), "UNAUTHENTICATED", 401, None),
+        (errors.PermissionDenied("/of/a/disk"), "UNAVAILABLE", 503, 1),
+        (errors.NotFound("/of/a/disk"), "UNAVAILABLE", 503, 1),
+        (errors.ConfigError("x"), "UNAVAILABLE", 503, 1),
+        (errors.Fenced("x"), "UNAVAILABLE", 503, 1),
         (errors.Corrupt("x"), "UNAVAILABLE", 503, 1),
         (errors.OutcomeUnknown("x"), "UNAVAILABLE", 503, 1),
         (ZeroDivisionError("a secret"), "INTERNAL", 500, None),
@@ -118,6 +122,7 @@ def test_every_fault_has_its_answer(error: Exception, code: str, status: int, hi
     refusal = refusal_of(error)
     assert (refusal.code, refusal.status, refusal.retry_after_s) == (code, status, hint)
     assert "secret" not in refusal.message
+    assert "/of/a/disk" not in refusal.message
 
 
 def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
@@ -162,8 +167,27 @@ def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> No
     circuit = Circuit(CircuitPolicy())
     circuit.failed(0, draw=0)
     assert circuit.enter(60)
-    circuit.left()
+    assert circuit.is_probing
+    circuit.left(was_probe=True)
     assert circuit.enter(60)
+
+
+def test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe() -> None:
+    circuit = Circuit(CircuitPolicy())
+    assert circuit.enter(0)
+    assert not circuit.is_probing
+    circuit.failed(0, draw=0)
+    assert circuit.enter(60), "the probe"
+    circuit.left(was_probe=False)
+    assert not circuit.enter(60), "one probe at a time"
+
+
+def test_what_cannot_be_decoded_is_told_as_a_bad_request() -> None:
+    status = status_pb2.Status.FromString(status_bytes("INVALID_ARGUMENT", "no request"))
+    bad = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(bad)
+    assert [violation.description for violation in bad.field_violations] == ["no request"]
+    assert b"BadRequest" in status_json("INVALID_ARGUMENT", "no request")
 
 
 def test_waits_that_make_no_sense_are_refused() -> None:

@@ -140,6 +140,21 @@ def change(path: str, value: object) -> dict[str, Any]:
         ("nodes/otlp_receiver/plugin_urn", "urn:otel:otlp:exporter", "kind is receiver"),
         ("telemetry/metric_addr", "x", "did you mean 'metrics_addr'"),
         ("cores", 0, "at least 1"),
+        ("drain_timeout", "-1s", "^file.*is not a duration"),
+        ("nodes/otlp_receiver/config/max_in_flight_bytes", "lots", "is not a size"),
+        *(
+            (
+                "nodes/otlp_exporter",
+                {"kind": "exporter", "plugin_urn": f"urn:otel:{name}:exporter", "config": config},
+                "concurrency must be at least 1",
+            )
+            for name, config in (
+                ("file", {"path": "x", "concurrency": 0}),
+                ("parquet", {"path": "x", "concurrency": 0}),
+                ("noop", {"concurrency": 0}),
+                ("flaky", {"concurrency": -1}),
+            )
+        ),
         ("nods", {}, "did you mean 'nodes'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -271,3 +272,23 @@ async def test_json_ids_are_hex_of_any_case_and_unknown_fields_are_ignored() -> 
         answer = await made.post(Signal.TRACES, json.dumps(body).encode(), JSON)
         assert answer.status_code == 200
         assert made.store.stored[0].batch.column("trace_id")[0].as_py() == bytes.fromhex("abcd" * 8)
+
+
+async def test_grpc_refuses_by_the_head_before_a_message_is_read() -> None:
+    """Else strangers would have memory taken for what they may not send."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with rig(tokens=("right",)) as made:
+        strange = made.channel.stream_unary(PATHS[Signal.LOGS])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(strange(endless()), 5)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        made.gate.drain()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(strange(endless(), metadata=(("authorization", "Bearer right"),)), 5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        keys = {key for key, _ in caught.value.trailing_metadata() or ()}
+        assert {RETRY_TRAILER, DETAILS_TRAILER} <= keys

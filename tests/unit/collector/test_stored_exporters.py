@@ -18,7 +18,7 @@ from penstock import otlp
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.exporters.factory import make_exporter
-from penstock.collector.exporters.queue import QueueExporter
+from penstock.collector.exporters.queue import QueueExporter, record_of
 from penstock.collector.identity import directory_identity
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import ArrowPayload, Place, RawPayload
@@ -32,7 +32,7 @@ from penstock.collector.settings import (
     ParquetSettings,
 )
 from penstock.collector.source import OwnSource
-from penstock.errors import Corrupt, NotFound, Unavailable
+from penstock.errors import Corrupt, LimitExceeded, NotFound, Unavailable
 from penstock.fs import OsFileSystem
 from penstock.metrics import Registry
 from penstock.otlp.signal import Signal
@@ -267,6 +267,25 @@ async def test_what_cannot_be_a_record_is_a_dead_letter_and_the_rest_goes_on(tmp
     [record] = await records(config, "traces")
     assert pa.ipc.open_stream(record).read_all().num_rows == 12
     assert len(list(DeadLetters(str(tmp_path / "dead")).letters())) == 1
+
+
+async def test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capped(payload: RawPayload, record_format: str) -> bytes:
+        if len(payload.otlp()) == 4:
+            raise LimitExceeded("more than a million items")
+        return record_of(payload, record_format)
+
+    store, config = MemoryStore(), settings(tmp_path)
+    monkeypatch.setattr("penstock.collector.queue_courier.record_of", capped)
+    monkeypatch.setattr("penstock.collector.exporters.queue.record_of", capped)
+    await store.ingest_raw(b"\x0a\x0201", "traces")
+    await store.ingest_raw(DATA, "traces")
+    await run_dry(courier(store, config, tmp_path))
+    assert (store.outcomes("reject"), store.outcomes("ack")) == (1, 1)
+    exporter = QueueExporter(config)
+    assert (await exporter.send(RawPayload(b"\x0a\x0201", Signal.TRACES))).verdict is Verdict.REJECT
 
 
 async def test_the_plain_queue_exporter_appends_and_waits(tmp_path: Path) -> None:

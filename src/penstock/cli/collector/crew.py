@@ -70,12 +70,16 @@ def run_cores(plan: Plan, arguments: Sequence[str]) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
+        if stopping:
+            for core in cores:
+                core.stop()
         stopping = True
 
+    cores: list[_Core] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     command = [sys.executable, "-m", "penstock.cli", *arguments]
-    cores = [_Core(core_id, command) for core_id in range(plan.cores)]
+    cores += [_Core(core_id, command) for core_id in range(plan.cores)]
     failed = 0
     while not stopping and not failed:
         time.sleep(_LOOK_S)

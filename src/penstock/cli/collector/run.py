@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LOG = logging.getLogger(__name__)
+_SECOND_SIGNAL_S: Final = 1.0
+_OWN_THREADS: Final = 8
 
 
 def _variables(ctx: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -54,7 +57,8 @@ def run(
     """Run the collector of FILE until SIGTERM or Ctrl-C.
 
     A stop takes no more requests, makes everything durable, delivers what can be delivered within
-    drain_timeout, and ends with exit code 0. What is left is delivered after the next start.
+    drain_timeout, and ends with exit code 0. What is left is delivered after the next start. A second signal
+    ends the deliveries at once.
     """
     try:
         from penstock.collector.plan import load_plan
@@ -102,6 +106,7 @@ def _run(plan: Plan, core_id: int, as_json: bool) -> int:
     from penstock.http.process import run as run_with_signals
 
     async def main(stop: asyncio.Event) -> None:
+        asyncio.get_running_loop().set_default_executor(_threads(plan))
         if core_id == 0:
             for sentence in plan.warnings():
                 _LOG.warning("%s", sentence)
@@ -109,11 +114,31 @@ def _run(plan: Plan, core_id: int, as_json: bool) -> int:
             _tell_ready(collector, core_id, as_json)
             await stop.wait()
             _LOG.info("stopping: no more requests are taken, what is kept is delivered as far as possible")
+            hurrying = asyncio.create_task(_hurry(collector, stop))
+            await collector.stop()
+            hurrying.cancel()
         _tell(as_json, {"event": "stopped", "core": core_id}, "stopped")
 
     _reuse_memory()
     run_with_signals(main)
     return ExitCode.OK
+
+
+def _threads(plan: Plan) -> ThreadPoolExecutor:
+    """One for all that each destination has under way: a disk that hangs must not hold up the others."""
+    from penstock.collector.exporters.factory import concurrency_of
+
+    most = sum(concurrency_of(settings) for settings in plan.settings.values())
+    return ThreadPoolExecutor(max_workers=_OWN_THREADS + most, thread_name_prefix="collector")
+
+
+async def _hurry(collector: Collector, stop: asyncio.Event) -> None:
+    """A second signal ends the deliveries; one that comes along with the first counts as the same."""
+    await asyncio.sleep(_SECOND_SIGNAL_S)
+    stop.clear()
+    await stop.wait()
+    _LOG.info("stopping at once: what is not delivered is kept")
+    collector.hurry()
 
 
 def _reuse_memory() -> None:

@@ -10,7 +10,7 @@ from penstock.buffer import Producer, ProducerConfig
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.collector.settings import BufferSettings
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.otlp.signal import Signal
 
 __all__ = ["QueueExporter", "producer_config", "record_of"]
@@ -55,7 +55,7 @@ class QueueExporter:
             record = await asyncio.to_thread(record_of, payload, self._settings.format)
             handle = await self._producer(payload.signal).produce([record], payload.signal.value.encode())
             await handle.watcher.await_durable()
-        except InvalidInput as error:
+        except (InvalidInput, LimitExceeded) as error:
             return refused(str(error))
         except PenstockError as error:
             # Also what the store refuses: credentials and full queues are mended, the data stays good.

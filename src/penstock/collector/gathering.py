@@ -1,0 +1,106 @@
+"""Small requests that come at the same time, put together before they are turned into columns.
+
+Setting up the columns of a batch costs as much as some two hundred of its rows, whoever sends them. While
+groups are decoded and made durable the next one gathers by itself, so nobody waits for company.
+
+Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
+holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
+one of them shows when the group is decoded; then each is taken alone, and only that one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final, Protocol, TypeAlias
+
+from penstock.collector.framing import check_framing
+from penstock.collector.seam import Accepted
+from penstock.errors import PenstockError, Rejected
+from penstock.otlp.signal import Signal
+
+__all__ = ["Gathering", "Mixed", "Take"]
+
+_LOGGER = logging.getLogger(__name__)
+_GROUP_BYTES_MAX: Final = 1024**2
+_GROUPS_MAX: Final = 2
+"""So many groups of a signal are under way: one is decoded while another waits for the disk."""
+_Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Accepted]"]
+
+
+class Mixed(Rejected):
+    """Some items of a group are to be refused, and only a request by itself can say whose they are."""
+
+
+class Take(Protocol):
+    """Keeps what one request or several joined ones hold, and says so when it is durable."""
+
+    async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
+        """Raises `Rejected`, having kept nothing, for what it does not want as a whole.
+
+        That is `Mixed` for several requests with items to refuse.
+        """
+        ...
+
+
+class Gathering:
+    """Hands requests to `take` in groups, and tells each sender what became of its own."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self._waiting: dict[Signal, deque[_Waiting]] = {signal: deque() for signal in Signal}
+        self._runners: dict[Signal, set[asyncio.Task[None]]] = {signal: set() for signal in Signal}
+
+    async def add(self, data: bytes, signal: Signal) -> Accepted:
+        """The answer to one request. Raises what is wrong with it, and what keeping it raised."""
+        check_framing(data)
+        answer: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+        self._waiting[signal].append((data, answer))
+        runners = self._runners[signal]
+        if len(runners) < _GROUPS_MAX:
+            runner = asyncio.create_task(self._run(signal))
+            runners.add(runner)
+            runner.add_done_callback(runners.discard)
+        return await answer
+
+    async def _run(self, signal: Signal) -> None:
+        while self._waiting[signal]:
+            await self._settle(self._group(signal), signal)
+
+    def _group(self, signal: Signal) -> list[_Waiting]:
+        waiting, size = self._waiting[signal], 0
+        group: list[_Waiting] = []
+        while waiting and (not group or size + len(waiting[0][0]) <= _GROUP_BYTES_MAX):
+            size += len(waiting[0][0])
+            group.append(waiting.popleft())
+        return group
+
+    async def _settle(self, group: list[_Waiting], signal: Signal) -> None:
+        alone = len(group) == 1
+        data = group[0][0] if alone else b"".join([data for data, _ in group])
+        try:
+            reply = await self._take(data, signal, alone=alone)
+        except Rejected as error:
+            if alone:
+                _refuse(group, error)
+                return
+            for one in group:
+                await self._settle([one], signal)
+        except PenstockError as error:
+            _refuse(group, error)
+        except Exception as error:
+            # Our own defect. Those who wait are told, rather than left waiting.
+            _LOGGER.exception("a group of requests broke")
+            _refuse(group, error)
+        else:
+            for _, answer in group:
+                if not answer.done():
+                    answer.set_result(reply)
+
+
+def _refuse(group: list[_Waiting], error: Exception) -> None:
+    for _, answer in group:
+        # One whose client has left is done already.
+        if not answer.done():
+            answer.set_exception(error)

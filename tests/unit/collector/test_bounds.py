@@ -1,0 +1,121 @@
+"""Memory and the loop under hostile requests: what is large is worked on one at a time, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from tests.collector_doubles import MemoryStore
+
+from penstock import otlp
+from penstock.collector.framing import RESOURCES_MAX, check_framing
+from penstock.collector.gate import Gate
+from penstock.collector.intake import ArrowIntake, RawIntake
+from penstock.errors import LimitExceeded, Unavailable
+from penstock.metrics import Registry
+from penstock.otlp.signal import Signal
+from penstock.testing.otlp_kit import telemetry
+
+LARGE = telemetry(Signal.TRACES, items=1000) * 4
+SMALL = telemetry(Signal.TRACES, items=1)
+
+
+class Watched:
+    """Stands in front of a function and tells how many are in it at once; all wait until `go`."""
+
+    def __init__(self, behind: Callable[..., object]) -> None:
+        self._behind = behind
+        self._lock = threading.Lock()
+        self.inside = self.most = 0
+        self.threads: set[int] = set()
+        self.go = threading.Event()
+
+    def __call__(self, *arguments: object) -> object:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.threads.add(threading.get_ident())
+        try:
+            self.go.wait(5)
+            return self._behind(*arguments)
+        finally:
+            with self._lock:
+                self.inside -= 1
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    watched = Watched(otlp.decode)
+    monkeypatch.setattr(otlp, "decode", watched)
+    return watched
+
+
+async def inside(watched: Watched) -> None:
+    while not watched.inside:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def gate(intake: ArrowIntake | RawIntake, bytes_max: int = 1 << 30) -> Gate:
+    return Gate("in", intake, bytes_max=bytes_max, registry=Registry())
+
+
+async def test_large_requests_are_decoded_one_at_a_time(decoding: Watched) -> None:
+    store = MemoryStore()
+    made = gate(ArrowIntake(store))
+    under_way = [asyncio.create_task(made.take(LARGE, Signal.TRACES)) for _ in range(4)]
+    await inside(decoding)
+    await asyncio.sleep(0.05)
+    decoding.go.set()
+    await asyncio.gather(*under_way)
+    assert decoding.most == 1
+    assert len(store.stored) == 4
+
+
+async def test_a_client_that_leaves_does_not_make_room_before_its_request_is_gone(decoding: Watched) -> None:
+    store = MemoryStore()
+    made = gate(ArrowIntake(store), bytes_max=len(LARGE) + 100)
+    leaving = asyncio.create_task(made.take(LARGE, Signal.TRACES))
+    await inside(decoding)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert made.bytes == len(LARGE)
+    with pytest.raises(Unavailable):
+        await made.take(LARGE, Signal.TRACES)
+    decoding.go.set()
+    while made.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert made.bytes == 0
+
+
+async def test_bodies_that_are_unpacked_count_as_under_way(decoding: Watched) -> None:
+    made = gate(RawIntake(MemoryStore()), bytes_max=1000)
+    unpacking = Watched(lambda: b"x")
+    under_way = asyncio.create_task(made.aside(900, unpacking))
+    await inside(unpacking)
+    with pytest.raises(Unavailable):
+        await made.aside(200, unpacking)
+    with pytest.raises(Unavailable):
+        await made.take(bytes(200), Signal.TRACES)
+    unpacking.go.set()
+    assert await under_way == b"x"
+    assert (made.requests, made.bytes) == (0, 0)
+
+
+async def test_full_validation_of_a_large_request_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counting = Watched(otlp.count_items)
+    counting.go.set()
+    monkeypatch.setattr(otlp, "count_items", counting)
+    await gate(RawIntake(MemoryStore(), full=True)).take(LARGE, Signal.TRACES)
+    assert threading.get_ident() not in counting.threads
+
+
+def test_more_resources_than_anybody_has_are_refused_early() -> None:
+    assert check_framing(b"\x0a\x00" * RESOURCES_MAX) == RESOURCES_MAX
+    with pytest.raises(LimitExceeded, match="resources"):
+        check_framing(b"\x0a\x00" * (RESOURCES_MAX + 1))
+    with pytest.raises(LimitExceeded, match="resources"):
+        check_framing(b"\x12\x00" * (RESOURCES_MAX + 1))

@@ -1,0 +1,19 @@
+"""Time series: labels, samples and their formats, and PromQL over them."""
+
+from __future__ import annotations
+
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.matcher import Matcher, MatchOp
+from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series, Temporality
+
+__all__ = [
+    "Bucket",
+    "Labels",
+    "MatchOp",
+    "Matcher",
+    "Metadata",
+    "MetricType",
+    "Samples",
+    "Series",
+    "Temporality",
+]

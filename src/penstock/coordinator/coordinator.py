@@ -8,7 +8,7 @@ else changes the delta, so there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -265,9 +265,7 @@ class WriteCoordinator(Generic[W, D, S]):
             return False
         began = self._clock.monotonic()
         first, self._assigned = self._assigned + 1, self._assigned + len(batch)
-        results = self._delta.apply([write for write, _ in batch])
-        if len(results) != len(batch):
-            raise AssertionError(f"the delta returned {len(results)} results for {len(batch)} writes")
+        results = self._results(batch)
         for epoch, ((_, handle), result) in enumerate(zip(batch, results, strict=True), first):
             if isinstance(result, Exception):
                 handle.refuse(epoch, result)
@@ -276,6 +274,19 @@ class WriteCoordinator(Generic[W, D, S]):
         self._marks.raise_to(Durability.APPLIED, self._assigned)
         self._note_batch(len(batch), self._clock.monotonic() - began)
         return True
+
+    def _results(self, batch: list[tuple[W, WriteHandle]]) -> Sequence[object]:
+        """What the delta makes of the batch. If it breaks, nobody knows what it holds: that is the end."""
+        try:
+            results = self._delta.apply([write for write, _ in batch])
+            if len(results) != len(batch):
+                raise AssertionError(f"the delta returned {len(results)} results for {len(batch)} writes")
+        except Exception as error:
+            self._stop(flush_error("applying writes", error))
+            for _, handle in batch:
+                handle.fail(self._again)
+            raise
+        return results
 
     def _note_batch(self, writes: int, seconds: float) -> None:
         before, self._delta_size = self._delta_size, self._delta.estimate_size()

@@ -1,14 +1,16 @@
 """The coordinator's errors. Each is also one of the kinds of `penstock.errors`, which say what to do.
 
-CoordinatorError
-├── ApplyError         (Rejected)        this write was refused; its epoch is used up, the others go on
-├── Backpressure       (Unavailable)     no room: the write is in `.write`, send it again later
-│   └── WriteTimeout                     there was no room for as long as the caller would wait
-├── EpochNotAssigned   (InvalidInput)    no write has this epoch yet
-├── FlushError         (OutcomeUnknown)  a flush failed: all has stopped, its batch may be stored
-│   └── FlushFenced        (Fenced)          because a newer writer owns the database
-├── Lagged             (Conflict)        a subscriber missed events: rebuild from the snapshot
-└── Shutdown           (Rejected)        the coordinator is closed
+    CoordinatorError
+    ├── ApplyError         (Rejected)        this write was refused; its epoch is used up, the others go on
+    ├── Backpressure       (Unavailable)     no room: the write is in `.write`, send it again later
+    │   └── WriteTimeout                     there was no room for as long as the caller would wait
+    ├── EpochNotAssigned   (InvalidInput)    no write has this epoch yet
+    ├── FlushError         (OutcomeUnknown)  a flush failed: all has stopped, its batch may be stored
+    │   └── FlushFenced        (Fenced)          because a newer writer owns the database
+    ├── Lagged             (Conflict)        a subscriber missed events: rebuild from the snapshot
+    └── Shutdown           (Rejected)        the coordinator is closed
+
+Only `FlushError` ends the coordinator.
 """
 
 from __future__ import annotations

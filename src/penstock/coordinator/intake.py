@@ -129,7 +129,6 @@ class Channel(Generic[W]):
     def _enter(self, write: W, began: float) -> WriteHandle:
         handle = WriteHandle(self._intake.marks)
         self._queue.append((write, handle))
-        self._depth.set(len(self._queue))
         self._sent.observe(self._intake.clock.monotonic() - began)
         self._intake.changed()
         return handle

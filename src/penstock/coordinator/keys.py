@@ -7,6 +7,7 @@ themselves (`FF`, which no UTF-8 text holds, sorts as if it were smaller than `0
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 from penstock.errors import Corrupt, InvalidInput
@@ -14,7 +15,9 @@ from penstock.errors import Corrupt, InvalidInput
 __all__ = ["Subsystem", "key_prefix", "read_terminated", "terminated"]
 
 _TERMINATOR = b"\x00"
-_ESCAPED = {0x01: b"\x00", 0x02: b"\x01", 0x03: b"\xff"}
+_ESCAPED = {b"\x01\x01": b"\x00", b"\x01\x02": b"\x01", b"\x01\x03": b"\xff"}
+_ESCAPE = re.compile(rb"\x01[\x01-\x03]")
+_WELL_FORMED = re.compile(rb"(?:[^\x00\x01\xff]|\x01[\x01-\x03])*", re.DOTALL)
 
 
 class Subsystem(IntEnum):
@@ -44,12 +47,7 @@ def read_terminated(key: bytes, offset: int = 0) -> tuple[bytes, int]:
     end = key.find(_TERMINATOR, offset)
     if end < 0:
         raise Corrupt(f"a key part without its terminator at offset {offset}")
-    first, *rest = key[offset:end].split(b"\x01")
-    parts = [first]
-    for part in rest:
-        if not part or part[0] not in _ESCAPED:
-            raise Corrupt(f"a key part with a wrong escape behind offset {offset}")
-        parts += _ESCAPED[part[0]], part[1:]
-    if b"\xff" in key[offset:end]:
-        raise Corrupt(f"a key part with a bare FF behind offset {offset}")
-    return b"".join(parts), end + 1
+    part = key[offset:end]
+    if not _WELL_FORMED.fullmatch(part):
+        raise Corrupt(f"a key part with a wrong escape behind offset {offset}")
+    return _ESCAPE.sub(lambda found: _ESCAPED[found[0]], part), end + 1

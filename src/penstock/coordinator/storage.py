@@ -32,7 +32,7 @@ class KeyValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """`key` holds `value`, whatever it held before. After `expire_at_ms` (Unix time) it is gone."""
+    """`key` holds `value`, whatever it held before. From `expire_at_ms` (Unix time) on it may be gone."""
 
     key: bytes
     value: bytes
@@ -109,7 +109,7 @@ class Storage(StorageRead, Protocol):
         ...
 
     async def close(self) -> None:
-        """Give the storage back. May be called again."""
+        """Give the storage back, fenced or not. May be called again. Close it before the process ends."""
         ...
 
 

@@ -1,10 +1,12 @@
-"""A storage in memory that keeps the contract of `penstock.coordinator.storage`, with a crash and faults to order.
+"""A storage in memory, with crashes and faults to order; it keeps the contract of `coordinator.storage`.
 
-disk = MemoryDisk(merge=add)
-storage = disk.open()
-storage.fail_at(3, StorageFault.LOST)       # the third call is carried out, but raises
-...
-again = disk.open()                         # what a crash leaves: everything that was flushed
+    disk = MemoryDisk(merge=add)
+    storage = disk.open()
+    storage.fail_at(3, StorageFault.LOST)       # the third call is carried out, but raises
+    ...
+    again = disk.open()                         # what a crash leaves
+
+What was flushed survives a crash; of what was not, as many batches as the test says.
 """
 
 from __future__ import annotations
@@ -139,8 +141,7 @@ class MemoryStorage:
         self._faults[call] = fault, error
 
     def gate(self, call: str) -> asyncio.Event:
-        """Hold every `apply`, `snapshot` or `flush` before it does anything, until the returned event is set.
-        """
+        """Hold every `apply`, `snapshot` or `flush` at its beginning, until the returned event is set."""
         return self._gates.setdefault(call, asyncio.Event())
 
     async def get(self, key: bytes) -> bytes | None:

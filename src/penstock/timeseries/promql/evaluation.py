@@ -8,7 +8,6 @@ import numpy as np
 import promql_parser as ast
 
 from penstock.timeseries.arrays import Times
-from penstock.timeseries.model import NO_LABELS
 from penstock.timeseries.promql import aggregation, binary
 from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.functions import call
@@ -100,10 +99,7 @@ class Evaluation:
         grid = self._placement.inner_grid(node, self.grid)
         if not grid.count:
             return Rows.of([])
-        inner = Evaluation(grid, self._placement, self._source, self._budget).value(node.expr)
-        if isinstance(inner, Scalars):
-            return Rows.of([(NO_LABELS, grid.times, inner.values)])
-        assert isinstance(inner, Vectors)
+        inner = Evaluation(grid, self._placement, self._source, self._budget).vectors(node.expr)
         times = grid.times
         return Rows.of(
             [

@@ -128,7 +128,8 @@ class MemoryStorage:
     def __init__(self, disk: MemoryDisk, token: int) -> None:
         self._disk = disk
         self._token = token
-        self._seen = MemorySnapshot(disk, disk.persisted)
+        self.seen = MemorySnapshot(disk, disk.persisted)
+        """The newest state, for a look that is not a call."""
         self._entries = disk.persisted
         self._faults: dict[int, tuple[StorageFault, Exception | None]] = {}
         self._error: Exception | None = None
@@ -146,13 +147,13 @@ class MemoryStorage:
 
     async def get(self, key: bytes) -> bytes | None:
         self._check()
-        return await self._seen.get(key)
+        return await self.seen.get(key)
 
     def scan(
         self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
     ) -> AsyncIterator[list[KeyValue]]:
         self._check()
-        return self._seen.scan(prefix, start=start, stop=stop)
+        return self.seen.scan(prefix, start=start, stop=stop)
 
     async def apply(self, operations: Sequence[Operation]) -> None:
         if not operations:
@@ -162,13 +163,13 @@ class MemoryStorage:
         changed = self._disk.after(self._entries, operations)
         if fault is not StorageFault.FAILED:
             self._entries = changed
-            self._seen = MemorySnapshot(self._disk, changed)
+            self.seen = MemorySnapshot(self._disk, changed)
             self._disk.unflushed.append(tuple(operations))
         self._end(fault)
 
     async def snapshot(self) -> MemorySnapshot:
         self._end(await self._begin("snapshot"))
-        return self._seen
+        return self.seen
 
     async def flush(self) -> None:
         upto = self._entries, len(self._disk.unflushed)

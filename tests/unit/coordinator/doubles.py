@@ -91,18 +91,16 @@ class World:
         """A coordinator over the storage as it is, not started."""
         storage = storage or self.storage
         counter = await storage.get(COUNTER)
-        storage.calls.clear()
         coordinator: Words = WriteCoordinator(
             delta,
             WordFlusher(storage),
             image=int(counter or 0),
-            snapshot=await storage.snapshot(),
+            snapshot=storage.seen,
             config=CoordinatorConfig.from_mapping({"flush_size_threshold": 1000 * SIZE} | config),
             clock=self.clock,
             registry=self.registry,
             on_failure=self.failures.append,
         )
-        storage.calls.clear()
         self._opened.append(coordinator)
         return coordinator
 

@@ -35,6 +35,10 @@ async def coordinator_over(storage: SlateStorage) -> WriteCoordinator[str, WordD
     return coordinator
 
 
+def files(directory: Path) -> list[Path]:
+    return list(directory.rglob("*.sst"))
+
+
 async def test_a_database_of_words_survives_in_a_directory(tmp_path: Path) -> None:
     for start in (0, 10):
         storage = await SlateStorage.open(tmp_path.as_uri(), "words")
@@ -44,7 +48,7 @@ async def test_a_database_of_words_survives_in_a_directory(tmp_path: Path) -> No
         await coordinator.close()
         assert await words_in(storage) == [str(number) for number in range(start + 10)]
         await storage.close()
-    assert list(tmp_path.rglob("*.sst"))
+    assert files(tmp_path)
 
 
 async def test_a_fenced_coordinator_acknowledges_nothing() -> None:

@@ -58,7 +58,9 @@ def number_at(source: StaticSource, query: str, minute: float) -> float:
     return value
 
 
-def over(source: StaticSource, query: str, start: float, end: float, step: float = 1) -> dict[str, list[float]]:
+def over(
+    source: StaticSource, query: str, start: float, end: float, step: float = 1
+) -> dict[str, list[float]]:
     """The values of a range query in minutes, NaN where a series has no point."""
     result = ranged(source, query, start, end, step)
     times = np.arange(round(start * MINUTE_MS), round(end * MINUTE_MS) + 1, round(step * MINUTE_MS))

@@ -203,7 +203,9 @@ def test_labels_are_replaced_where_the_whole_value_matches() -> None:
     source = load({'up{job="api-server", service="a:c"}': "1"})
     named = 'up{foo="a", job="api-server", service="a:c"}'
     assert at(source, 'label_replace(up, "foo", "$1", "service", "(.*):.*")', 0) == {named: 1}
-    assert at(source, 'label_replace(up, "foo", "$name", "service", "(?P<name>.*):(?P<v>.*)")', 0) == {named: 1}
+    assert at(source, 'label_replace(up, "foo", "$name", "service", "(?P<name>.*):(?P<v>.*)")', 0) == {
+        named: 1
+    }
     unchanged = 'up{job="api-server", service="a:c"}'
     assert at(source, 'label_replace(up, "foo", "$1", "service", "(.*):")', 0) == {unchanged: 1}
     assert at(source, 'label_replace(up, "service", "", "service", ".*")', 0) == {'up{job="api-server"}': 1}

@@ -103,7 +103,5 @@ def test_a_query_says_beforehand_what_it_will_read(source: StaticSource) -> None
     assert spans['__name__="up"'] == (480_001, 660_000)
     # The first inner step is the first minute after 600 - 60 - 180 s; from there the lookback.
     assert spans['__name__="down"'] == (420_000 - 300_000 + 1, 600_000)
-    answers = {
-        one: source.select(one.matchers, one.start_ms, one.end_ms) for one in prepared.selections
-    }
+    answers = {one: source.select(one.matchers, one.start_ms, one.end_ms) for one in prepared.selections}
     assert prepared.evaluate(FetchedSource(answers)).result_type is ResultType.MATRIX

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-import promql_parser
-
 from penstock.errors import InvalidInput
 
 __all__ = [
@@ -31,6 +29,12 @@ _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]
 _RFC3339: Final = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})", re.ASCII
 )
+# Units from the largest to the smallest, each at most once: what the query language calls a duration,
+# which is more than a setting may be.
+_DURATION: Final = re.compile(
+    "".join(rf"(?:([0-9]{{1,12}}){unit})?" for unit in ("y", "w", "d", "h", "m(?!s)", "s", "ms"))
+)
+_UNITS_MS: Final = (31_536_000_000, 604_800_000, 86_400_000, 3_600_000, 60_000, 1000, 1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -92,13 +96,14 @@ def parse_step(text: str) -> int:
 
     Raises `InvalidInput` if it is neither, or out of range.
     """
+    found = _DURATION.fullmatch(text)
     if _NUMBER.fullmatch(text):
         seconds = float(text)
+    elif found is not None and text:
+        amounts = zip(found.groups(default="0"), _UNITS_MS, strict=True)
+        seconds = sum(int(amount) * unit_ms for amount, unit_ms in amounts) / 1000
     else:
-        try:
-            seconds = promql_parser.parse_duration(text).total_seconds()
-        except (ValueError, OverflowError):
-            raise InvalidInput(f"cannot parse {text!r} to a valid duration") from None
+        raise InvalidInput(f"cannot parse {text!r} to a valid duration")
     if not math.isfinite(seconds) or abs(seconds) > _TIME_MAX_S:
         raise InvalidInput(f"{text!r} is out of the range of durations")
     return round(seconds * 1000)

@@ -114,6 +114,12 @@ class World:
         for coordinator in self._opened:
             await coordinator.abort()
 
+    async def __aenter__(self) -> World:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
 
 async def turns(count: int = 30) -> None:
     """Let everybody run who can."""

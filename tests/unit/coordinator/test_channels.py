@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import chain
 
 import pytest
@@ -10,6 +11,12 @@ from tests.unit.coordinator.doubles import World, is_waiting, marks, turns
 
 from penstock.coordinator import Backpressure, Durability
 from penstock.errors import ConfigError
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 async def test_channels_share_epochs_and_keep_their_own_order(world: World) -> None:

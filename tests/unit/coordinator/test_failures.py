@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.coordinator.doubles import SIZE, World, marks, turns
@@ -12,6 +13,12 @@ from penstock.errors import Fenced, OutcomeUnknown, Unavailable
 from penstock.testing.memory_storage import StorageFault
 
 APPLIED, FLUSHED, DURABLE = Durability
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 @pytest.mark.parametrize("call", [1, 2, 3], ids=["apply", "snapshot", "flush"])

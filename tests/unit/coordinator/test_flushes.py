@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.coordinator.doubles import SIZE, WordDelta, World, marks, turns, words_in
@@ -13,6 +14,12 @@ from penstock.coordinator.watermarks import Watermarks
 from penstock.errors import InvalidInput
 
 APPLIED, FLUSHED, DURABLE = Durability
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 def reasons(world: World) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from tests.unit.coordinator.doubles import SIZE, World, turns
 
@@ -22,6 +24,12 @@ NAMES = {
     "flush_delta_duration_seconds",
     "flush_storage_duration_seconds",
 }
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 def test_every_metric_of_the_contract_exists_below_its_product() -> None:

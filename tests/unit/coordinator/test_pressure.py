@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.coordinator.doubles import SIZE, Words, World, is_waiting, marks, turns
@@ -11,6 +12,12 @@ from penstock.coordinator import Backpressure, Durability, Shutdown, WriteTimeou
 from penstock.errors import Unavailable
 
 FLUSHED = Durability.FLUSHED
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 async def full(world: World, capacity: int = 2) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.coordinator.doubles import SIZE, WordDelta, Words, World, turns, words_in
@@ -20,6 +21,12 @@ from penstock.errors import Conflict
 
 Events = Subscription[WordDelta, StorageRead]
 Cache = IncrementalCache[WordDelta, StorageRead, list[str]]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 def add(state: list[str], delta: WordDelta) -> list[str]:

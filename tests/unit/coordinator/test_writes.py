@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.coordinator.doubles import WordDelta, World, marks, turns
@@ -11,6 +12,12 @@ from penstock.coordinator import ApplyError, Durability, FlushError, WriteHandle
 from penstock.errors import Rejected
 
 APPLIED, FLUSHED, DURABLE = Durability
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
 
 
 async def test_epochs_start_at_one_and_marks_at_zero(world: World) -> None:

@@ -39,6 +39,7 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/spark.py
 	$(BIN)/python benchmarks/topics.py
 	$(BIN)/python benchmarks/topics_live.py
+	$(BIN)/python benchmarks/coordinator.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
@@ -46,7 +47,7 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector --extra databases \
 		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock

@@ -159,6 +159,12 @@ class SlateStorage(_Reader):
             await self._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.WAL))
             await newest.await_durable()
 
+    async def __aenter__(self) -> SlateStorage:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """See `Storage.close`."""
         if self._closed:

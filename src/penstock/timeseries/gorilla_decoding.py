@@ -29,6 +29,7 @@ _CHANGE_BITS: Final = np.array([0, 7, 9, 12, 32], np.int64)
 _LEADING_ONES: Final = np.array([0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4], np.int64)
 """How many ones four bits start with."""
 _INT64_MAX: Final = 2**63 - 1
+_BEYOND: Final = "a stream of samples holds a timestamp beyond 64 bits"
 _TWO_WORDS: Final = struct.Struct(">QQ")
 
 
@@ -117,8 +118,8 @@ def decode_many(streams: Sequence[bytes]) -> list[Samples]:
 
 
 def _checked(timestamps: list[int], words: Words) -> Samples:
-    if timestamps[0] < -_INT64_MAX or max(timestamps[0], timestamps[-1]) > _INT64_MAX:
-        raise Corrupt("a stream of samples holds a timestamp beyond 64 bits")
+    if max(timestamps[0], timestamps[-1]) > _INT64_MAX:
+        raise Corrupt(_BEYOND)
     times = np.array(timestamps, np.int64)
     _refuse_disorder(bool(np.all(times[1:] > times[:-1])))
     return Samples(times, words.view(np.float64))
@@ -174,6 +175,8 @@ class _Abreast:
         if bool(np.any(layout >> np.uint64(14))):
             raise Corrupt("a stream of samples starts with an unknown layout")
         timestamps = start.view(np.int64) + layout.astype(np.int64)
+        if bool(np.any(timestamps < start.view(np.int64))):  # the sum went round
+            raise Corrupt(_BEYOND)
         return self._rows, timestamps, self._take(64)
 
     def _step(self, before: tuple[Integers, Times, Words]) -> tuple[Integers, Times, Words]:

@@ -94,7 +94,7 @@ def decode_series_ids(value: bytes) -> BitMap:
     """Raises `Corrupt` if the bytes are no bitmap."""
     try:
         return BitMap.deserialize(value)
-    except ValueError as error:
+    except (IndexError, ValueError) as error:
         raise Corrupt(f"an inverted record is no bitmap: {error}") from None
 
 

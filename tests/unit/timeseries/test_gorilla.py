@@ -118,3 +118,17 @@ def test_a_layout_of_another_kind_is_corrupt() -> None:
         decode(damaged)
     with pytest.raises(Corrupt, match="unknown layout"):
         decode_many([CHECK] * 30 + [damaged])
+
+
+def test_a_first_timestamp_beyond_64_bits_is_corrupt() -> None:
+    damaged = b"\x7f" + b"\xff" * 7 + b"\x00\x02" + CHECK[10:]
+    with pytest.raises(Corrupt, match="64 bits"):
+        decode(damaged)
+    with pytest.raises(Corrupt, match="64 bits"):
+        decode_many([CHECK] * 30 + [damaged])
+
+
+def test_the_first_of_all_timestamps_comes_back() -> None:
+    stream = encode(Samples.of([(-(2**63), 1.0)]))
+    assert decode(stream).timestamps.tolist() == [-(2**63)]
+    assert decode_many([stream] * 30)[0].timestamps.tolist() == [-(2**63)]

@@ -144,3 +144,24 @@ def test_limits_have_to_make_sense(wrong: dict[str, object]) -> None:
 def test_a_hostile_expression_takes_linear_time() -> None:
     source: StaticSource = load({f'x{{a="{"a" * 5000}"}}': "1"})
     assert ENGINE.instant('x{a=~"(a+)+b"}', 0).evaluate(source).series == []
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("1 - 2 - 3", -4),
+        ("2 + 3 * 4 ^ 2", 50),
+        ("-2 ^ 2", -4),
+        ("8 / 4 * 2", 4),
+        ("7 % 4 % 2", 1),
+        ("1 > bool 0 + 1", 0),
+    ],
+)
+def test_operators_bind_as_documented(query: str, value: float) -> None:
+    (series,) = ENGINE.instant(query, 0).evaluate(load({})).series
+    assert series.values.tolist() == [value]
+
+
+def test_a_time_that_no_clock_shows_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="out of range"):
+        ENGINE.instant("x @ 1e20", 0)

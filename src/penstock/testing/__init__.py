@@ -7,6 +7,8 @@
 - `penstock.testing.queue_model`: the manifest queue as a model for that checker
 - `penstock.testing.disk`: a disk that can lose power; imported from its module
 - `penstock.testing.store_kit`: the contract of an object store as tests; imported from its module
+- `penstock.testing.memory_storage`: a database's storage in memory, with faults; imported from its module
+- `penstock.testing.storage_kit`: the contract of such a storage as tests; imported from its module
 - `penstock.testing.topics_kit`: an event log without threads; imported from its module
 """
 

@@ -81,6 +81,10 @@ def test_a_range_is_open_at_the_left(source: StaticSource) -> None:
     assert result.series[0].timestamps.tolist() == [60_000, 120_000]
 
 
+def test_every_step_of_a_range_query_sees_a_window_open_at_the_left(source: StaticSource) -> None:
+    assert over(source, 'count_over_time(up{job="a"}[2m])', 0, 3)['{job="a", zone="1"}'] == [1, 2, 2, 1]
+
+
 def test_a_range_leaves_stale_markers_out(source: StaticSource) -> None:
     result = ENGINE.instant('up{job="b"}[10m]', 120_000).evaluate(source)
     assert result.series[0].values.tolist() == [5]

@@ -248,7 +248,7 @@ class WriteCoordinator(Generic[W, D, S]):
         frozen_to = self._frozen_to
         self._serve_commands()
         applied = self._apply_batch()
-        if self._delta_size >= self._threshold:
+        if self._delta_full():
             self._try_freeze(FlushReason.SIZE_THRESHOLD)
         self._check_timers()
         if self._closing and self._intake.empty:
@@ -257,7 +257,7 @@ class WriteCoordinator(Generic[W, D, S]):
         return applied or self._frozen_to > frozen_to
 
     def _apply_batch(self) -> bool:
-        if self._pending_size() >= self._pending_max or self._delta_size >= self._threshold:
+        if self._pressed() or self._delta_full():
             return False
         limit = self._pace.limit(self._threshold - self._delta_size)
         batch = self._intake.take(limit, paused_too=self._closing)
@@ -372,12 +372,21 @@ class WriteCoordinator(Generic[W, D, S]):
 
     # Pressure
 
-    def _pending_size(self) -> int:
-        return self._delta_size + sum(frozen.size for frozen in self._line.pending)
+    # Both are about writes that a flush would make room for. A delta that is large from its beginning, because
+    # it counts its image, must not stop everything.
+
+    def _delta_full(self) -> bool:
+        return self._delta_size >= self._threshold and self._assigned > self._frozen_to
+
+    def _pressed(self) -> bool:
+        if self._assigned == self._marks[Durability.FLUSHED]:
+            return False
+        pending = self._delta_size + sum(frozen.size for frozen in self._line.pending)
+        return pending >= self._pending_max
 
     def _relieve(self) -> None:
         """Tell the channels whether there is room, and let in whom there is room for."""
-        self._intake.pressured = self._pending_size() >= self._pending_max
+        self._intake.pressured = self._pressed()
         self._intake.admit()
 
     # What the flushes report

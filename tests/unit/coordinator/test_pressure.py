@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.coordinator.doubles import SIZE, Words, World, is_waiting, marks, turns
+from tests.unit.coordinator.doubles import SIZE, WordDelta, Words, World, is_waiting, marks, turns
 
 from penstock.coordinator import Backpressure, Durability, Shutdown, WriteTimeout
 from penstock.errors import Unavailable
@@ -186,6 +186,19 @@ async def test_a_flush_is_taken_under_pressure_and_covers_what_is_queued(world: 
     held.set()
     await flush.wait()
     await handles[-1].wait(FLUSHED)
+
+
+async def test_a_delta_that_counts_its_image_is_slow_but_not_stuck(world: World) -> None:
+    class Heavy(WordDelta):
+        def estimate_size(self) -> int:
+            return 100 * SIZE
+
+    coordinator = await world.build(delta=Heavy, flush_size_threshold=SIZE)
+    coordinator.start()
+    for number in range(10):
+        await coordinator.write(str(number))
+    await coordinator.close()
+    assert marks(coordinator) == (10, 10, 10)
 
 
 async def test_close_turns_away_those_who_wait_for_room(world: World) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from penstock.timeseries.arrays import Floats
 
 __all__ = ["json_texts", "plain_text"]
+
+
+_BEYOND: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
 def plain_text(value: float) -> str:
@@ -25,12 +29,10 @@ def json_texts(values: Floats) -> list[str]:
 def _json_text(text: str) -> str:
     if text.endswith(".0"):
         return text[:-2]
-    if text[-1] in "fn":  # inf, -inf, nan
-        return {"inf": "+Inf", "-inf": "-Inf"}.get(text, "NaN")
-    value = abs(float(text))
     if "e" in text:
+        value = abs(float(text))
         return text if value < 1e-6 or value >= 1e21 else _without_exponent(text)
-    return text
+    return _BEYOND.get(text, text)
 
 
 def _without_exponent(text: str) -> str:

@@ -80,9 +80,10 @@ def query_answer(result: QueryResult) -> Answer:
     if result.result_type is ResultType.STRING:
         data = f"[{_time_texts([result.at_ms])[0]},{_json(result.text)}]"
     elif result.result_type is ResultType.SCALAR:
-        data = _points(result.series[0])[0]
+        data = _points(result.series[0], {})[0]
     else:
-        data = f"[{','.join(map(_MEMBERS[result.result_type], result.series))}]"
+        member, times = _MEMBERS[result.result_type], dict[bytes, list[str]]()
+        data = f"[{','.join(member(series, times) for series in result.series)}]"
     return _success(f'{{"resultType":"{result.result_type.value}","result":{data}}}')
 
 
@@ -116,20 +117,24 @@ def error_answer(error: PenstockError) -> Answer:
     return Answer(status, msgspec.json.encode(body))
 
 
-def _matrix_member(series: ResultSeries) -> str:
-    return f'{{"metric":{_json(dict(series.labels))},"values":[{",".join(_points(series))}]}}'
+def _matrix_member(series: ResultSeries, times: dict[bytes, list[str]]) -> str:
+    return f'{{"metric":{_json(dict(series.labels))},"values":[{",".join(_points(series, times))}]}}'
 
 
-def _vector_member(series: ResultSeries) -> str:
-    return f'{{"metric":{_json(dict(series.labels))},"value":{_points(series)[0]}}}'
+def _vector_member(series: ResultSeries, times: dict[bytes, list[str]]) -> str:
+    return f'{{"metric":{_json(dict(series.labels))},"value":{_points(series, times)[0]}}}'
 
 
 _MEMBERS: Final = {ResultType.MATRIX: _matrix_member, ResultType.VECTOR: _vector_member}
 
 
-def _points(series: ResultSeries) -> list[str]:
-    pairs = zip(_time_texts(series.timestamps), json_texts(series.values), strict=True)
-    return [f'[{time},"{value}"]' for time, value in pairs]
+def _points(series: ResultSeries, times: dict[bytes, list[str]]) -> list[str]:
+    """Times are written once for all series that share them, which in an answer most do."""
+    key = series.timestamps.tobytes()
+    texts = times.get(key)
+    if texts is None:
+        texts = times[key] = _time_texts(series.timestamps)
+    return [f'[{time},"{value}"]' for time, value in zip(texts, json_texts(series.values), strict=True)]
 
 
 def _time_texts(timestamps: Times | list[int]) -> list[str]:

@@ -62,6 +62,9 @@ def _counted(windows: Windows, events: Floats) -> Vectors:
 
 
 def _summed(windows: Windows, events: Floats) -> Floats:
+    """Most counters are never reset, and what lies between two series is no event of either."""
+    edges = windows.rows.bounds[1:-1] - 1
+    events[edges[(edges >= 0) & (edges < len(events))]] = 0.0
     if not events.any():
         return np.zeros(windows.counts.shape)
     return windows.reduce(np.add, events, windows.low, windows.high - 1)

@@ -111,6 +111,7 @@ class WriteCoordinator(Generic[W, D, S]):
         self._flush_due_s = self._sync_due_s = clock.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+        self._drained = False
         self._stopped = asyncio.Event()
         self._error: Exception | None = None
         self._on_failure = on_failure
@@ -201,8 +202,10 @@ class WriteCoordinator(Generic[W, D, S]):
     async def close(self) -> None:
         """Take no more writes, apply what is queued (paused channels, too), flush it, sync, and stop.
 
-        May be called again. Raises the `FlushError` that stopped the coordinator, if one did.
+        May be called again. Raises the `FlushError` that stopped the coordinator, if one did, and `Shutdown`
+        if it was aborted meanwhile.
         """
+        in_time = not self._stopped.is_set()
         if not self._closing and self._error is None:
             self._closing = True
             self._intake.close(_shut_down)
@@ -210,7 +213,7 @@ class WriteCoordinator(Generic[W, D, S]):
             self._wake.set()
         await self._stopped.wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if isinstance(self._error, FlushError):
+        if isinstance(self._error, FlushError) or (in_time and not self._drained):
             raise self._again()
 
     async def abort(self) -> None:
@@ -239,6 +242,7 @@ class WriteCoordinator(Generic[W, D, S]):
                 await asyncio.sleep(0)
             else:
                 await self._wake.wait()
+        self._drained = True
 
     def _turn(self) -> bool:
         """Everything that can be done now, but for more than one batch of writes.
@@ -372,8 +376,8 @@ class WriteCoordinator(Generic[W, D, S]):
 
     # Pressure
 
-    # Both are about writes that a flush would make room for. A delta that is large from its beginning, because
-    # it counts its image, must not stop everything.
+    # Both are about writes that a flush would make room for. A delta that is large from the beginning,
+    # because it counts its image, must not stop everything.
 
     def _delta_full(self) -> bool:
         return self._delta_size >= self._threshold and self._assigned > self._frozen_to

@@ -364,6 +364,18 @@ async def test_close_serves_flushes_that_were_asked_for(world: World) -> None:
     await flush.wait(DURABLE)
 
 
+async def test_a_close_that_is_cut_short_says_so(world: World) -> None:
+    coordinator = await world.open()
+    held = world.storage.gate("apply")
+    await coordinator.write("a")
+    closing = asyncio.create_task(coordinator.close())
+    await turns()
+    await coordinator.abort()
+    with pytest.raises(Shutdown, match="aborted"):
+        await closing
+    held.set()
+
+
 async def test_abort_leaves_everything_as_a_crash_would(world: World) -> None:
     coordinator = await world.open()
     applied = await coordinator.write("a")

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.timeseries.promql_doubles import ENGINE, load
 
 from penstock.errors import Corrupt, InvalidInput, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.timeseries import Labels, Metadata, MetricType
 from penstock.timeseries.api import (
     error_answer,
+    federation_answer,
     instant_request,
     labels_request,
     metadata_answer,
@@ -225,3 +227,15 @@ def test_metadata_by_metric() -> None:
         "a": [{"type": "counter", "unit": "s", "help": "Time."}],
         "b": [{"type": "gauge", "unit": "", "help": ""}],
     }
+
+
+def test_federation_is_text_that_prometheus_client_reads() -> None:
+    source = load({'up{job="a\\"b\\n"}': "1", "up": "2.5", "down": "NaN"})
+    result = ENGINE.instant('{__name__=~".+"}', 30_000).evaluate(source)
+    text = federation_answer(result.series).body.decode()
+    assert text.startswith("# TYPE down untyped\ndown NaN 30000\n# TYPE up untyped\nup 2.5 30000\n")
+    families = list(text_string_to_metric_families(text))
+    assert [(sample.labels, sample.value) for sample in families[1].samples] == [
+        ({}, 2.5),
+        ({"job": 'a"b\n'}, 1.0),
+    ]

@@ -180,3 +180,13 @@ def test_values_are_counted_by_their_text() -> None:
         '{value="1000000000000000000000"}': 1,
         '{value="NaN"}': 1,
     }
+
+
+def test_a_label_for_values_needs_a_name(numbers: StaticSource) -> None:
+    with pytest.raises(ExecutionError, match="count_values"):
+        at(numbers, 'count_values("", n)', 0)
+
+
+def test_nothing_is_refused_at_a_step_where_nothing_can_match() -> None:
+    source = load({'one{i="1"}': "1 1", 'one{i="2"}': "1 stale", "many": "_ 5"})
+    assert over(source, "many * on() one", 0, 1)["{}"][1] == 5

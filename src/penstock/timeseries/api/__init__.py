@@ -14,6 +14,7 @@ from penstock.timeseries.api.answers import (
     query_answer,
     series_answer,
 )
+from penstock.timeseries.api.federation import federation_answer
 from penstock.timeseries.api.parameters import Parameters, parse_step, parse_time
 from penstock.timeseries.api.requests import (
     InstantRequest,
@@ -35,6 +36,7 @@ __all__ = [
     "RangeRequest",
     "SeriesRequest",
     "error_answer",
+    "federation_answer",
     "instant_request",
     "labels_request",
     "metadata_answer",

@@ -141,7 +141,12 @@ def select_extremes(vectors: Vectors, grouping: Grouping, how_many: Floats, *, l
 
 
 def count_values(vectors: Vectors, grouping: Grouping, label: str) -> Vectors:
-    """How many series of each group have each value, which becomes the label."""
+    """How many series of each group have each value, which becomes the label.
+
+    Raises `ExecutionError` if the label has no name.
+    """
+    if not label:
+        raise ExecutionError("the name of the label of count_values() is empty")
     row, step = np.nonzero(vectors.present)
     distinct, which = np.unique(vectors.values[row, step], return_inverse=True)
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])

@@ -61,8 +61,8 @@ class EngineConfig:
     """How old a sample may be to stand for now; what Prometheus uses."""
     subquery_step: DurationLike = "1m"
     """The step of a subquery that names none."""
-    samples_max: int = 50_000_000
-    """Samples and cells a query may hold: at 16 bytes each, 800 MB."""
+    samples_max: int = 20_000_000
+    """Samples read and cells made. Each takes up to 110 bytes while it is worked on, so 2.2 GB at most."""
     steps_max: int = 11_000
     """Steps of a range query: a point per pixel of any screen, and a week by the minute."""
     timeout: DurationLike = "2m"

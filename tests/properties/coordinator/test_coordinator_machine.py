@@ -100,33 +100,41 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(bad=st.booleans(), channel=st.sampled_from(["default", "other"]))
-    def write(self, bad: bool, channel: str) -> None:
-        self.count += 1
-        word = f"{'bad' if bad else 'w'}{self.count}"
-
+    @rule(
+        bad=st.lists(st.booleans(), min_size=1, max_size=5),
+        channel=st.sampled_from(["default", "default", "other"]),
+        then=st.integers(0, 20),
+    )
+    def write(self, bad: list[bool], channel: str, then: int) -> None:
         async def call() -> None:
-            try:
-                handle = self.coordinator.channel(channel).try_write(word)
-            except (Backpressure, FlushError):
-                return
-            made = Call(word, handle)
-            made.waits = {level: asyncio.create_task(handle.wait(level)) for level in Durability}
-            self.calls.append(made)
+            for one in bad:
+                self.count += 1
+                self._write(f"{'bad' if one else 'w'}{self.count}", channel)
+            await turns(then)
 
         self.run(call())
+
+    def _write(self, word: str, channel: str) -> None:
+        try:
+            handle = self.coordinator.channel(channel).try_write(word)
+        except (Backpressure, FlushError):
+            return
+        made = Call(word, handle)
+        made.waits = {level: self.loop.create_task(handle.wait(level)) for level in Durability}
+        self.calls.append(made)
 
     @rule(count=st.integers(1, 40))
     def let_them_run(self, count: int) -> None:
         self.run(turns(count))
 
-    @rule(durable=st.booleans())
-    def flush(self, durable: bool) -> None:
+    @rule(durable=st.booleans(), then=st.integers(0, 20))
+    def flush(self, durable: bool, then: int) -> None:
         async def call() -> None:
             try:
                 await self.coordinator.flush(durable=durable)
             except FlushError:
                 pass
+            await turns(then)
 
         self.run(call())
 
@@ -139,13 +147,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
         channel = self.coordinator.channel("other")
         channel.pause() if paused else channel.resume()
 
-    @rule(call=st.sampled_from(["apply", "snapshot", "flush"]), held=st.booleans())
+    @rule(call=st.sampled_from(["apply", "apply", "snapshot", "flush"]), held=st.booleans())
     def stall(self, call: str, held: bool) -> None:
         gate = self.storage.gate(call)
         gate.clear() if held else gate.set()
 
     @precondition(lambda self: self.coordinator._error is None)
-    @rule(after=st.integers(1, 4), fault=st.sampled_from(StorageFault))
+    @rule(after=st.integers(1, 12), fault=st.sampled_from(StorageFault))
     def storage_will_fail(self, after: int, fault: StorageFault) -> None:
         self.storage.fail_at(len(self.storage.calls) + after, fault)
 
@@ -155,11 +163,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
             for _ in range(steps):
                 try:
                     await asyncio.wait_for(self.cache.step(), 0.001)
-                except TimeoutError:
-                    return
-                except FlushError:
-                    return
-            assert self.cache.state == (self.stored + self.accepted())[: len(self.cache.state)]
+                except (TimeoutError, FlushError):
+                    break
+            assert self.cache.state == self.stored + self.accepted(upto=self.cache.epoch)
 
         self.run(follow())
 
@@ -222,14 +228,14 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_view_shows_what_is_flushed(self) -> None:
-        shown = self.run(words_in(self.coordinator.view().snapshot))
-        accepted = self.stored + self.accepted()
-        assert shown == accepted[: len(shown)]
+        view = self.coordinator.view()
+        shown = self.run(words_in(view.snapshot))
+        assert shown == self.stored + self.accepted(upto=view.epoch)
         flushed = [call.word for call in self.calls if call.reached(FLUSHED)]
         assert set(flushed) <= set(shown)
 
-    def accepted(self) -> list[str]:
-        """Words that the delta took, in the order of their epochs."""
+    def accepted(self, upto: int | None = None) -> list[str]:
+        """Words that the delta took, in the order of their epochs, up to one of these."""
         taken = [call for call in self.calls if call.handle.sequenced and call.error(APPLIED) is None]
         epochs = {}
         for call in taken:
@@ -237,7 +243,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 epochs[self.loop_epoch(call)] = call.word
             except CoordinatorError:
                 continue
-        return [epochs[epoch] for epoch in sorted(epochs)]
+        return [epochs[epoch] for epoch in sorted(epochs) if upto is None or epoch <= upto]
 
     def loop_epoch(self, call: Call) -> int:
         failure, epoch = call.handle._failure, call.handle._epoch
@@ -271,4 +277,4 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 
 TestCoordinatorMachine = CoordinatorMachine.TestCase
-TestCoordinatorMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCoordinatorMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -1,8 +1,10 @@
-"""Time series: labels, samples and their formats, and PromQL over them."""
+"""Time series: labels, samples and their formats, PromQL over them, and a database for them."""
 
 from __future__ import annotations
 
 from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.config import TimeSeriesConfig
+from penstock.timeseries.database import TimeSeries
 from penstock.timeseries.matcher import Matcher, MatchOp
 from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series, Temporality
 
@@ -16,4 +18,6 @@ __all__ = [
     "Samples",
     "Series",
     "Temporality",
+    "TimeSeries",
+    "TimeSeriesConfig",
 ]

@@ -57,6 +57,11 @@ _BY_KIND: tuple[tuple[type[errors.PenstockError], ExitCode, str], ...] = (
 )
 
 _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
+    "timeseries": (
+        (errors.Fenced, "a newer process has taken the database or its queue over; this one has stopped"),
+        (errors.Corrupt, "keep the bytes"),
+        (errors.OutcomeUnknown, "start it again: it reads what is stored and goes on behind it"),
+    ),
     "topics": (
         (errors.PermissionDenied, "check who may read and write there"),
         (errors.StorageFull, "make room, then run it again"),

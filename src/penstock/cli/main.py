@@ -54,7 +54,15 @@ _TOPICS = LazyGroup(
         "restore": ("penstock.cli.topics.restore:restore", "Put a backup in place as a data directory."),
     },
 )
-_GROUPS = {"buffer": _BUFFER, "topics": _TOPICS}
+_TIMESERIES = LazyGroup(
+    "timeseries",
+    help="Run a database of time series over object storage.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "serve": ("penstock.cli.timeseries.serve:serve", "Serve time series over Prometheus' HTTP API."),
+    },
+)
+_GROUPS = {"buffer": _BUFFER, "timeseries": _TIMESERIES, "topics": _TOPICS}
 
 
 class _ReaderGone(Exception):
@@ -95,6 +103,7 @@ cli = _Root(
         "compact": ("penstock.cli.compact:compact", "Join the small files of a pipeline's tables."),
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
         "topics": ("", "Run an event-log server, use one, look after its data."),
+        "timeseries": ("", "Run a database of time series that answers PromQL."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },
 )

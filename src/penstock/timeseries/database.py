@@ -300,6 +300,13 @@ class TimeSeries:
 
     # Life
 
+    async def check(self) -> None:
+        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
+
+        Writes notice it by themselves; who only reads would go on showing what was.
+        """
+        await load_sequence(self._storage)
+
     async def failure(self) -> FlushError:
         """Wait until the database stops by itself, and return why: fenced, or a storage that failed."""
         return await asyncio.shield(self._failed)

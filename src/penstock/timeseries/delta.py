@@ -11,11 +11,11 @@ from penstock.coordinator import Delta
 from penstock.errors import InvalidInput
 from penstock.timeseries.arrays import Floats, Integers, Times
 from penstock.timeseries.bucket import MINUTE_MS, Bucket
-from penstock.timeseries.directory import Directory, NewSeries
+from penstock.timeseries.directory import Directory, NewSeries, check_labels
 from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series
 from penstock.timeseries.rows import ROW_BYTES, Rows
 
-__all__ = ["BucketDelta", "SeriesDelta", "SeriesPart", "SeriesWrite", "prepare_write"]
+__all__ = ["BucketDelta", "SeriesDelta", "SeriesPart", "SeriesWrite", "check_series", "prepare_write"]
 
 _HOUR_MS = 60 * MINUTE_MS
 _SERIES_BYTES = 400
@@ -59,6 +59,13 @@ def prepare_write(
     return SeriesWrite(
         parts=_parts([one for one in series if len(one.samples)]), families=about, sequence=sequence
     )
+
+
+def check_series(series: Sequence[Series]) -> None:
+    """Raises `InvalidInput` for what `prepare_write`, or the delta later, would refuse."""
+    prepare_write(series)
+    for one in series:
+        check_labels(one.labels)
 
 
 def _family(series: Series) -> str:

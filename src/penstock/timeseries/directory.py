@@ -15,7 +15,7 @@ from penstock.errors import InvalidInput
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.model import Fingerprint, Labels, Metadata
 
-__all__ = ["LABEL_BYTES_MAX", "BucketSeries", "Directory", "NewSeries"]
+__all__ = ["LABEL_BYTES_MAX", "BucketSeries", "Directory", "NewSeries", "check_labels"]
 
 LABEL_BYTES_MAX: Final = 16 * 1024
 """Name and value of one label together: a key of the inverted index has to hold them, escaped."""
@@ -143,15 +143,24 @@ class Directory:
         return dropped
 
 
-def _checked(labels: Labels) -> Fingerprint:
-    for name, value in labels.encoded():
-        if len(name) + len(value) > LABEL_BYTES_MAX:
-            raise InvalidInput(
-                f"label {name[:40].decode('utf-8', 'replace')!r} takes {len(name) + len(value)} bytes, "
-                f"more than {LABEL_BYTES_MAX}"
-            )
-    if Labels.of(labels) != labels:
-        raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")
+def check_labels(labels: Labels) -> None:
+    """Raises `InvalidInput` for labels that cannot be stored."""
     if len(labels) > 65_535:
         raise InvalidInput(f"a series with {len(labels)} labels has more than can be stored")
+    if any(len(name) + len(value) > LABEL_BYTES_MAX // 4 for name, value in labels):
+        for name, value in labels.encoded():
+            _check_size(name, value)
+
+
+def _check_size(name: bytes, value: bytes) -> None:
+    size = len(name) + len(value)
+    if size > LABEL_BYTES_MAX:
+        text = name[:40].decode("utf-8", "replace")
+        raise InvalidInput(f"label {text!r} takes {size} bytes, more than {LABEL_BYTES_MAX}")
+
+
+def _checked(labels: Labels) -> Fingerprint:
+    check_labels(labels)
+    if Labels.of(labels) != labels:
+        raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")
     return labels.fingerprint()

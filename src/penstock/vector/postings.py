@@ -68,7 +68,8 @@ def merge_postings(operands: Sequence[bytes]) -> bytes:
     split = [_split(operand) for operand in operands]
     counts = [int((entries["row"] != _REMOVED).sum()) for entries, _ in split]
     width = next((len(data) // count for (_, data), count in zip(split, counts, strict=True) if count), 0)
-    entries = np.concatenate([entries for entries, _ in split])
+    # Without the type, joining would turn big-endian ids into native ones.
+    entries = np.concatenate([entries for entries, _ in split], dtype=_ENTRY)
     starts = np.cumsum([0, *counts])[:-1]
     shift = np.repeat(starts, [len(part) for part, _ in split]).astype(np.uint32)
     there = entries["row"] != _REMOVED

@@ -11,6 +11,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import (
     ApplyError,
     Durability,
+    FlushError,
     FlushHandle,
     Storage,
     WriteCoordinator,
@@ -24,7 +25,7 @@ from penstock.vector.delta import VectorDelta, Write
 from penstock.vector.filters import Filter, check_filter
 from penstock.vector.flusher import Snapshot, VectorFlusher
 from penstock.vector.index import Found
-from penstock.vector.keys import data_key, dictionary_key
+from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
 from penstock.vector.loading import agreed_collection, load
 from penstock.vector.merging import merge_records
 from penstock.vector.model import VECTOR_FIELD, Collection, Components, Hit, Vector, check_id, components
@@ -53,7 +54,7 @@ class VectorStore:
         storage: Storage,
         collection: Collection,
         coordinator: WriteCoordinator[Write, VectorDelta, Snapshot],
-        failed: asyncio.Event,
+        failed: asyncio.Future[FlushError],
     ) -> None:
         self._storage = storage
         self._coordinator = coordinator
@@ -79,7 +80,7 @@ class VectorStore:
         try:
             collection = await agreed_collection(storage, config.collection)
             flusher = VectorFlusher(storage, await load(storage, collection, config.tuning))
-            failed = asyncio.Event()
+            failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
             coordinator: WriteCoordinator[Write, VectorDelta, Snapshot] = WriteCoordinator(
                 VectorDelta,
                 flusher,
@@ -89,7 +90,7 @@ class VectorStore:
                 clock=clock,
                 registry=registry,
                 product="vector",
-                on_failure=lambda error: failed.set(),
+                on_failure=failed.set_result,
             )
         except BaseException:
             await storage.close()
@@ -99,21 +100,21 @@ class VectorStore:
 
     # For writers
 
-    async def upsert(self, vectors: Iterable[Vector]) -> WriteHandle:
+    async def upsert(self, vectors: Iterable[Vector], *, timeout: float | None = None) -> WriteHandle:
         """Store vectors, each in place of what its id stood for; all of them or, if one is wrong, none.
 
-        Returns when they are applied; wait on the handle for more. Raises `InvalidInput`, and `FlushError`
-        when the store has stopped.
+        Returns when they are applied; wait on the handle for more. Raises `InvalidInput`, `WriteTimeout` if
+        there was no room for so many seconds, and `FlushError` when the store has stopped.
         """
-        return await self.write(Write.upsert(vectors))
+        return await self.write(Write.upsert(vectors), timeout=timeout)
 
-    async def delete(self, ids: Iterable[str]) -> WriteHandle:
+    async def delete(self, ids: Iterable[str], *, timeout: float | None = None) -> WriteHandle:
         """Delete vectors. An id that stands for nothing is no error. As `upsert` else."""
-        return await self.write(Write.delete(ids))
+        return await self.write(Write.delete(ids), timeout=timeout)
 
-    async def write(self, write: Write) -> WriteHandle:
-        """One write of upserts and deletions in order, with the position of their source."""
-        handle = await self._coordinator.write(write)
+    async def write(self, write: Write, *, timeout: float | None = None) -> WriteHandle:
+        """One write of upserts and deletions in order, and where their source stands. As `upsert` else."""
+        handle = await self._coordinator.write(write, timeout=timeout)
         try:
             await handle.epoch()
         except ApplyError as error:
@@ -203,9 +204,21 @@ class VectorStore:
 
     # Life
 
-    async def wait_failed(self) -> None:
-        """Return when the store has stopped by itself; `close` says why."""
-        await self._failed.wait()
+    @property
+    def failed(self) -> FlushError | None:
+        """What stopped the store, if anything did: a newer writer, or a storage that failed."""
+        return self._failed.result() if self._failed.done() else None
+
+    async def failure(self) -> FlushError:
+        """Wait until the store stops by itself, and return why."""
+        return await asyncio.shield(self._failed)
+
+    async def check(self) -> None:
+        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
+
+        Writes notice it by themselves; who only reads would go on showing what was.
+        """
+        await self._storage.get(record_prefix(RecordType.COLLECTION))
 
     async def close(self) -> None:
         """Flush, make durable, and give the collection back. Raises the `FlushError` that stopped it."""

@@ -127,11 +127,12 @@ def decode_block(value: bytes) -> Rows:
             raise Corrupt(f"a block of samples has the version {version}, which is not known")
         if count > _COUNT_MAX:
             raise Corrupt(f"a block of samples claims to hold {count:,} of them")
-        plain = bytes(cramjam.zstd.decompress(value[_HEAD.size :], output_len=count * ROW_BYTES))
+        plain = bytearray(count * ROW_BYTES)  # no block unpacks to more than it claims
+        size = cramjam.zstd.decompress_into(value[_HEAD.size :], plain) if count else 0
     except (struct.error, cramjam.DecompressionError) as error:
         raise Corrupt(f"a block of samples breaks its format: {error}") from None
-    if len(plain) != count * ROW_BYTES:
-        raise Corrupt(f"a block of {count} samples holds {len(plain)} bytes")
+    if size != len(plain):
+        raise Corrupt(f"a block of {count} samples holds {size} bytes")
     ids = np.cumsum(np.frombuffer(plain, "<u4", count), dtype=np.uint32)
     times = np.cumsum(np.frombuffer(plain, "<i8", count, count * 4), dtype=np.int64)
     return Rows(ids, times, np.frombuffer(plain, "<f8", count, count * 12).astype(np.float64, copy=False))

@@ -62,7 +62,15 @@ _TIMESERIES = LazyGroup(
         "serve": ("penstock.cli.timeseries.serve:serve", "Serve time series over Prometheus' HTTP API."),
     },
 )
-_GROUPS = {"buffer": _BUFFER, "timeseries": _TIMESERIES, "topics": _TOPICS}
+_VECTOR = LazyGroup(
+    "vector",
+    help="Run a vector database over object storage.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "serve": ("penstock.cli.vector.serve:serve", "Serve a collection over HTTP, and feed it."),
+    },
+)
+_GROUPS = {"buffer": _BUFFER, "timeseries": _TIMESERIES, "topics": _TOPICS, "vector": _VECTOR}
 
 
 class _ReaderGone(Exception):
@@ -104,6 +112,7 @@ cli = _Root(
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
         "topics": ("", "Run an event-log server, use one, look after its data."),
         "timeseries": ("", "Run a database of time series that answers PromQL."),
+        "vector": ("", "Run a vector database over object storage."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },
 )

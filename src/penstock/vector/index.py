@@ -115,7 +115,9 @@ class Index:
         for begin in range(0, count, _CHUNK):
             part = slice(begin, min(begin + _CHUNK, count))
             picked = part if slots is None else slots[part]
-            products = self.matrix[picked] @ query
+            # `take` is twice as quick as picking rows by an index.
+            rows = self.matrix[part] if slots is None else np.take(self.matrix, slots[part], axis=0)
+            products = rows @ query
             if self.collection.metric is Metric.DOT:
                 np.negative(products, out=made[part])
             else:

@@ -103,13 +103,18 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _expired(self, now_ms: int) -> Bucket | None:
         """The oldest bucket, if its time is over."""
         oldest = min(self.buckets, default=None)
-        expiry = expiry_ms(oldest, self._retention_ms) if oldest is not None else None
-        return oldest if expiry is not None and expiry <= now_ms else None
+        return oldest if oldest is not None and self._is_over(oldest, now_ms) else None
+
+    def _is_over(self, bucket: Bucket, now_ms: int) -> bool:
+        expiry = expiry_ms(bucket, self._retention_ms)
+        return expiry is not None and expiry <= now_ms
 
     def _due(self, now_ms: int) -> Bucket | None:
-        """A bucket to fold now, if any."""
+        """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
         config = self._config
         for bucket, blocks in self.blocks.items():
+            if self._is_over(bucket, now_ms):
+                continue
             quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
             if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
                 return bucket

@@ -144,7 +144,11 @@ def test_the_newer_entry_of_a_list_wins_whatever_is_merged_first() -> None:
     for _ in range(300):
         a, b, c = operand(), operand(), operand()
         whole = merge_postings([a, b, c])
-        assert whole == merge_postings([merge_postings([a, b]), c]) == merge_postings([a, merge_postings([b, c])])
+        assert (
+            whole
+            == merge_postings([merge_postings([a, b]), c])
+            == merge_postings([a, merge_postings([b, c])])
+        )
         model: dict[int, list[float] | None] = {}
         for one in (a, b, c):
             posting = decode_posting(one, 3)
@@ -211,7 +215,9 @@ def message_classes() -> dict[str, type]:
     def message(name: str, *fields: tuple[str, int, int, str, bool]) -> descriptor_pb2.DescriptorProto:
         made = file.message_type.add(name=name)
         for field, number, kind, of, repeated in fields:
-            made.field.add(name=field, number=number, type=kind, type_name=of or None, label=3 if repeated else 1)
+            made.field.add(
+                name=field, number=number, type=kind, type_name=of or None, label=3 if repeated else 1
+            )
         return made
 
     message("Floats", ("values", 1, 2, "", True))

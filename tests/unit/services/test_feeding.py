@@ -105,11 +105,11 @@ async def test_a_feed_goes_on_behind_what_the_database_has(store: MemoryStore) -
 async def test_records_that_cannot_be_read_are_set_aside_before_their_batch_is_stored(
     store: MemoryStore,
 ) -> None:
-    old = gauge("old", -START_MS - 1, 1.0)
+    long = gauge("x" * 20_000, 0, 1.0)
     await produce(
         store,
         [
-            ([b"\xff\xff", gauge("a", 0, 1.0), old], METRICS_PAYLOAD),
+            ([b"\xff\xff", gauge("a", 0, 1.0), long], METRICS_PAYLOAD),
             ([gauge("b", 0, 1.0)], b"\x01\x02\x01\x00"),
         ],
     )
@@ -158,7 +158,10 @@ async def test_a_payload_that_says_something_else_sets_the_record_aside(
 
 
 def test_a_record_has_the_payload_of_the_last_item_at_or_before_it() -> None:
-    items = [Metadata(2, 0, b"two"), Metadata(4, 0, b"four")]
+    items = [
+        Metadata(start_index=at, ingestion_time_ms=0, payload=text)
+        for at, text in ((2, b"two"), (4, b"four"))
+    ]
     assert payload_per_record(items, 6) == [b"", b"", b"two", b"two", b"four", b"four"]
     assert payload_per_record([], 2) == [b"", b""]
 
@@ -203,9 +206,8 @@ async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:
         caught_up = asyncio.Event()
-        work = feed(store, database, on_progress=lambda report: report.batches and caught_up.set())
+        work = feed(store, database, on_progress=lambda report: report.caught_up and caught_up.set())
         running = asyncio.create_task(work.run())
-        await (await database.flush()).wait()
         await caught_up.wait()
         work.stop()
         report = await running
@@ -217,9 +219,8 @@ async def test_a_newer_owner_of_the_queue_stops_it(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:
         caught_up = asyncio.Event()
-        work = feed(store, database, on_progress=lambda report: report.batches and caught_up.set())
+        work = feed(store, database, on_progress=lambda report: report.caught_up and caught_up.set())
         running = asyncio.create_task(work.run())
-        await (await database.flush()).wait()
         await caught_up.wait()
         newer = await Consumer.open(ConsumerConfig(store=store, gc_enabled=False), 0)
         with pytest.raises(FencedError):

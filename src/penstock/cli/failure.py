@@ -67,6 +67,13 @@ _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
         (errors.StorageFull, "make room, then run it again"),
         (errors.Corrupt, "keep the bytes; `penstock topics verify` lists what is damaged"),
     ),
+    "vector": (
+        (errors.PermissionDenied, "check the credentials and what they are allowed to do"),
+        (errors.Unavailable, "try again later"),
+        (errors.Fenced, "the newer process serves the collection now; there can be one only"),
+        (errors.Corrupt, "keep the bytes"),
+        (errors.OutcomeUnknown, "start it again: it reads what is stored, and goes on from there"),
+    ),
 }
 """Hints of groups of commands that do not work on a STORE; where they have none, the message says it all."""
 

@@ -17,7 +17,7 @@ from penstock.coordinator import (
     WriteCoordinator,
     WriteHandle,
 )
-from penstock.errors import Corrupt, InvalidInput, PenstockError
+from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError
 from penstock.metrics import Registry
 from penstock.vector.attributes import decode_vector
 from penstock.vector.config import VectorConfig
@@ -218,7 +218,10 @@ class VectorStore:
 
         Writes notice it by themselves; who only reads would go on showing what was.
         """
-        await self._storage.get(record_prefix(RecordType.COLLECTION))
+        try:
+            await self._storage.get(record_prefix(RecordType.COLLECTION))
+        except Fenced as error:
+            raise Fenced(f"another process has opened the collection and fenced this one: {error}") from error
 
     async def close(self) -> None:
         """Flush, make durable, and give the collection back. Raises the `FlushError` that stopped it."""

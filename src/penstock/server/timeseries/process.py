@@ -7,9 +7,11 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator import Storage
 from penstock.errors import PenstockError, Unavailable
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
@@ -41,7 +43,7 @@ class Ingest(Protocol):
 
 
 async def serve(
-    store: str,
+    store: str | Path | Storage,
     settings: TimeSeriesSettings,
     stop: asyncio.Event,
     *,

@@ -6,7 +6,8 @@ The size that a block claims is checked before it is unpacked, so that a small b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from typing import Final, Protocol, cast
 
 import cramjam
@@ -22,17 +23,20 @@ __all__ = ["BODY_BYTES_MAX", "RemoteWrite", "decode_remote_write"]
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Senders pack some thousand samples, about a megabyte; this leaves room for long labels."""
 
+_LABELS_REMEMBERED: Final = 65_536
+"""Series whose labels need not be read again, about 1 KB each."""
 _STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _DOUBLE: Final = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
 _INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
 _INT32: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT32
 _BYTES: Final = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
-# Message: (field, number, type or message, whether it is a list). A histogram is not looked into.
+# Message: (field, number, type or message, whether it is a list). A histogram is not looked into; labels are
+# taken as they are first, because most of them were seen before.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, int | str, bool], ...]]] = {
     "Label": (("name", 1, _STRING, False), ("value", 2, _STRING, False)),
     "Sample": (("value", 1, _DOUBLE, False), ("timestamp", 2, _INT64, False)),
     "TimeSeries": (
-        ("labels", 1, "Label", True),
+        ("labels", 1, _BYTES, True),
         ("samples", 2, "Sample", True),
         ("histograms", 4, _BYTES, True),
     ),
@@ -74,7 +78,7 @@ class _Sample(Protocol):
 
 
 class _TimeSeries(Protocol):
-    labels: list[_Label]
+    labels: list[bytes]
     samples: list[_Sample]
     histograms: list[bytes]
 
@@ -98,8 +102,9 @@ def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> Remo
     """
     request = _message(_unpacked(body, bytes_max))
     metadata = {one.metric_family_name: _metadata(one) for one in request.metadata}
+    filled = [one for one in request.timeseries if len(one.samples)]
     return RemoteWrite(
-        series=[_series(one, metadata) for one in request.timeseries if len(one.samples)],
+        series=_series(filled, metadata),
         metadata=metadata,
         histograms_skipped=sum(len(one.histograms) for one in request.timeseries),
     )
@@ -116,7 +121,7 @@ def _unpacked(body: bytes, bytes_max: int) -> bytes:
 
 
 def _message(data: bytes) -> _WriteRequest:
-    request = _write_request_class()()
+    request = _message_class("WriteRequest")()
     try:
         request.ParseFromString(data)
     except DecodeError as error:
@@ -124,16 +129,39 @@ def _message(data: bytes) -> _WriteRequest:
     return cast(_WriteRequest, request)
 
 
-def _series(one: _TimeSeries, metadata: dict[str, Metadata]) -> Series:
-    labels = Labels.of((label.name, label.value) for label in one.labels)
+def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[Series]:
+    """All samples in two arrays, of which each series has its slice: most series bring one sample."""
+    labels = [_labels(tuple(one.labels)) for one in members]
+    timestamps = np.array([sample.timestamp for one in members for sample in one.samples], np.int64)
+    values = np.array([sample.value for one in members for sample in one.samples], np.float64)
+    bounds = [0, *accumulate(len(one.samples) for one in members)]
+    return [
+        Series(
+            labels=own,
+            samples=Samples(timestamps[low:high], values[low:high]),
+            metadata=metadata.get(own.metric, _NO_METADATA) if metadata else _NO_METADATA,
+        )
+        for own, (low, high) in zip(labels, pairwise(bounds), strict=True)
+    ]
+
+
+@lru_cache(maxsize=_LABELS_REMEMBERED)
+def _labels(raw: tuple[bytes, ...]) -> Labels:
+    """Labels from their messages. Senders send the same series over and over."""
+    pairs = [_label(one) for one in raw]
+    labels = Labels.of((one.name, one.value) for one in pairs)
     if not labels.metric:
         raise InvalidInput(f"series {labels} has no {METRIC_NAME}")
-    count = len(one.samples)
-    samples = Samples(
-        np.fromiter((sample.timestamp for sample in one.samples), np.int64, count),
-        np.fromiter((sample.value for sample in one.samples), np.float64, count),
-    )
-    return Series(labels=labels, samples=samples, metadata=metadata.get(labels.metric, _NO_METADATA))
+    return labels
+
+
+def _label(data: bytes) -> _Label:
+    label = _message_class("Label")()
+    try:
+        label.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidInput(f"the body is not a remote-write request: {error}") from None
+    return cast(_Label, label)
 
 
 def _metadata(one: _Metadata) -> Metadata:
@@ -151,8 +179,14 @@ _NO_METADATA: Final = Metadata()
 
 
 @cache
-def _write_request_class() -> type[Message]:
-    """The message described here, so that no generated code and no `protoc` is needed."""
+def _message_class(name: str) -> type[Message]:
+    described = message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"penstock.remote.{name}"))
+    return cast(type[Message], described)
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    """The messages described here, so that no generated code and no `protoc` is needed."""
     file = descriptor_pb2.FileDescriptorProto(name="penstock/remote_write.proto", package="penstock.remote")
     file.syntax = "proto3"
     for name, fields in _MESSAGES.items():
@@ -165,7 +199,4 @@ def _write_request_class() -> type[Message]:
                 described.type = kind
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    described_class = message_factory.GetMessageClass(
-        pool.FindMessageTypeByName("penstock.remote.WriteRequest")
-    )
-    return cast(type[Message], described_class)
+    return pool

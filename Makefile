@@ -41,6 +41,7 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/topics_live.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/promql.py
+	$(BIN)/python benchmarks/vector.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \

@@ -22,8 +22,15 @@ from penstock.vector.rows import comparable
 
 __all__ = ["Found", "Index"]
 
-_CHUNK: Final = 16_384
-"""Rows compared at once, so that what is in between fits the cache."""
+_CHUNK_CELLS: Final = 256 * 1024
+"""Components compared at once.
+
+It fits the cache, and the linear algebra below numpy does it on one thread: for more it calls all cores
+together, which on a busy machine takes longer than the work, and a server has other searches for them.
+"""
+_NPROBE_MIN: Final = 64
+_NPROBE_MAX: Final = 256
+"""Between them `nprobe` is k: a list of a hundred vectors in memory costs little, and recall counts."""
 _UNIT: Final = 2.0**-24
 """What one operation of 32-bit floats may be off, relatively."""
 
@@ -67,6 +74,11 @@ class Index:
             return self._best(query, None if self._is_dense(allowed) else np.flatnonzero(allowed), allowed, k)
         slots = self._probed(query, self._usual_nprobe(k) if nprobe is None else nprobe)
         return self._best(query, slots[allowed[slots]], allowed, k)
+
+    @property
+    def _step(self) -> int:
+        """Rows compared at once."""
+        return max(1, _CHUNK_CELLS // self.collection.dimensions)
 
     def _is_dense(self, allowed: npt.NDArray[np.bool_]) -> bool:
         """Whether it is cheaper to compare all rows than to pick some."""
@@ -112,8 +124,9 @@ class Index:
         """Lower is better, whatever the metric."""
         count = self.count if slots is None else len(slots)
         made = np.empty(count, np.float32)
-        for begin in range(0, count, _CHUNK):
-            part = slice(begin, min(begin + _CHUNK, count))
+        step = self._step
+        for begin in range(0, count, step):
+            part = slice(begin, min(begin + step, count))
             picked = part if slots is None else slots[part]
             # `take` is twice as quick as picking rows by an index.
             rows = self.matrix[part] if slots is None else np.take(self.matrix, slots[part], axis=0)
@@ -133,8 +146,8 @@ class Index:
     def _scores(self, query: Floats, slots: Slots) -> npt.NDArray[np.float64]:
         made = np.empty(len(slots), np.float64)
         wide = query.astype(np.float64)
-        for begin in range(0, len(slots), _CHUNK):
-            part = slice(begin, begin + _CHUNK)
+        for begin in range(0, len(slots), self._step):
+            part = slice(begin, begin + self._step)
             rows = self.matrix[slots[part]].astype(np.float64)
             if self.collection.metric is Metric.DOT:
                 made[part] = -(rows @ wide)
@@ -142,7 +155,3 @@ class Index:
                 rows -= wide
                 made[part] = np.einsum("ij,ij->i", rows, rows)
         return made
-
-
-_NPROBE_MIN: Final = 64
-_NPROBE_MAX: Final = 256

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.mutants.coordinator_mutants import COORDINATOR_MUTANTS
+from tests.mutants.database_mutants import DATABASE_MUTANTS
 from tests.mutants.mutants import MUTANTS, Mutant
 from tests.mutants.timeseries_mutants import TIMESERIES_MUTANTS
 from tests.mutants.topic_mutants import TOPIC_MUTANTS
@@ -18,7 +19,14 @@ from tests.mutants.vector_mutants import VECTOR_MUTANTS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
-ALL_MUTANTS = (*MUTANTS, *TOPIC_MUTANTS, *COORDINATOR_MUTANTS, *TIMESERIES_MUTANTS, *VECTOR_MUTANTS)
+ALL_MUTANTS = (
+    *MUTANTS,
+    *TOPIC_MUTANTS,
+    *COORDINATOR_MUTANTS,
+    *TIMESERIES_MUTANTS,
+    *DATABASE_MUTANTS,
+    *VECTOR_MUTANTS,
+)
 _SUMMARY = re.compile(r"^FAILED \S+ - (\S+?):? ?.*$", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})
 """A mutant that fails this way is a broken program, not a bug that a test noticed."""

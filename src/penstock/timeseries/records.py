@@ -158,16 +158,14 @@ async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
         (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
         series.ids[decode_forward(value)[0]] = series_id
-        series.next_id = max(series.next_id, series_id + 1)
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.DICTIONARY))):
-        series_id = decode_series_id(value)
-        series.fingerprints[Fingerprint(key[_TYPE_AT + 1 :])] = series_id
-        series.next_id = max(series.next_id, series_id + 1)
+        series.fingerprints[Fingerprint(key[_TYPE_AT + 1 :])] = decode_series_id(value)
     if len(series.ids) != len(series.fingerprints):
         raise Corrupt(
             f"bucket {bucket.start_minutes} names {len(series.ids)} series and "
             f"{len(series.fingerprints)} fingerprints"
         )
+    series.next_id = max((*series.ids.values(), *series.fingerprints.values()), default=-1) + 1
     async for key, _ in pairs(read.scan(block_prefix(bucket))):
         series.next_block = _NUMBER.unpack(key[_TYPE_AT + 1 :])[0] + 1
     return series

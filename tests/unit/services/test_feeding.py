@@ -144,6 +144,17 @@ async def test_a_crash_after_the_letter_and_before_the_write_repeats_the_letter(
         assert (report.records, report.refused) == (1, 1)
 
 
+async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: MemoryStore) -> None:
+    async with await opened(disk().open()) as database:
+
+        async def no_store(refused: Sequence[RefusedRecord]) -> None:
+            raise Unavailable("the store is away")
+
+        with pytest.raises(Unavailable):
+            await FedTimeSeries(database).write_batch([b"\xff"], [METRICS_PAYLOAD], 0, no_store)
+        assert await database.stored_sequence() is None
+
+
 @pytest.mark.parametrize(
     "payload", [b"", b"\x01\x01\x01", b"\x02\x01\x01\x00", b"\x01\x03\x01\x00", b"\x01\x01\x02\x00"]
 )

@@ -30,7 +30,7 @@ from penstock.coordinator import Durability, WriteHandle
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
-from penstock.retry import RetryPolicy, retry
+from penstock.retry import Backoff, RetryPolicy
 from penstock.units import DurationLike, parse_duration
 
 __all__ = [
@@ -283,8 +283,16 @@ class Feed:
         *,
         on: tuple[type[errors.PenstockError], ...] = (errors.Unavailable,),
     ) -> T:
-        """`operation`, again and again while it fails with what passes."""
-        return await retry(operation, _FOREVER, clock=self._clock, rng=self._rng, on=on)
+        """`operation`, again and again while it fails with what passes; once more at most after a stop."""
+        backoff = Backoff(_FOREVER, clock=self._clock, rng=self._rng)
+        while True:
+            stopping = self._stop.is_set()
+            try:
+                return await operation()
+            except on:
+                if stopping:
+                    raise
+                await self._unless_stopped(backoff.pause())
 
     async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
         """What `work` returns; None as soon as the feed is asked to stop, and `work` is given up."""

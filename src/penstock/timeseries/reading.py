@@ -48,6 +48,9 @@ class LabelCache:
 
     buckets: dict[Bucket, dict[int, Labels]] = field(default_factory=dict)
     count: int = 0
+    expires: bool = False
+    """Whether records expire, which may come between two reads of a query: then a series without labels is
+    one that is gone, and no damage."""
 
     def of(self, bucket: Bucket) -> dict[int, Labels]:
         return self.buckets.setdefault(bucket, {})
@@ -67,6 +70,7 @@ class BucketReader:
         self._read = read
         self._bucket = bucket
         self._cache = cache or LabelCache()
+        self._expires = self._cache.expires
 
     async def series(self, matchers: Sequence[Matcher]) -> dict[int, Labels]:
         """Every series that satisfies all matchers, by id."""
@@ -130,18 +134,22 @@ class BucketReader:
         if len(missing) > _GETS_MAX:
             added = await self._scan_labels(missing)
         else:
-            values = await asyncio.gather(*(self._forward(one) for one in missing))
-            added = dict(zip(missing, values, strict=True))
-        found = {one: added[one] if one in added else known[one] for one in candidates}
+            values = await asyncio.gather(*map(self._forward, missing))
+            added = {one: value for one, value in zip(missing, values, strict=True) if value is not None}
+        found = {
+            one: labels for one in candidates if (labels := added.get(one) or known.get(one)) is not None
+        }
         known.update(added)
         self._cache.note(len(added))
         return found
 
-    async def _forward(self, series_id: int) -> Labels:
+    async def _forward(self, series_id: int) -> Labels | None:
         value = await self._read.get(ForwardKey(self._bucket, SeriesId(series_id)).encode())
-        if value is None:
-            raise Corrupt(f"series {series_id} of bucket {self._bucket.start_minutes} has no labels")
-        return decode_forward(value)[0]
+        if value is not None:
+            return decode_forward(value)[0]
+        if self._expires:
+            return None
+        raise Corrupt(f"series {series_id} of bucket {self._bucket.start_minutes} has no labels")
 
     async def _scan_labels(self, wanted: list[int] | None) -> dict[int, Labels]:
         prefix = record_prefix(self._bucket, RecordType.FORWARD)
@@ -152,7 +160,7 @@ class BucketReader:
             series_id = int.from_bytes(key[len(prefix) :])
             if among is None or series_id in among:
                 found[series_id] = decode_forward(value)[0]
-        if among is not None and len(found) != len(among):
+        if among is not None and len(found) != len(among) and not self._expires:
             raise Corrupt(f"bucket {self._bucket.start_minutes} lacks the labels of some series")
         return found
 

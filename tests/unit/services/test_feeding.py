@@ -226,6 +226,26 @@ async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -
     assert await queue_length(store) == 0
 
 
+async def test_a_stop_ends_it_while_the_queue_is_away(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+
+    async def away(*arguments: object, **settings: object) -> Consumer:
+        tried.set()
+        raise Unavailable("the queue is away")
+
+    monkeypatch.setattr(Consumer, "open", away)
+    async with await opened(disk().open()) as database:
+        work = feed(store, database)
+        running = asyncio.create_task(work.run())
+        await tried.wait()
+        work.stop()
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(5):
+                await running
+
+
 async def test_a_newer_owner_of_the_queue_stops_it(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
     async with await opened(disk().open()) as database:

@@ -323,6 +323,28 @@ async def test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention
     assert not [key for key in there.persisted if key.startswith(bucket_prefix(FIRST))]
 
 
+async def test_a_restart_finds_every_bucket_however_large() -> None:
+    there = disk()
+    hours = [-48, -1, 0, 5, 700]
+    async with await opened(there.open()) as database:
+        for hour in hours:
+            many = [series("up", (hour * HOUR_MS, 1.0), n=str(number)) for number in range(120)]
+            await database.write(many)
+    async with await opened(there.open()) as database:
+        assert [(bucket.start_ms - START_MS) // HOUR_MS for bucket in database.buckets] == hours
+        assert sum(map(len, (await contents(database)).values())) == 120 * len(hours)
+
+
+async def test_a_series_that_expires_while_a_query_runs_is_gone_and_no_damage() -> None:
+    there = disk()
+    async with await opened(there.open(), retention="87600h") as database:
+        await database.write([series("up", (0, 1.0), n=str(number)) for number in range(70)])
+    there.persisted.pop(ForwardKey(FIRST, SeriesId(0)).encode())
+    async with await opened(there.open(), retention="87600h") as database:
+        assert len(await contents(database, "up")) == 69
+        assert await contents(database, 'up{n="0"}') == {}
+
+
 async def test_a_bucket_of_another_day_is_read_again_with_all_that_was_flushed() -> None:
     async with await opened(disk().open()) as database:
         await database.write([series("up", (0, 1.0), n="1")])

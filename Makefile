@@ -49,7 +49,7 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector --extra databases \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector --extra databases --extra timeseries --extra vector \
 		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock

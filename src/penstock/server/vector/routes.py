@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from penstock.clock import Clock
 from penstock.coordinator import Durability
@@ -27,6 +28,8 @@ from penstock.vector.api import (
 )
 
 __all__ = ["VectorApi", "vector_app"]
+
+T = TypeVar("T")
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _TAKEN: Final = (PROTOBUF_JSON, JSON)
@@ -65,15 +68,13 @@ class VectorApi:
         return self.store
 
     async def write(self, call: Call) -> Response:
-        body = _json(call)
-        inline = len(body) <= _INLINE_BYTES
-        write = parse_write(body) if inline else await asyncio.to_thread(parse_write, body)
+        write = await _read(call, parse_write)
         await self._settled(write)
         self._upserted.inc(len(write.entries))
         return call.answer(200, upserted_answer(len(write.entries)))
 
     async def delete(self, call: Call) -> Response:
-        write = parse_delete(_json(call))
+        write = await _read(call, parse_delete)
         await self._settled(write)
         self._deleted.inc(len(write.entries))
         return call.answer(200, deleted_answer(len(write.entries)))
@@ -88,7 +89,7 @@ class VectorApi:
 
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
-        asked = parse_search(_json(call))
+        asked = await _read(call, parse_search)
         hits = await self._open.search(
             asked.vector,
             asked.k,
@@ -139,9 +140,10 @@ def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
     return VectorApp(router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max)
 
 
-def _json(call: Call) -> bytes:
-    """The body of a request that says it is JSON, or says nothing."""
+async def _read(call: Call, parse: Callable[[bytes], T]) -> T:
+    """What the body says; it is JSON, or says nothing about itself."""
+    body = call.request.body
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN:
         raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
-    return call.request.body
+    return parse(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse, body)

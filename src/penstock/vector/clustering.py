@@ -15,6 +15,10 @@ Slots = npt.NDArray[np.int64]
 
 _CHUNK_CELLS: Final = 4 * 1024**2
 """Distances computed at once: 16 MiB of them."""
+_PIECE_MAX: Final = 240_000
+"""Multiplications that are done on one core."""
+_TOGETHER_MAX: Final = 32_000_000
+"""Above this many, all cores are worth waiting for."""
 _ROUNDS: Final = 6
 
 
@@ -29,7 +33,26 @@ def distances(rows: Floats, centroids: Floats) -> Floats:
 
     The same is missing from every distance of a row, so that they compare as the whole distances do.
     """
-    return squares(centroids)[None, :] - 2.0 * (rows @ centroids.T)
+    return squares(centroids)[None, :] - 2.0 * _products(rows, centroids)
+
+
+def _products(rows: Floats, centroids: Floats) -> Floats:
+    """The dot products of all with all; where that is little work, in pieces that one core does.
+
+    For more than a piece the linear algebra below numpy calls all cores together, and waiting for them on a
+    busy machine takes longer than the work.
+    """
+    cells = centroids.size
+    if not cells or len(rows) * cells > _TOGETHER_MAX:
+        return rows @ centroids.T
+    step = max(1, _PIECE_MAX // cells)
+    if step >= len(rows):
+        return rows @ centroids.T
+    made = np.empty((len(rows), len(centroids)), np.float32)
+    for begin in range(0, len(rows), step):
+        part = slice(begin, begin + step)
+        np.matmul(rows[part], centroids.T, out=made[part])
+    return made
 
 
 def nearest(rows: Floats, centroids: Floats) -> Slots:

@@ -129,10 +129,12 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return drops
 
     async def _folds(self, bucket: Bucket) -> list[Operation]:
-        blocks = [(key, value) async for key, value in pairs(self._storage.scan(block_prefix(bucket)))]
+        blocks = [block async for block in pairs(self._storage.scan(block_prefix(bucket)))]
+        stored = self._storage.scan(record_prefix(bucket, RecordType.SAMPLES))
+        streams = {int.from_bytes(key[-4:]): value async for key, value in pairs(stored)}
         forward = record_prefix(bucket, RecordType.FORWARD)
         metrics = {
             int.from_bytes(key[len(forward) :]): decode_forward(value)[0].metric
             async for key, value in pairs(self._storage.scan(forward))
         }
-        return await asyncio.to_thread(fold_operations, bucket, blocks, metrics, self._retention_ms)
+        return await asyncio.to_thread(fold_operations, bucket, blocks, streams, metrics, self._retention_ms)

@@ -9,8 +9,8 @@ and under the bucket start FFFFFFFF, which is no hour, for the whole database
     07 family      metric name: a forward record without labels, and the description behind it
     08 sequence    the last sequence of the queue that the database is fed from, u64
 
-A flush puts one block for each bucket. Folding merges the blocks of a bucket into the streams of its series
-and deletes them, in one batch; so a series is stored in few operands, and a flush in few records.
+A flush puts one block for each bucket. Folding takes the blocks of a bucket into the streams of its series
+and deletes them, in one batch; so a series is one record without operands, and a flush is few records.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
 from pyroaring import BitMap
 
-from penstock.coordinator import Delete, Merge, Operation, Put, StorageRead, pairs
+from penstock.coordinator import Delete, KeyValue, Merge, Operation, Put, StorageRead, pairs
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.delta import BucketDelta, SeriesDelta
 from penstock.timeseries.directory import BucketSeries
-from penstock.timeseries.gorilla import encode_many, merge_streams
+from penstock.timeseries.gorilla import decode_many, encode_many, merge_streams
 from penstock.timeseries.keys import (
     SUBSYSTEM_PREFIX,
     DictionaryKey,
@@ -139,17 +140,26 @@ def _bucket_operations(bucket: Bucket, changed: BucketDelta, expire_at_ms: int |
 
 
 def fold_operations(
-    bucket: Bucket, blocks: Sequence[tuple[bytes, bytes]], metrics: dict[int, str], retention_ms: int | None
+    bucket: Bucket,
+    blocks: Sequence[KeyValue],
+    streams: dict[int, bytes],
+    metrics: dict[int, str],
+    retention_ms: int | None,
 ) -> list[Operation]:
-    """The blocks (key and value, oldest first) merged into the streams of their series, and gone."""
-    rows = Rows.joined(decode_block(value) for _, value in blocks).in_order()
-    ids, samples = rows.by_series()
+    """The blocks (oldest first) and the streams that their series have, as one stream each; the blocks go.
+
+    They are put, not merged: an operand costs every later read a call of the merge operator.
+    """
+    added = Rows.joined(decode_block(value) for _, value in blocks)
+    known = [one for one in np.unique(added.ids).tolist() if one in streams]
+    folded = Rows.of_series(known, decode_many([streams[one] for one in known]))
+    ids, samples = Rows.joined((folded, added)).in_order().by_series()
     expire_at_ms = expiry_ms(bucket, retention_ms)
-    merges = [
-        Merge(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)
+    puts = [
+        Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)
         for series_id, stream in zip(ids, encode_many(samples), strict=True)
     ]
-    return [*merges, *(Delete(key) for key, _ in blocks)]
+    return [*puts, *(Delete(key) for key, _ in blocks)]
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:

@@ -168,3 +168,14 @@ def test_a_collection_that_is_described_wrongly_is_not_served(tmp_path: Path) ->
     )
     assert done.returncode == ExitCode.REJECTED
     assert "4 dimensions, not 5" in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_a_queue_needs_flushes_that_become_durable_by_themselves(tmp_path: Path) -> None:
+    (tmp_path / "vector.yaml").write_text("sync_mode: explicit\nsplit_at: 20\nmerge_below: 5\n")
+    more = ("--config", str(tmp_path / "vector.yaml"), "--buffer", str(tmp_path))
+    done = subprocess.run(
+        command(tmp_path, *more), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.REJECTED
+    assert "every_flush" in done.stderr

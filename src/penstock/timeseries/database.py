@@ -92,7 +92,7 @@ class TimeSeries:
         self._engine = Engine(config.engine, clock=clock)
         self._loading = asyncio.Lock()
         self._querying = asyncio.Semaphore(config.queries_max)
-        self._cache = LabelCache(expires=config.retention is not None)
+        self._cache = LabelCache(live=directory.labels_of, expires=config.retention is not None)
         self._failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
         self._samples = registry.counter("timeseries.samples_written", "Samples that writes brought.")
         self._expired = registry.counter(

@@ -7,7 +7,7 @@ so ids that were never stored are never seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -38,6 +38,7 @@ class BucketSeries:
     """The series of one bucket. `reserved` counts writes that were given it and are not applied yet."""
 
     ids: dict[Labels, int] = field(default_factory=dict)
+    labels: dict[int, Labels] = field(default_factory=dict)
     fingerprints: dict[Fingerprint, int] = field(default_factory=dict)
     next_id: int = 0
     next_block: int = 0
@@ -83,6 +84,7 @@ class BucketSeries:
         """Take what `lookup` found to be new."""
         for one in new:
             self.ids[one.labels] = one.series_id
+            self.labels[one.series_id] = one.labels
             self.fingerprints[one.fingerprint] = one.series_id
             self.next_id = one.series_id + 1
 
@@ -106,6 +108,11 @@ class Directory:
 
     def __getitem__(self, bucket: Bucket) -> BucketSeries:
         return self._buckets[bucket]
+
+    def labels_of(self, bucket: Bucket) -> Mapping[int, Labels]:
+        """Labels by id, of a bucket that is in memory; those of writes that are not flushed yet, too."""
+        known = self._buckets.get(bucket)
+        return known.labels if known is not None else {}
 
     def __iter__(self) -> Iterator[Bucket]:
         return iter(self._buckets)

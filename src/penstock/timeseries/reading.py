@@ -6,7 +6,7 @@ The snapshot does not change, so everything that a query reads is of one instant
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -37,7 +37,10 @@ from penstock.timeseries.values import decode_forward, decode_series_ids
 __all__ = ["BucketReader", "LabelCache", "label_names", "label_values", "matching_series", "select"]
 
 _GETS_MAX = 64
-"""Up to this many records are asked for one by one; more are found by a scan of those around them."""
+"""Up to this many streams are asked for one by one; more are found by a scan of their metric."""
+_GET_COST = 4
+"""A record that is asked for by its key takes as long as so many that a scan passes."""
+_GETS_AT_ONCE = 256
 _CACHED_MAX = 500_000
 """Series whose labels are remembered between queries, about 1 KB each."""
 
@@ -48,6 +51,8 @@ class LabelCache:
 
     buckets: dict[Bucket, dict[int, Labels]] = field(default_factory=dict)
     count: int = 0
+    live: Callable[[Bucket], Mapping[int, Labels]] = lambda bucket: {}
+    """Labels that somebody else holds anyway, by id; more than the snapshot has, maybe."""
     expires: bool = False
     """Whether records expire, which may come between two reads of a query: then a series without labels is
     one that is gone, and no damage."""
@@ -127,20 +132,27 @@ class BucketReader:
         return ids
 
     async def _labels(self, candidates: BitMap | None) -> dict[int, Labels]:
-        known = self._cache.of(self._bucket)
         if candidates is None:
             return await self._scan_labels(None)
-        missing = [one for one in candidates if one not in known]
-        if len(missing) > _GETS_MAX:
+        known, live = self._cache.of(self._bucket), self._cache.live(self._bucket)
+        missing = [one for one in candidates if one not in live and one not in known]
+        if not missing:
+            added: dict[int, Labels] = {}
+        elif len(missing) * _GET_COST > missing[-1] - missing[0]:
             added = await self._scan_labels(missing)
         else:
-            values = await asyncio.gather(*map(self._forward, missing))
-            added = {one: value for one, value in zip(missing, values, strict=True) if value is not None}
-        found = {
-            one: labels for one in candidates if (labels := added.get(one) or known.get(one)) is not None
-        }
+            added = await self._get_labels(missing)
         known.update(added)
+        found = {one: labels for one in candidates if (labels := live.get(one) or known.get(one)) is not None}
         self._cache.note(len(added))
+        return found
+
+    async def _get_labels(self, wanted: list[int]) -> dict[int, Labels]:
+        found: dict[int, Labels] = {}
+        for at in range(0, len(wanted), _GETS_AT_ONCE):
+            some = wanted[at : at + _GETS_AT_ONCE]
+            values = await asyncio.gather(*map(self._forward, some))
+            found |= {one: value for one, value in zip(some, values, strict=True) if value is not None}
         return found
 
     async def _forward(self, series_id: int) -> Labels | None:
@@ -154,9 +166,10 @@ class BucketReader:
     async def _scan_labels(self, wanted: list[int] | None) -> dict[int, Labels]:
         prefix = record_prefix(self._bucket, RecordType.FORWARD)
         start = b"" if wanted is None else wanted[0].to_bytes(4)
+        stop = None if wanted is None else wanted[-1].to_bytes(4) + b"\0"
         among = None if wanted is None else set(wanted)
         found: dict[int, Labels] = {}
-        async for key, value in pairs(self._read.scan(prefix, start=start)):
+        async for key, value in pairs(self._read.scan(prefix, start=start, stop=stop)):
             series_id = int.from_bytes(key[len(prefix) :])
             if among is None or series_id in among:
                 found[series_id] = decode_forward(value)[0]

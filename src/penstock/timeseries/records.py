@@ -167,7 +167,9 @@ async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
     series = BucketSeries()
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
         (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
-        series.ids[decode_forward(value)[0]] = series_id
+        labels, _ = decode_forward(value)
+        series.ids[labels] = series_id
+        series.labels[series_id] = labels
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.DICTIONARY))):
         series.fingerprints[Fingerprint(key[_TYPE_AT + 1 :])] = decode_series_id(value)
     if len(series.ids) != len(series.fingerprints):

@@ -42,6 +42,9 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/collector.py
 	$(BIN)/python benchmarks/quiver.py
 	$(BIN)/python benchmarks/otlp.py
+	$(BIN)/python benchmarks/coordinator.py
+	$(BIN)/python benchmarks/promql.py
+	$(BIN)/python benchmarks/vector.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
@@ -49,7 +52,7 @@ soak: env ## Long runs: more seeds, and the tests that are left out of `make tes
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra dev --extra spark --extra iceberg --extra topics --extra collector --extra databases --extra timeseries --extra vector \
 		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock

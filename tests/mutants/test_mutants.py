@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.mutants.coordinator_mutants import COORDINATOR_MUTANTS
+from tests.mutants.database_mutants import DATABASE_MUTANTS
 from tests.mutants.mutants import MUTANTS, Mutant
 from tests.mutants.quiver_mutants_acks import QUIVER_ACK_MUTANTS
 from tests.mutants.quiver_mutants_collector import COLLECTOR_MUTANTS
@@ -17,7 +19,9 @@ from tests.mutants.quiver_mutants_endings import QUIVER_ENDING_MUTANTS
 from tests.mutants.quiver_mutants_otlp import OTLP_MUTANTS
 from tests.mutants.quiver_mutants_segments import SEGMENT_MUTANTS
 from tests.mutants.quiver_mutants_wal import QUIVER_WAL_MUTANTS
+from tests.mutants.timeseries_mutants import TIMESERIES_MUTANTS
 from tests.mutants.topic_mutants import TOPIC_MUTANTS
+from tests.mutants.vector_mutants import VECTOR_MUTANTS
 
 pytestmark = pytest.mark.long
 
@@ -32,6 +36,10 @@ ALL_MUTANTS = (
     *QUIVER_WAL_MUTANTS,
     *QUIVER_ENDING_MUTANTS,
     *COLLECTOR_MUTANTS,
+    *COORDINATOR_MUTANTS,
+    *TIMESERIES_MUTANTS,
+    *DATABASE_MUTANTS,
+    *VECTOR_MUTANTS,
 )
 _SUMMARY = re.compile(r"^FAILED .+? - ([\w.]+)", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})

@@ -57,6 +57,11 @@ _BY_KIND: tuple[tuple[type[errors.PenstockError], ExitCode, str], ...] = (
 )
 
 _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
+    "timeseries": (
+        (errors.Fenced, "a newer process has taken the database or its queue over; this one has stopped"),
+        (errors.Corrupt, "keep the bytes"),
+        (errors.OutcomeUnknown, "start it again: it reads what is stored and goes on behind it"),
+    ),
     "topics": (
         (errors.PermissionDenied, "check who may read and write there"),
         (errors.StorageFull, "make room, then run it again"),
@@ -66,6 +71,13 @@ _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
         (errors.PermissionDenied, "check who may read and write there"),
         (errors.StorageFull, "make room, then run it again"),
         (errors.Corrupt, "keep the bytes; `penstock quiver fsck` lists what is damaged"),
+    ),
+    "vector": (
+        (errors.PermissionDenied, "check the credentials and what they are allowed to do"),
+        (errors.Unavailable, "try again later"),
+        (errors.Fenced, "the newer process serves the collection now; there can be one only"),
+        (errors.Corrupt, "keep the bytes"),
+        (errors.OutcomeUnknown, "start it again: it reads what is stored, and goes on from there"),
     ),
 }
 """Hints of groups of commands that do not work on a STORE; where they have none, the message says it all."""

@@ -81,7 +81,30 @@ _COLLECTOR = LazyGroup(
         ),
     },
 )
-_GROUPS = {"buffer": _BUFFER, "topics": _TOPICS, "collector": _COLLECTOR, "quiver": _QUIVER}
+_TIMESERIES = LazyGroup(
+    "timeseries",
+    help="Run a database of time series over object storage.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "serve": ("penstock.cli.timeseries.serve:serve", "Serve time series over Prometheus' HTTP API."),
+    },
+)
+_VECTOR = LazyGroup(
+    "vector",
+    help="Run a vector database over object storage.",
+    epilog="`penstock --help` lists the exit codes.",
+    lazy={
+        "serve": ("penstock.cli.vector.serve:serve", "Serve a collection over HTTP, and feed it."),
+    },
+)
+_GROUPS = {
+    "buffer": _BUFFER,
+    "collector": _COLLECTOR,
+    "quiver": _QUIVER,
+    "timeseries": _TIMESERIES,
+    "topics": _TOPICS,
+    "vector": _VECTOR,
+}
 
 
 class _ReaderGone(Exception):
@@ -124,6 +147,8 @@ cli = _Root(
         "topics": ("", "Run an event-log server, use one, look after its data."),
         "collector": ("", "Take telemetry in over OTLP, keep it, bring it to every destination."),
         "quiver": ("", "Look into a telemetry buffer on disk, look after it."),
+        "timeseries": ("", "Run a database of time series that answers PromQL."),
+        "vector": ("", "Run a vector database over object storage."),
         "doctor": ("penstock.cli.doctor:doctor", "Check this machine and a store; say what to do."),
     },
 )

@@ -91,18 +91,18 @@ class Keyring:
         self._anyone = Principal(scopes=Scope.ALL)
 
     @classmethod
-    def parse(cls, text: str) -> Keyring:
+    def parse(cls, text: str, variable: str = "TOPICS_API_KEYS") -> Keyring:
         """From `key`, `key:scopes`, `key:scopes:prefixes`, `key::prefixes`, separated by commas.
 
-        Raises `ConfigError`, which never quotes a key.
+        Raises `ConfigError`, which names `variable` and never quotes a key.
         """
         entries = [entry.strip() for entry in text.split(",")]
-        principals = [_principal(entry, place) for place, entry in enumerate(entries, 1) if entry]
+        principals = [_principal(entry, place, variable) for place, entry in enumerate(entries, 1) if entry]
         if text.strip() and not principals:
-            raise ConfigError("TOPICS_API_KEYS is set and holds no key; unset it to run without keys")
+            raise ConfigError(f"{variable} is set and holds no key; unset it to run without keys")
         digests = {principal.digest for principal in principals}
         if len(digests) != len(principals):
-            raise ConfigError("TOPICS_API_KEYS holds the same key twice")
+            raise ConfigError(f"{variable} holds the same key twice")
         return cls(principals)
 
     def __len__(self) -> int:
@@ -136,8 +136,8 @@ class Keyring:
 _CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
 
 
-def _principal(entry: str, place: int) -> Principal:
-    where = f"entry {place} of TOPICS_API_KEYS"
+def _principal(entry: str, place: int, variable: str) -> Principal:
+    where = f"entry {place} of {variable}"
     secret, _, rest = entry.partition(":")
     scopes, _, prefixes = rest.partition(":")
     if not secret:

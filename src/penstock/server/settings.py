@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +13,7 @@ from penstock.errors import ConfigError
 from penstock.objects.settings import StoreAddress
 from penstock.server.auth import Keyring
 from penstock.server.caps import StreamLimits
+from penstock.server.exposure import is_loopback
 from penstock.topics.config import WAL_SHARDS_MAX, EngineConfig
 
 __all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
@@ -200,7 +200,7 @@ def _is_ip(host: str) -> bool:
 
 def check_exposure(settings: ServerSettings) -> None:
     """Raises `ConfigError` if others could reach a server without keys."""
-    if len(settings.keys) or settings.allow_no_keys or _is_loopback(settings.host):
+    if len(settings.keys) or settings.allow_no_keys or is_loopback(settings.host):
         return
     raise ConfigError(
         f"TOPICS_HOST {settings.host!r} can be reached from other machines and there are no keys: "
@@ -218,11 +218,3 @@ def check_places(settings: ServerSettings) -> None:
         path = os.path.expanduser(place) if name == "TOPICS_COLD_DIR" else place
         if os.path.exists(path) and not os.path.isdir(path):
             raise ConfigError(f"{name} is {place!r}, which is no directory")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)

@@ -8,6 +8,8 @@
 - `penstock.testing.disk`: a disk that can lose power; imported from its module
 - `penstock.testing.store_kit`: the contract of an object store as tests; imported from its module
 - `penstock.testing.otlp_kit`: telemetry as services send it, and of every kind; imported from its module
+- `penstock.testing.memory_storage`: a database's storage in memory, with faults; imported from its module
+- `penstock.testing.storage_kit`: the contract of such a storage as tests; imported from its module
 - `penstock.testing.topics_kit`: an event log without threads; imported from its module
 """
 

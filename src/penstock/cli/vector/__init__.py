@@ -1,0 +1,5 @@
+"""`penstock vector …`: a vector database."""
+
+from __future__ import annotations
+
+__all__ = []

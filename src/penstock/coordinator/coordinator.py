@@ -1,0 +1,474 @@
+"""One task between many writers and one database.
+
+It orders writes, applies them to a delta, and has deltas flushed. A turn of the loop: (1) flushes that
+finished were noted as they did, (2) flush commands, (3) one batch of queued writes, (4) the timers. Nothing
+else changes the delta, so there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator.config import CoordinatorConfig, SyncMode
+from penstock.coordinator.delta import Delta, Flusher
+from penstock.coordinator.durability import Durability, EpochRange
+from penstock.coordinator.errors import EpochNotAssigned, FlushError, Shutdown, flush_error
+from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, View
+from penstock.coordinator.flushing import FlushLine
+from penstock.coordinator.handle import FlushHandle, WriteHandle
+from penstock.coordinator.instruments import Instruments
+from penstock.coordinator.intake import Channel, Intake
+from penstock.coordinator.pacing import Pace
+from penstock.coordinator.subscription import Broadcast, Subscription
+from penstock.coordinator.watermarks import Watermarks
+from penstock.metrics import Registry
+
+__all__ = ["DEFAULT_CHANNEL", "WriteCoordinator"]
+
+DEFAULT_CHANNEL = "default"
+_EARLY_S = 1e-6
+"""A timer this close to its time is due: sums of floats must not make it miss its own alarm."""
+
+W = TypeVar("W")
+D = TypeVar("D", bound=Delta[Any, Any])  # which write and which image is the delta's own affair
+S = TypeVar("S")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Command:
+    """A flush that somebody asked for: due when the ticket was drained, or when the epoch is assigned."""
+
+    handle: FlushHandle
+    ticket: dict[str, int]
+    epoch: int | None
+    durable: bool
+
+
+class WriteCoordinator(Generic[W, D, S]):
+    """Gives every write an epoch from 1 on, applies it, and flushes what was applied.
+
+    It works between `start` and `close`, which `async with` calls. All of it belongs to one event loop; only
+    `view()` and `watermark()` may be called from other threads. A failed flush stops it for good: see
+    `FlushError`.
+    """
+
+    def __init__(
+        self,
+        delta: Callable[[], D],
+        flusher: Flusher[D, S],
+        *,
+        image: object,
+        snapshot: S,
+        config: CoordinatorConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        registry: Registry | None = None,
+        product: str = "",
+        on_failure: Callable[[FlushError], None] | None = None,
+    ) -> None:
+        """`delta` makes empty deltas; `image` and `snapshot` are what the storage holds now.
+
+        `product` goes before the names of the metrics. `on_failure` hears of the error that stopped the
+        coordinator, once.
+        """
+        self._config = config = config or CoordinatorConfig()
+        self._clock = clock
+        self._make_delta = delta
+        self._instruments = Instruments(registry, product)
+        self._apply_seconds = self._instruments.apply_duration.labels()
+        self._marks = Watermarks()
+        self._wake = asyncio.Event()
+        self._intake: Intake[W] = Intake(
+            marks=self._marks, clock=clock, instruments=self._instruments, changed=self._wake.set
+        )
+        self._default = self._intake.channel(DEFAULT_CHANNEL, config.queue_capacity)
+        self._line: FlushLine[D, S] = FlushLine(
+            flusher,
+            waiting_max=config.max_frozen_deltas,
+            clock=clock,
+            instruments=self._instruments,
+            flushed=self._flushed,
+            synced=self._synced,
+        )
+        self._broadcast: Broadcast[D, S] = Broadcast(
+            capacity=config.subscription_capacity, size_max=config.pending_max
+        )
+        self._pace = Pace(writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s)
+        self._threshold = config.flush_threshold
+        self._pending_max = config.pending_max
+        self._delta = self._new_delta(image)
+        self._delta_size = self._delta.estimate_size()
+        self._assigned = 0
+        self._frozen_to = 0
+        self._view: View[D, S] = View(
+            snapshot=snapshot, epoch=0, last_flushed=None, frozen=(), current=self._delta
+        )
+        self._commands: list[_Command] = []
+        self._flush_due_s = self._sync_due_s = clock.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._drained = False
+        self._stopped = asyncio.Event()
+        self._error: Exception | None = None
+        self._on_failure = on_failure
+
+    # For writers
+
+    async def write(self, write: W, *, timeout: float | None = None) -> WriteHandle:
+        """Queue `write` in the default channel, when there is room. See `Channel.write`."""
+        return await self._default.write(write, timeout=timeout)
+
+    def try_write(self, write: W) -> WriteHandle:
+        """Queue `write` in the default channel now, or raise `Backpressure`. See `Channel.try_write`."""
+        return self._default.try_write(write)
+
+    def channel(self, name: str, *, capacity: int | None = None) -> Channel[W]:
+        """Another way in, made on first use, with a queue of its own.
+
+        Epochs are shared, and so is the time of the loop.
+        """
+        return self._intake.channel(name, capacity, otherwise=self._config.queue_capacity)
+
+    def pause(self, name: str) -> None:
+        """Stop applying the writes of one channel. Raises `ConfigError` if there is none of that name."""
+        self._intake[name].pause()
+
+    def resume(self, name: str) -> None:
+        """Go on applying the writes of one channel."""
+        self._intake[name].resume()
+
+    async def flush(
+        self, epoch: int | None = None, *, durable: bool = False, strict: bool = False
+    ) -> FlushHandle:
+        """Have everything flushed whose `write` returned before this call, but for paused channels.
+
+        With `epoch`: everything up to it. Nothing happens if that is flushed already; if no write has that
+        epoch yet, the flush waits for one, or with `strict` raises `EpochNotAssigned`. With `durable` the
+        storage is synced afterwards. The call never waits for room; wait on the handle. Raises `Shutdown` and
+        `FlushError`.
+        """
+        began = self._clock.monotonic()
+        self._intake.check("flush", began)
+        if strict and epoch is not None and epoch > self._assigned:
+            raise EpochNotAssigned(f"no write has epoch {epoch} yet: the last one is {self._assigned}")
+        handle = FlushHandle(self._marks)
+        level = Durability.DURABLE if durable else Durability.FLUSHED
+        if epoch is not None and epoch <= self._marks[level]:
+            handle.settle(epoch)
+        else:
+            ticket = self._intake.ticket() if epoch is None else {}
+            self._commands.append(_Command(handle=handle, ticket=ticket, epoch=epoch, durable=durable))
+            self._wake.set()
+        self._instruments.send_duration.observe(self._clock.monotonic() - began, command="flush", status="ok")
+        return handle
+
+    # For readers
+
+    def view(self) -> View[D, S]:
+        """The database at this instant. Costs one read of an attribute."""
+        return self._view
+
+    def watermark(self, level: Durability) -> int:
+        """The last epoch that has reached `level`; 0 before the first."""
+        return self._marks[level]
+
+    def subscribe(self, *, freezes: bool = False) -> Subscription[D, S]:
+        """Every flush from now on, and with `freezes` every freeze.
+
+        `subscription.view` is where they start.
+        """
+        return self._broadcast.subscribe(self._view, freezes=freezes)
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to work on what is queued. Call it once, inside the event loop."""
+        if self._tasks:
+            return
+        now = self._clock.monotonic()
+        self._flush_due_s, self._sync_due_s = (
+            now + self._config.flush_interval_s,
+            now + self._config.sync_interval_s,
+        )
+        for work, name in ((self._run, "loop"), (self._line.run, "flushes"), (self._tick, "timer")):
+            task = asyncio.get_running_loop().create_task(work(), name=f"write-coordinator-{name}")
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+
+    async def close(self) -> None:
+        """Take no more writes, apply what is queued (paused channels, too), flush it, sync, and stop.
+
+        May be called again. Raises the `FlushError` that stopped the coordinator, if one did, and `Shutdown`
+        if it was aborted meanwhile.
+        """
+        in_time = not self._stopped.is_set()
+        if not self._closing and self._error is None:
+            self._closing = True
+            self._intake.close(_shut_down)
+            self.start()
+            self._wake.set()
+        await self._stopped.wait()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if isinstance(self._error, FlushError) or (in_time and not self._drained):
+            raise self._again()
+
+    async def abort(self) -> None:
+        """Stop at once, as a crash would.
+
+        Nothing more is flushed, and everybody who waits gets `Shutdown`.
+        """
+        self._stop(Shutdown("the coordinator was aborted"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> WriteCoordinator[W, D, S]:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # The loop
+
+    async def _run(self) -> None:
+        while not self._finished():
+            self._wake.clear()
+            if self._turn():
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
+        self._drained = True
+
+    def _turn(self) -> bool:
+        """Everything that can be done now, but for more than one batch of writes.
+
+        True if more may be possible.
+        """
+        frozen_to = self._frozen_to
+        self._serve_commands()
+        applied = self._apply_batch()
+        if self._delta_full():
+            self._try_freeze(FlushReason.SIZE_THRESHOLD)
+        self._check_timers()
+        if self._closing and self._intake.empty:
+            self._wind_up()
+        self._relieve()
+        return applied or self._frozen_to > frozen_to
+
+    def _apply_batch(self) -> bool:
+        if self._pressed() or self._delta_full():
+            return False
+        limit = self._pace.limit(self._threshold - self._delta_size)
+        batch = self._intake.take(limit, paused_too=self._closing)
+        if not batch:
+            return False
+        began = self._clock.monotonic()
+        first, self._assigned = self._assigned + 1, self._assigned + len(batch)
+        results = self._results(batch)
+        for epoch, ((_, handle), result) in enumerate(zip(batch, results, strict=True), first):
+            if isinstance(result, Exception):
+                handle.refuse(epoch, result)
+            else:
+                handle.accept(epoch, result)
+        self._marks.raise_to(Durability.APPLIED, self._assigned)
+        self._note_batch(len(batch), self._clock.monotonic() - began)
+        return True
+
+    def _results(self, batch: list[tuple[W, WriteHandle]]) -> Sequence[object]:
+        """What the delta makes of the batch. If it breaks, nobody knows what it holds: that is the end."""
+        try:
+            results = self._delta.apply([write for write, _ in batch])
+            if len(results) != len(batch):
+                raise AssertionError(f"the delta returned {len(results)} results for {len(batch)} writes")
+        except Exception as error:
+            self._stop(flush_error("applying writes", error))
+            for _, handle in batch:
+                handle.fail(self._again)
+            raise
+        return results
+
+    def _note_batch(self, writes: int, seconds: float) -> None:
+        before, self._delta_size = self._delta_size, self._delta.estimate_size()
+        self._pace.learn(writes, seconds, self._delta_size - before)
+        self._apply_seconds.observe(seconds)
+        self._instruments.estimated_bytes.set(self._delta_size)
+
+    def _serve_commands(self) -> None:
+        # In order, for the sake of their syncs; one that waits for a later epoch does not hold up the others.
+        if self._commands:
+            self._commands = [command for command in self._commands if not self._serve(command)]
+
+    def _serve(self, command: _Command) -> bool:
+        """Have the command's flush begun, if it is due and there is room for another frozen delta."""
+        if not self._intake.reached(command.ticket) or (command.epoch or 0) > self._assigned:
+            return False
+        upto = self._assigned if command.epoch is None else command.epoch
+        if upto > self._frozen_to and not self._try_freeze(FlushReason.EXPLICIT):
+            return False
+        if command.durable:
+            self._line.add_sync()
+        command.handle.settle(upto)
+        return True
+
+    def _try_freeze(self, reason: FlushReason) -> bool:
+        """Freeze the delta if it holds any epoch and there is room for it. False if there is none."""
+        if self._assigned == self._frozen_to:
+            return True
+        if not self._line.has_room:
+            return False
+        began = self._clock.monotonic()
+        ended, size = self._delta, self._delta_size
+        self._delta = self._new_delta(ended.freeze())
+        self._delta_size = self._delta.estimate_size()
+        covered = EpochRange(self._frozen_to, self._assigned)
+        self._frozen_to = self._assigned
+        now = self._clock.monotonic()
+        self._line.add(Frozen(delta=ended, epoch_range=covered, size=size, reason=reason, frozen_at_s=now))
+        if self._config.sync_mode is SyncMode.EVERY_FLUSH:
+            self._line.add_sync()
+        self._flush_due_s = now + self._config.flush_interval_s
+        self._show(self._view.snapshot, self._view.epoch, self._view.last_flushed)
+        self._broadcast.send(FreezeEvent(view=self._view, epoch_range=covered))
+        self._instruments.freeze_duration.observe(now - began)
+        self._instruments.flushes.inc(reason=reason.value)
+        self._instruments.estimated_bytes.set(self._delta_size)
+        return True
+
+    def _new_delta(self, image: object) -> D:
+        delta = self._make_delta()
+        delta.init(image)
+        return delta
+
+    def _show(self, snapshot: S, epoch: int, last_flushed: D | None) -> None:
+        self._view = View(
+            snapshot=snapshot,
+            epoch=epoch,
+            last_flushed=last_flushed,
+            frozen=tuple(reversed(self._line.pending)),
+            current=self._delta,
+        )
+
+    def _check_timers(self) -> None:
+        now = self._clock.monotonic() + _EARLY_S
+        if now >= self._flush_due_s:
+            self._flush_due_s = now + self._config.flush_interval_s
+            self._try_freeze(FlushReason.INTERVAL)
+        if now >= self._sync_due_s:
+            self._sync_due_s = now + self._config.sync_interval_s
+            if (
+                self._config.sync_mode is SyncMode.INTERVAL
+                and self._frozen_to > self._marks[Durability.DURABLE]
+            ):
+                self._line.add_sync()
+
+    async def _tick(self) -> None:
+        """Wake the loop when a timer is due; a flush moves its timer on, so look again before."""
+        while True:
+            left_s = min(self._flush_due_s, self._sync_due_s) - self._clock.monotonic()
+            if left_s <= _EARLY_S:
+                self._wake.set()
+            await self._clock.sleep(max(left_s, 0.0))
+
+    # Pressure
+
+    # Both are about writes that a flush would make room for. A delta that is large from the beginning,
+    # because it counts its image, must not stop everything.
+
+    def _delta_full(self) -> bool:
+        return self._delta_size >= self._threshold and self._assigned > self._frozen_to
+
+    def _pressed(self) -> bool:
+        if self._assigned == self._marks[Durability.FLUSHED]:
+            return False
+        pending = self._delta_size + sum(frozen.size for frozen in self._line.pending)
+        return pending >= self._pending_max
+
+    def _relieve(self) -> None:
+        """Tell the channels whether there is room, and let in whom there is room for."""
+        self._intake.pressured = self._pressed()
+        self._intake.admit()
+
+    # What the flushes report
+
+    def _flushed(self, frozen: Frozen[D], snapshot: S) -> None:
+        # In this order: whoever is woken by the mark, or sees it, must find the new snapshot.
+        upto = frozen.epoch_range.hi
+        self._show(snapshot, upto, frozen.delta)
+        self._marks.raise_to(Durability.FLUSHED, upto)
+        self._broadcast.send(
+            FlushEvent(
+                snapshot=snapshot, delta=frozen.delta, epoch_range=frozen.epoch_range, size=frozen.size
+            )
+        )
+        self._relieve()
+        self._wake.set()
+
+    def _synced(self) -> None:
+        self._marks.raise_to(Durability.DURABLE, self._marks[Durability.FLUSHED])
+        self._wake.set()
+
+    # The end
+
+    def _wind_up(self) -> None:
+        """Nothing is queued any more: flush the rest, then sync."""
+        if not self._try_freeze(FlushReason.SHUTDOWN):
+            return
+        if self._line.idle and self._marks[Durability.DURABLE] < self._assigned:
+            self._line.add_sync()
+
+    def _finished(self) -> bool:
+        return (
+            self._closing
+            and self._intake.empty
+            and self._line.idle
+            and self._marks[Durability.DURABLE] == self._assigned
+            and not any(self._can_be_served(command) for command in self._commands)
+        )
+
+    def _can_be_served(self, command: _Command) -> bool:
+        return command.epoch is None or command.epoch <= self._assigned
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """One of the tasks is over: the work is done, or nothing more will ever be."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._stop(error if isinstance(error, FlushError) else flush_error("coordinating writes", error))
+        else:
+            self._stop(Shutdown("the coordinator is closed"))
+
+    def _stop(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        failed = isinstance(error, FlushError)
+        self._intake.drop(self._again)
+        for command in self._commands:
+            command.handle.fail(self._again)
+        self._commands = []
+        self._marks.fail(self._again)
+        self._broadcast.end(self._again if failed else None)
+        for task in self._tasks:
+            task.cancel()
+        self._stopped.set()
+        if isinstance(error, FlushError) and self._on_failure is not None:
+            self._on_failure(error)
+
+    def _again(self) -> Exception:
+        """The error that stopped the coordinator, as a new object.
+
+        Everybody gets a traceback of their own.
+        """
+        error = self._error
+        assert error is not None
+        copy = type(error)(*error.args)
+        copy.__cause__ = error.__cause__
+        return copy
+
+
+def _shut_down() -> Exception:
+    return Shutdown("the coordinator is closed")

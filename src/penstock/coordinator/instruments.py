@@ -1,0 +1,68 @@
+"""Every metric of a coordinator, by its public name."""
+
+from __future__ import annotations
+
+from penstock.metrics import DEFAULT_REGISTRY, Registry
+
+__all__ = ["Instruments"]
+
+_FINE = (
+    0.00001,
+    0.0001,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+"""From an admission without a wait to a flush that has gone badly wrong."""
+
+
+class Instruments:
+    """The metrics in one registry, below `product.` if the coordinator is part of a product."""
+
+    def __init__(self, registry: Registry | None = None, product: str = "") -> None:
+        self.registry = r = registry or DEFAULT_REGISTRY
+        prefix = f"{product}.write_coordinator" if product else "write_coordinator"
+        self.send_duration = r.histogram(
+            f"{prefix}.send_duration_seconds",
+            "Until a call was taken or refused.",
+            ("command", "status"),
+            _FINE,
+        )
+        self.backpressure = r.counter(
+            f"{prefix}.queue_backpressure_total", "Calls that met no room.", ("command", "reason")
+        )
+        self.queue_depth = r.gauge(f"{prefix}.queue_depth", "Writes that wait to be applied.", ("channel",))
+        self.apply_duration = r.histogram(
+            f"{prefix}.delta_apply_duration_seconds", "Applying one batch of writes.", (), _FINE
+        )
+        self.estimated_bytes = r.gauge(
+            f"{prefix}.delta_estimated_bytes", "Size of the current delta, in the unit of its threshold."
+        )
+        self.freeze_duration = r.histogram(
+            f"{prefix}.delta_freeze_duration_seconds", "Freezing a delta and starting the next.", (), _FINE
+        )
+        self.event_send_duration = r.histogram(
+            f"{prefix}.flush_event_send_duration_seconds", "Until a frozen delta's flush began.", (), _FINE
+        )
+        self.event_queue_depth = r.gauge(
+            f"{prefix}.flush_event_queue_depth", "Frozen deltas that wait for their flush."
+        )
+        self.flushes = r.counter(f"{prefix}.flush_total", "Deltas frozen for a flush.", ("reason",))
+        self.flush_duration = r.histogram(
+            f"{prefix}.flush_delta_duration_seconds", "Storing one delta.", (), _FINE
+        )
+        self.sync_duration = r.histogram(
+            f"{prefix}.flush_storage_duration_seconds", "Persisting what was stored.", (), _FINE
+        )

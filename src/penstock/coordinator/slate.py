@@ -1,0 +1,240 @@
+"""The storage contract over SlateDB, which keeps everything in an object store.
+
+    storage = await SlateStorage.open(SlateStore("s3://bucket"), "metrics", merge=add)
+
+"Persisted" means that the object store has taken the write-ahead log. A local directory (`file:///`)
+survives a killed process but not a power cut, because SlateDB does not sync files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.storage import KeyValue, Merge, MergeOperator, Operation, Put
+from penstock.errors import (
+    ConfigError,
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
+
+__all__ = ["SlateSnapshot", "SlateStorage", "SlateStore"]
+
+_PAGE = 1000
+_KEY_BYTES_MAX = 65_535
+_YIELD_AFTER = 32
+"""Operations take some 15 us each to hand over: others on the loop must not wait for a whole batch."""
+
+
+class SlateStore:
+    """Where databases are: `file:///dir`, `s3://bucket/dir`, `az://`, `gs://`, or in this object: `memory:///`."""
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
+        """`options` are those of the store's client, such as `aws_endpoint`. Raises `ConfigError`."""
+        root, self.directory = _split(url)
+        binding = slatedb()
+        try:
+            builder = binding.ObjectStoreBuilder.from_url(root)
+            for name, value in (options or {}).items():
+                builder.with_config(name, value)
+            # Without options `resolve` also reads the environment, as the clouds' own tools do.
+            self.handle: Any = builder.build() if options else binding.ObjectStore.resolve(root)
+        except binding.Error as error:
+            raise ConfigError(f"{url}: {_words(error)}") from error
+
+    def path(self, name: str) -> str:
+        """Where the database `name` is, below the root of the store."""
+        return "/".join(part for part in (self.directory, name.strip("/")) if part)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The root that SlateDB resolves, and the directory below it, which goes into the path of a database."""
+    parts = urlsplit(url)
+    if not parts.scheme or (parts.scheme not in ("file", "memory") and not parts.netloc):
+        raise ConfigError(f"{url!r} is not the url of a store, such as s3://bucket or file:///directory")
+    return f"{parts.scheme}://{parts.netloc}{'' if parts.netloc else '/'}", parts.path.strip("/")
+
+
+class _Reader:
+    """What the database and its snapshots have in common."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    async def get(self, key: bytes) -> bytes | None:
+        """See `StorageRead.get`."""
+        with _told("reading", write=False):
+            value: bytes | None = await self._source.get(key)
+        return value
+
+    async def scan(
+        self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
+    ) -> AsyncIterator[list[KeyValue]]:
+        """See `StorageRead.scan`."""
+        if stop is not None and stop <= start:
+            return
+        span = slatedb().KeyRange(start=start or None, start_inclusive=True, end=stop, end_inclusive=False)
+        with _told("scanning", write=False):
+            iterator = await self._source.scan_prefix(prefix, span)
+        while True:
+            with _told("scanning", write=False):
+                page = await iterator.next_batch(_PAGE)
+            if page:
+                yield [KeyValue(row.key, row.value) for row in page]
+            if len(page) < _PAGE:
+                return
+
+
+class SlateSnapshot(_Reader):
+    """One instant of a database."""
+
+
+class SlateStorage(_Reader):
+    """A SlateDB database with this process as its writer."""
+
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
+        self._newest: Any = None
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        store: SlateStore | str,
+        name: str,
+        *,
+        merge: MergeOperator | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> SlateStorage:
+        """Open or create the database `name`, and fence whoever wrote to it before.
+
+        `settings` are SlateDB's own, by dotted name. Raises `ConfigError`, `Unavailable`, `Corrupt`.
+        """
+        store = SlateStore(store) if isinstance(store, str) else store
+        binding = slatedb()
+        builder = binding.DbBuilder(store.path(name), store.handle)
+        try:
+            builder.with_settings(_settings(settings or {}))
+            if merge is not None:
+                builder.with_merge_operator(_operator(merge))
+        except binding.Error as error:
+            raise ConfigError(f"SlateDB: {_words(error)}") from error
+        with _told(f"opening {name!r}", write=False):
+            return cls(await builder.build())
+
+    async def apply(self, operations: Sequence[Operation]) -> None:
+        """See `Storage.apply`."""
+        if not operations:
+            return
+        batch = slatedb().WriteBatch()
+        with _told("building a batch", write=False):
+            for number, operation in enumerate(operations, 1):
+                _add(batch, operation)
+                if number % _YIELD_AFTER == 0:
+                    await asyncio.sleep(0)
+        with _told("writing a batch", write=True):
+            self._newest = await self._source.write(batch)
+
+    async def snapshot(self) -> SlateSnapshot:
+        """See `Storage.snapshot`."""
+        with _told("making a snapshot", write=False):
+            return SlateSnapshot(await self._source.snapshot())
+
+    async def flush(self) -> None:
+        """See `Storage.flush`."""
+        binding, newest = slatedb(), self._newest
+        if newest is None:
+            return
+        with _told("persisting", write=True):
+            # Not to wait for the next tick of the log; what counts is the word of the handle.
+            await self._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.WAL))
+            await newest.await_durable()
+
+    async def __aenter__(self) -> SlateStorage:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """See `Storage.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        binding = slatedb()
+        with _told("closing", write=True):
+            try:
+                await self._source.shutdown()
+            except binding.Error.Closed as error:
+                # A fenced database closes itself, now or just before; whoever waited for a flush was told.
+                if error.reason not in (binding.CloseReason.FENCED, binding.CloseReason.CLEAN):
+                    raise
+
+
+def _settings(settings: Mapping[str, object]) -> Any:
+    made = slatedb().Settings.default()
+    for name, value in settings.items():
+        made.set(name, json.dumps(value))
+    return made
+
+
+def _operator(merge: MergeOperator) -> Any:
+    class Operator(slatedb().MergeOperator):  # type: ignore[misc]
+        def merge(self, key: bytes, existing_value: bytes | None, operand: bytes) -> bytes:
+            return operand if existing_value is None else merge(key, (existing_value, operand))
+
+    return Operator()
+
+
+def _add(batch: Any, operation: Operation) -> None:
+    if not 0 < len(operation.key) <= _KEY_BYTES_MAX:
+        raise InvalidInput(f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(operation.key)}")
+    if isinstance(operation, Put):
+        if operation.expire_at_ms is None:
+            batch.put(operation.key, operation.value)
+        else:
+            options = slatedb().PutOptions(ttl=slatedb().Ttl.EXPIRE_AT_MILLIS(operation.expire_at_ms))
+            batch.put_with_options(operation.key, operation.value, options)
+    elif isinstance(operation, Merge):
+        if operation.expire_at_ms is None:
+            batch.merge(operation.key, operation.operand)
+        else:
+            options = slatedb().MergeOptions(ttl=slatedb().Ttl.EXPIRE_AT_MILLIS(operation.expire_at_ms))
+            batch.merge_with_options(operation.key, operation.operand, options)
+    else:
+        batch.delete(operation.key)
+
+
+@contextmanager
+def _told(doing: str, *, write: bool) -> Iterator[None]:
+    """SlateDB's errors as Penstock's, by what the caller should do."""
+    binding = slatedb()
+    try:
+        yield
+    except (binding.Error, binding.InternalError) as error:
+        raise _translated(error, doing, write) from error
+
+
+def _translated(error: Exception, doing: str, write: bool) -> PenstockError:
+    binding = slatedb()
+    text = f"SlateDB, {doing}: {_words(error)}"
+    if isinstance(error, binding.Error.Closed) and error.reason is binding.CloseReason.FENCED:
+        return Fenced(text)
+    if isinstance(error, binding.Error.Invalid):
+        return InvalidInput(text)
+    if isinstance(error, binding.Error.Data):
+        return Corrupt(text)
+    return OutcomeUnknown(text) if write else Unavailable(text)
+
+
+def _words(error: Exception) -> str:
+    return str(getattr(error, "message", None) or error)

@@ -1,0 +1,8 @@
+"""Prometheus' HTTP API over a database of time series, with remote write and OTLP for writers."""
+
+from __future__ import annotations
+
+from penstock.server.timeseries.process import Ingest, serve
+from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
+
+__all__ = ["Acknowledge", "Ingest", "TimeSeriesSettings", "serve"]

@@ -1,0 +1,66 @@
+"""Where a server of time series listens, who may use it, and when a write is acknowledged."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from penstock.coordinator import Durability
+from penstock.errors import ConfigError
+from penstock.server.auth import Keyring
+from penstock.server.exposure import check_reach
+from penstock.timeseries.remote_write import BODY_BYTES_MAX
+from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
+
+__all__ = ["Acknowledge", "TimeSeriesSettings"]
+
+
+class Acknowledge(enum.StrEnum):
+    """What has become of a write when its sender gets the answer."""
+
+    DURABLE = "durable"
+    APPLIED = "applied"
+    """In memory only: a crash loses what was not flushed yet."""
+
+    @property
+    def level(self) -> Durability:
+        return Durability.DURABLE if self is Acknowledge.DURABLE else Durability.APPLIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSeriesSettings:
+    """Raises `ConfigError` for what cannot work, and for a server that others could reach without a key."""
+
+    host: str = "127.0.0.1"
+    port: int = 9090
+    port_file: str | None = None
+    keys: Keyring = field(default_factory=Keyring)
+    allow_no_keys: bool = False
+    acknowledge: Acknowledge = Acknowledge.DURABLE
+    write_timeout: DurationLike = "5s"
+    """How long a write waits for room before its sender is told to come back."""
+    max_body_bytes: SizeLike = BODY_BYTES_MAX
+    requests_max: int = 1000
+    """Requests under way; more are told to come back."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+        if self.requests_max < 1 or self.body_bytes_max < 1:
+            raise ConfigError("requests_max and max_body_bytes must be at least 1")
+        _ = self.write_timeout_s
+        check_reach(
+            self.host,
+            has_keys=bool(len(self.keys)),
+            allowed=self.allow_no_keys,
+            way_out="set TIMESERIES_API_KEYS, or bind to 127.0.0.1, or pass --allow-no-keys if that is "
+            "what you want",
+        )
+
+    @property
+    def write_timeout_s(self) -> float:
+        return parse_duration(self.write_timeout)
+
+    @property
+    def body_bytes_max(self) -> int:
+        return parse_size(self.max_body_bytes)

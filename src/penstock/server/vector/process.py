@@ -1,0 +1,60 @@
+"""A vector server from its port to its last flush."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.http.limits import HttpLimits
+from penstock.metrics import Registry
+from penstock.server.database import Place, ServedDatabase, Source
+from penstock.server.vector.routes import VectorApi, vector_app
+from penstock.server.vector.settings import VectorSettings
+from penstock.vector import VectorConfig, VectorStore
+
+__all__ = ["serve"]
+
+
+async def serve(
+    config: VectorConfig,
+    settings: VectorSettings,
+    stop: asyncio.Event,
+    *,
+    source: Callable[[VectorStore, Registry], Source] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[VectorStore], None] | None = None,
+) -> None:
+    """Serve the collection until `stop` is set; then everything that was taken is durable.
+
+    Raises as `ServedDatabase.serve` and `VectorStore.open` do.
+    """
+    registry = Registry()
+    api = VectorApi(settings, clock=clock, registry=registry)
+
+    async def opening() -> VectorStore:
+        return await VectorStore.open(config, clock=clock, registry=registry)
+
+    def opened(store: VectorStore) -> None:
+        api.store = store
+        if on_ready is not None:
+            on_ready(store)
+
+    def draining() -> None:
+        api.draining = True
+
+    served = ServedDatabase(
+        vector_app(api, settings),
+        Place(host=settings.host, port=settings.port, port_file=settings.port_file),
+        opening=opening,
+        opened=opened,
+        draining=draining,
+        source=None if source is None else lambda store: source(store, registry),
+        limits=HttpLimits(
+            body_bytes_max=settings.body_bytes_max,
+            body_screened_bytes=min(HttpLimits().body_screened_bytes, settings.body_bytes_max),
+        ),
+        clock=clock,
+    )
+    await served.serve(stop, on_bound=on_bound)

@@ -1,0 +1,149 @@
+"""What stands at each path of the vector API, and at those of operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from penstock.clock import Clock
+from penstock.coordinator import Durability
+from penstock.errors import NotFound, Unavailable
+from penstock.http.message import Response
+from penstock.http.routes import Router
+from penstock.metrics import Registry
+from penstock.server.auth import Scope
+from penstock.server.errors import UnsupportedMediaType
+from penstock.server.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
+from penstock.server.vector.settings import VectorSettings
+from penstock.vector import VectorStore, Write
+from penstock.vector.api import (
+    deleted_answer,
+    parse_delete,
+    parse_search,
+    parse_write,
+    search_answer,
+    upserted_answer,
+    vector_answer,
+)
+
+__all__ = ["VectorApi", "vector_app"]
+
+T = TypeVar("T")
+
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_TAKEN: Final = (PROTOBUF_JSON, JSON)
+_INLINE_BYTES: Final = 64 * 1024
+"""Below this, reading a body costs less than a hop to a thread."""
+_ROOT: Final = b"/api/v1/vector"
+
+
+class VectorApi:
+    """The handlers. `store` is None until it is open."""
+
+    def __init__(self, settings: VectorSettings, *, clock: Clock, registry: Registry) -> None:
+        self.store: VectorStore | None = None
+        self.draining = False
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._searches = registry.histogram("vector.search_duration_seconds", "Searches, as served.")
+        self._upserted = registry.counter("vector.vectors_upserted", "Vectors taken from requests.")
+        self._deleted = registry.counter("vector.vectors_deleted", "Ids taken from requests to delete.")
+        self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
+
+    def check_ready(self) -> None:
+        """Raises `Unavailable` while requests cannot be served."""
+        if self.store is None:
+            raise Unavailable("the collection is being opened")
+        if self.store.failed is not None:
+            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+
+    @property
+    def _open(self) -> VectorStore:
+        self.check_ready()
+        assert self.store is not None
+        return self.store
+
+    async def write(self, call: Call) -> Response:
+        write = await _read(call, parse_write)
+        await self._settled(write)
+        self._upserted.inc(len(write.entries))
+        return call.answer(200, upserted_answer(len(write.entries)))
+
+    async def delete(self, call: Call) -> Response:
+        write = await _read(call, parse_delete)
+        await self._settled(write)
+        self._deleted.inc(len(write.entries))
+        return call.answer(200, deleted_answer(len(write.entries)))
+
+    async def _settled(self, write: Write) -> None:
+        """Return when the write is as safe as an acknowledgement promises."""
+        store = self._open
+        await store.write(write, timeout=self._settings.write_timeout_s)
+        level = self._settings.level
+        if level > Durability.APPLIED:
+            await store.flush(durable=level is Durability.DURABLE)
+
+    async def search(self, call: Call) -> Response:
+        began = self._clock.monotonic()
+        asked = await _read(call, parse_search)
+        hits = await self._open.search(
+            asked.vector,
+            asked.k,
+            filter=asked.filter,
+            include_fields=asked.include_fields,
+            nprobe=asked.nprobe,
+        )
+        self._searches.observe(self._clock.monotonic() - began)
+        return call.answer(200, search_answer(hits))
+
+    async def get(self, call: Call) -> Response:
+        vector = await self._open.get(call.name)
+        if vector is None:
+            raise NotFound(f"there is no vector {call.name!r}")
+        return call.answer(200, vector_answer(vector))
+
+    async def flush(self, call: Call) -> Response:
+        await self._open.flush()
+        return call.answer(200, b'{"status":"success"}')
+
+    async def healthy(self, call: Call) -> Response:
+        """Whether the process does its work; one whose collection has stopped should be started again."""
+        if self.store is not None and self.store.failed is not None:
+            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        return call.answer(200, b'{"status":"healthy"}')
+
+    async def ready(self, call: Call) -> Response:
+        self.check_ready()
+        return call.answer(200, b'{"status":"ready"}')
+
+    async def metrics(self, call: Call) -> Response:
+        if self.store is not None:
+            self._held.set(len(self.store))
+        return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
+
+
+def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
+    """The application that serves `api`."""
+    router: Router[Route] = Router()
+    router.add(b"POST", _ROOT + b"/write", Route(handler=api.write, scope=Scope.WRITE))
+    router.add(b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
+    router.add(b"POST", _ROOT + b"/search", Route(handler=api.search))
+    router.add(b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get))
+    router.add(b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN))
+    router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
+    router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
+    router.add(b"GET", b"/metrics", Route(handler=api.metrics, scope=Scope.ADMIN, at_any_time=True))
+    return VectorApp(router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max)
+
+
+async def _read(call: Call, parse: Callable[[bytes], T]) -> T:
+    """What the body says; it is JSON, or says nothing about itself."""
+    body = call.request.body
+    kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind and kind not in _TAKEN:
+        raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
+    return parse(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse, body)

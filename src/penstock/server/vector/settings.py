@@ -1,0 +1,62 @@
+"""Where a vector server listens, who may use it, and when a write is acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.coordinator import Durability
+from penstock.errors import ConfigError
+from penstock.server.auth import Keyring
+from penstock.server.exposure import check_reach
+from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
+
+__all__ = ["VectorSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSettings:
+    """Raises `ConfigError` for what cannot work, and for a server that others could reach without a key."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    port_file: str | None = None
+    keys: Keyring = field(default_factory=Keyring)
+    allow_no_keys: bool = False
+    acknowledge: str = "durable"
+    """What has become of a write when its sender gets the answer: applied, flushed (visible) or durable."""
+    write_timeout: DurationLike = "5s"
+    """How long a write waits for room before its sender is told to come back."""
+    max_body_bytes: SizeLike = "64MiB"
+    requests_max: int = 1000
+    """Requests under way; more are told to come back."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+        if self.requests_max < 1 or self.body_bytes_max < 1:
+            raise ConfigError("requests_max and max_body_bytes must be at least 1")
+        _ = self.write_timeout_s, self.level
+        check_reach(
+            self.host,
+            has_keys=bool(len(self.keys)),
+            allowed=self.allow_no_keys,
+            way_out="set VECTOR_API_KEYS, or bind to 127.0.0.1, or pass --allow-no-keys if that is what "
+            "you want",
+        )
+
+    @property
+    def level(self) -> Durability:
+        try:
+            return Durability[self.acknowledge.upper()]
+        except KeyError:
+            raise ConfigError(
+                f"acknowledge is one of 'applied', 'flushed', 'durable', not {self.acknowledge!r}"
+            ) from None
+
+    @property
+    def write_timeout_s(self) -> float:
+        return parse_duration(self.write_timeout)
+
+    @property
+    def body_bytes_max(self) -> int:
+        return parse_size(self.max_body_bytes)

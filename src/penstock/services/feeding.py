@@ -1,0 +1,321 @@
+"""A database fed from a queue: each batch once, whatever dies in between.
+
+1. The database stores the sequence of a batch together with its rows, in one atomic step. There is no other
+   state: a feed that starts asks for it and reads on behind it.
+2. A batch is acknowledged when its write is DURABLE, in the order of the queue. Batches go on being written
+   meanwhile.
+3. No room in the database: the same batch is offered again, later. A newer owner of the queue or of the
+   database: the feed stops and says so.
+4. A record that the database cannot take is set aside, durably, before its batch is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar
+
+from penstock import errors
+from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, DeadLetter, Metadata
+from penstock.buffer.dead_letter import store_dead_letter
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator import Durability, WriteHandle
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import Registry
+from penstock.objects import ObjectStore, open_store
+from penstock.retry import Backoff, RetryPolicy
+from penstock.units import DurationLike, parse_duration
+
+__all__ = [
+    "FedDatabase",
+    "Feed",
+    "FeedConfig",
+    "FeedReport",
+    "RefusedRecord",
+    "SetAside",
+    "payload_per_record",
+]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_FOREVER = RetryPolicy(floor_s=0.05, ceiling_s=5.0, deadline_s=math.inf)
+"""Faults that pass are waited out: whoever runs a feed watches its lag, and stops it."""
+_REPEATABLE = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
+_LETTERS_KEPT = 100
+"""Records set aside that a report lists; it counts all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A record that the database cannot take, by its place in the batch, and why."""
+
+    index: int
+    reason: str
+
+
+SetAside: TypeAlias = Callable[[Sequence[RefusedRecord]], Awaitable[None]]
+"""Keeps refused records beside the queue. Returns when they are stored; may be called again."""
+
+
+class FedDatabase(Protocol):
+    """What a database has to bring to be fed."""
+
+    async def write_batch(
+        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+    ) -> WriteHandle:
+        """Take what the records say, and `sequence`, as one write: both are stored in one atomic batch.
+
+        `metadata` has one payload for each record. Records that cannot be read or that break a rule are left
+        out and given to `set_aside`, which has to return before the write begins: afterwards nobody would
+        come back for them. The write happens, with `sequence`, if no record is left. Waits for room, or
+        raises `Unavailable` and took nothing. The handle becomes DURABLE by itself.
+        """
+        ...
+
+    async def stored_sequence(self) -> int | None:
+        """The last sequence that is durable in the database, or None."""
+        ...
+
+    async def sync(self) -> None:
+        """Return when everything written before is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedConfig:
+    """Which queue, and how often an empty one is looked at. Raises `ConfigError`."""
+
+    queue: ConsumerConfig
+    poll_interval: DurationLike = "1s"
+    """How old a batch may get in an empty queue; each look is one request that transfers nothing."""
+
+    def __post_init__(self) -> None:
+        if self.poll_interval_s <= 0:
+            raise errors.ConfigError("poll_interval must be longer than nothing")
+
+    @property
+    def poll_interval_s(self) -> float:
+        return parse_duration(self.poll_interval)
+
+
+@dataclass(slots=True, kw_only=True)
+class FeedReport:
+    """What one run has done. `through` is the last sequence that is durable in the database."""
+
+    through: int | None = None
+    batches: int = 0
+    records: int = 0
+    """Records of batches that are durable, without the refused ones."""
+    refused: int = 0
+    letters: list[DeadLetter] = field(default_factory=list)
+    """The first of the records that were set aside."""
+    caught_up: bool = False
+    """Whether the queue was empty when it was last asked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Offer:
+    """A batch from the queue until it is durable."""
+
+    batch: ConsumedBatch
+    records: list[bytes]
+    refused: set[int] = field(default_factory=set)
+    handle: WriteHandle | None = None
+
+
+class Feed:
+    """Moves the batches of one queue into one database, which stays the caller's."""
+
+    def __init__(
+        self,
+        config: FeedConfig,
+        database: FedDatabase,
+        *,
+        store: ObjectStore | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry | None = None,
+        on_progress: Callable[[FeedReport], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._owns_store = store is None and not isinstance(config.queue.store, ObjectStore)
+        self._store = store or open_store(config.queue.store)
+        self._clock = clock
+        self._rng = rng
+        self._registry = registry or Registry()
+        self._refused = self._registry.counter(
+            "feed.records_refused", "Records that the database could not take, set aside."
+        )
+        self._fed = self._registry.counter("feed.records", "Records that are durable in the database.")
+        self._on_progress = on_progress or (lambda report: None)
+        self._stop = asyncio.Event()
+        self.report = FeedReport()
+
+    def stop(self) -> None:
+        """End after what was written is durable and acknowledged."""
+        self._stop.set()
+
+    async def run(self, *, once: bool = False) -> FeedReport:
+        """Feed for ever, or with `once` until the queue is empty; `stop` ends it without loss.
+
+        Faults that pass are waited out. Raises `Fenced` when somebody else has taken the queue or the
+        database, `FlushError` when the database stopped, and what the queue raises for damaged batches.
+        """
+        self.report.through = await self._database.stored_sequence()
+        try:
+            consumer = await self._lasting(self._open)
+            try:
+                await self._feed(consumer, once=once)
+                await self._lasting(consumer.flush)
+            finally:
+                await consumer.release()
+        finally:
+            if self._owns_store:
+                await self._store.close()
+        return self.report
+
+    async def _open(self) -> Consumer:
+        return await Consumer.open(
+            self._config.queue,
+            self.report.through,
+            store=self._store,
+            clock=self._clock,
+            rng=self._rng,
+            registry=self._registry,
+        )
+
+    async def _feed(self, consumer: Consumer, *, once: bool) -> None:
+        """Write on one side and acknowledge on the other, until one of them ends."""
+        written: asyncio.Queue[_Offer | None] = asyncio.Queue()
+        writing = asyncio.create_task(self._write_all(consumer, written, once=once))
+        settling = asyncio.create_task(self._settle_all(consumer, written))
+        try:
+            await asyncio.wait((writing, settling), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (settling, writing):  # what stopped the database is told rather than its echo
+                if task.done():
+                    await task
+        finally:
+            await _end(writing)
+            await _end(settling)
+
+    async def _write_all(
+        self, consumer: Consumer, written: asyncio.Queue[_Offer | None], *, once: bool
+    ) -> None:
+        while not self._stop.is_set():
+            batch = await self._unless_stopped(self._lasting(consumer.next_batch))
+            self._note(caught_up=batch is None)
+            if batch is not None:
+                offer = await self._unless_stopped(self._write(batch))
+                if offer is None:
+                    break
+                written.put_nowait(offer)
+            elif once:
+                break
+            else:
+                await self._unless_stopped(self._clock.sleep(self._config.poll_interval_s))
+        await self._database.sync()
+        written.put_nowait(None)
+
+    async def _write(self, batch: ConsumedBatch) -> _Offer:
+        # The same object a second time is an append that some client repeated: only its number is new.
+        offer = _Offer(batch=batch, records=[] if batch.duplicate_of is not None else batch.entries)
+        payloads = payload_per_record(batch.metadata, len(offer.records))
+
+        async def set_aside(refused: Sequence[RefusedRecord]) -> None:
+            for one in refused:
+                if one.index not in offer.refused:
+                    await self._set_aside(batch, one)
+                    offer.refused.add(one.index)
+
+        offer.handle = await self._lasting(
+            lambda: self._database.write_batch(offer.records, payloads, batch.sequence, set_aside)
+        )
+        return offer
+
+    async def _set_aside(self, batch: ConsumedBatch, refused: RefusedRecord) -> None:
+        reason = f"record {refused.index}: {refused.reason}"
+        letter = await self._lasting(
+            lambda: store_dead_letter(
+                self._store,
+                f"{self._config.queue.manifest_key}.dead/record-{refused.index:06d}",
+                sequence=batch.sequence,
+                location=batch.location,
+                reason=reason,
+                data=memoryview(batch.entries[refused.index]),
+                now_ms=self._clock.now_ms(),
+            )
+        )
+        self._refused.inc()
+        self.report.refused += 1
+        if len(self.report.letters) < _LETTERS_KEPT:
+            self.report.letters.append(letter)
+        _log.error("batch %d, %s; it was set aside as %s", batch.sequence, reason, letter.record_key)
+
+    async def _settle_all(self, consumer: Consumer, written: asyncio.Queue[_Offer | None]) -> None:
+        while (offer := await written.get()) is not None:
+            assert offer.handle is not None
+            await offer.handle.wait(Durability.DURABLE)
+            await self._lasting(functools.partial(consumer.ack, offer.batch.sequence), on=_REPEATABLE)
+            records = len(offer.records) - len(offer.refused)
+            self._fed.inc(records)
+            self.report.through = offer.batch.sequence
+            self.report.batches += 1
+            self.report.records += records
+            self._on_progress(self.report)
+
+    def _note(self, *, caught_up: bool) -> None:
+        if caught_up != self.report.caught_up:
+            self.report.caught_up = caught_up
+            self._on_progress(self.report)
+
+    async def _lasting(
+        self,
+        operation: Callable[[], Awaitable[T]],
+        *,
+        on: tuple[type[errors.PenstockError], ...] = (errors.Unavailable,),
+    ) -> T:
+        """`operation`, again and again while it fails with what passes; once more at most after a stop."""
+        backoff = Backoff(_FOREVER, clock=self._clock, rng=self._rng)
+        while True:
+            stopping = self._stop.is_set()
+            try:
+                return await operation()
+            except on:
+                if stopping:
+                    raise
+                await self._unless_stopped(backoff.pause())
+
+    async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
+        """What `work` returns; None as soon as the feed is asked to stop, and `work` is given up."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            await _end(working)
+            await _end(stopping)
+
+
+def payload_per_record(metadata: Sequence[Metadata], count: int) -> list[bytes]:
+    """The payload of each record: that of the last item that starts at or before it, or none."""
+    starts = [item.start_index for item in metadata]
+    return [
+        metadata[place - 1].payload if (place := bisect_right(starts, index)) else b""
+        for index in range(count)
+    ]
+
+
+async def _end(task: asyncio.Task[T]) -> None:
+    """Cancel a task whose outcome nobody needs, and wait until it is over."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, errors.PenstockError):
+        await task

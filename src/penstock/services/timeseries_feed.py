@@ -1,0 +1,102 @@
+"""Time series from a queue: one OTLP metrics request in each record.
+
+The payload beside a record says what it is: version 1, the signal, the encoding, and a 0.
+
+    01 01 01 00     metrics as OTLP protobuf
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from penstock.coordinator import WriteHandle
+from penstock.errors import InvalidInput
+from penstock.metrics import Registry
+from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.timeseries import Series, TimeSeries
+from penstock.timeseries.delta import check_series
+from penstock.timeseries.otlp import series_of_metrics
+
+__all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]
+
+METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
+"""What a producer sends beside OTLP metrics."""
+
+_SIGNALS: Final = {1: "metrics", 2: "logs", 3: "traces"}
+
+
+class FedTimeSeries:
+    """A `FedDatabase` of OTLP metrics over a database that stays the caller's."""
+
+    def __init__(self, database: TimeSeries, *, registry: Registry | None = None) -> None:
+        self._database = database
+        self._rejected = (registry or Registry()).counter(
+            "timeseries.points_rejected", "Points of OTLP records for which there is no series."
+        )
+
+    async def write_batch(
+        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+    ) -> WriteHandle:
+        """See `FedDatabase.write_batch`."""
+        series, refused, rejected = await asyncio.to_thread(_read, records, metadata)
+        if refused:
+            await set_aside(refused)
+        handle = await self._database.write(series, sequence=sequence)
+        self._rejected.inc(rejected)
+        return handle
+
+    async def stored_sequence(self) -> int | None:
+        """See `FedDatabase.stored_sequence`."""
+        return await self._database.stored_sequence()
+
+    async def sync(self) -> None:
+        """See `FedDatabase.sync`."""
+        await self._database.sync()
+
+
+def _read(
+    records: Sequence[bytes], metadata: Sequence[bytes]
+) -> tuple[list[Series], list[RefusedRecord], int]:
+    """The series of all records, the records that cannot be taken, and how many points have no series."""
+    series: list[Series] = []
+    refused: list[RefusedRecord] = []
+    rejected = 0
+    for index, (record, payload) in enumerate(zip(records, metadata, strict=True)):
+        try:
+            found, missed = _series(record, payload)
+        except InvalidInput as error:
+            refused.append(RefusedRecord(index, str(error)))
+        else:
+            series += found
+            rejected += missed
+    return series, refused, rejected
+
+
+def _series(record: bytes, payload: bytes) -> tuple[list[Series], int]:
+    _check_payload(payload)
+    request = ExportMetricsServiceRequest()
+    try:
+        request.ParseFromString(record)
+    except DecodeError as error:
+        raise InvalidInput(f"not an OTLP metrics request: {error}") from None
+    found = series_of_metrics(request)
+    check_series(found.series)
+    return found.series, found.rejected_points
+
+
+def _check_payload(payload: bytes) -> None:
+    if payload == METRICS_PAYLOAD:
+        return
+    if len(payload) != len(METRICS_PAYLOAD):
+        raise InvalidInput(f"the metadata are {len(payload)} bytes, not the 4 that say what the record is")
+    version, signal, encoding, _ = payload
+    if version != 1:
+        raise InvalidInput(f"metadata of version {version} are not known")
+    if signal != 1:
+        raise InvalidInput(f"the record holds {_SIGNALS.get(signal, f'signal {signal}')}, not metrics")
+    raise InvalidInput(f"encoding {encoding} of the record is not known, only 1, OTLP protobuf")

@@ -1,0 +1,60 @@
+"""Vectors from a queue: upserts and deletions as protobuf, see `penstock.vector.records`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.coordinator import WriteHandle
+from penstock.errors import InvalidInput
+from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.vector import VectorStore, Write
+from penstock.vector.delta import TOMBSTONE, Entry
+from penstock.vector.model import Collection
+from penstock.vector.records import decode_record
+
+__all__ = ["FedVectors"]
+
+
+class FedVectors:
+    """A `FedDatabase` over a collection that stays the caller's and makes every flush durable."""
+
+    def __init__(self, store: VectorStore) -> None:
+        self._store = store
+
+    async def write_batch(
+        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+    ) -> WriteHandle:
+        """See `FedDatabase.write_batch`. A record is taken as a whole or refused as a whole."""
+        entries, refused = await asyncio.to_thread(_read, self._store.collection, records, metadata)
+        if refused:
+            await set_aside(refused)
+        return await self._store.write(Write(tuple(entries), position=sequence))
+
+    async def stored_sequence(self) -> int | None:
+        """See `FedDatabase.stored_sequence`."""
+        await self._store.flush()
+        return self._store.position
+
+    async def sync(self) -> None:
+        """See `FedDatabase.sync`."""
+        await self._store.flush()
+
+
+def _read(
+    collection: Collection, records: Sequence[bytes], metadata: Sequence[bytes]
+) -> tuple[list[tuple[str, Entry]], list[RefusedRecord]]:
+    """The entries of all records, in order, and the records that the collection cannot take."""
+    entries: list[tuple[str, Entry]] = []
+    refused: list[RefusedRecord] = []
+    for index, (record, payload) in enumerate(zip(records, metadata, strict=True)):
+        try:
+            found = decode_record(record, payload)
+            for _, entry in found:
+                if entry is not TOMBSTONE:
+                    collection.check(entry)
+        except InvalidInput as error:
+            refused.append(RefusedRecord(index, str(error)))
+        else:
+            entries += found
+    return entries, refused

@@ -1,0 +1,51 @@
+"""The Prometheus HTTP API without HTTP: parameters in, requests out; results in, answers out.
+
+Whatever serves it parses a form or a query string, calls a `*_request`, does the work, and sends the
+`Answer`. Every failure becomes an answer too, with `error_answer`.
+"""
+
+from __future__ import annotations
+
+from penstock.timeseries.api.answers import (
+    Answer,
+    error_answer,
+    metadata_answer,
+    names_answer,
+    query_answer,
+    series_answer,
+)
+from penstock.timeseries.api.federation import federation_answer
+from penstock.timeseries.api.parameters import Parameters, parse_step, parse_time
+from penstock.timeseries.api.requests import (
+    InstantRequest,
+    MetadataRequest,
+    RangeRequest,
+    SeriesRequest,
+    instant_request,
+    labels_request,
+    metadata_request,
+    range_request,
+    series_request,
+)
+
+__all__ = [
+    "Answer",
+    "InstantRequest",
+    "MetadataRequest",
+    "Parameters",
+    "RangeRequest",
+    "SeriesRequest",
+    "error_answer",
+    "federation_answer",
+    "instant_request",
+    "labels_request",
+    "metadata_answer",
+    "metadata_request",
+    "names_answer",
+    "parse_step",
+    "parse_time",
+    "query_answer",
+    "range_request",
+    "series_answer",
+    "series_request",
+]

@@ -1,0 +1,167 @@
+"""Answers in Prometheus' envelope.
+
+    {"status":"success","data":...}
+    {"status":"error","errorType":"bad_data","error":"..."}
+
+Times are seconds with up to three decimals; values are texts, because JSON has no NaN and no infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.errors import (
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    PenstockError,
+    Rejected,
+    Unavailable,
+    Unsupported,
+)
+from penstock.timeseries.arrays import Times
+from penstock.timeseries.float_text import json_texts
+from penstock.timeseries.model import Labels, Metadata, MetricType
+from penstock.timeseries.promql import (
+    ExecutionError,
+    QueryResult,
+    QueryTimeout,
+    ResultSeries,
+    ResultType,
+    TooManySamples,
+)
+
+__all__ = [
+    "Answer",
+    "error_answer",
+    "metadata_answer",
+    "names_answer",
+    "query_answer",
+    "series_answer",
+]
+
+_TRUNCATED: Final = "results truncated due to limit"
+# The first that fits counts: finer errors stand before those they derive from.
+_ERRORS: Final = (
+    (QueryTimeout, 422, "timeout"),
+    (TooManySamples, 422, "execution"),
+    (ExecutionError, 422, "execution"),
+    (Unsupported, 422, "execution"),
+    (NotFound, 404, "not_found"),
+    (InvalidInput, 400, "bad_data"),
+    (LimitExceeded, 400, "bad_data"),
+    (Rejected, 400, "bad_data"),
+    (Unavailable, 503, "unavailable"),
+    (PenstockError, 500, "internal"),
+)
+_TYPES: Final = {
+    MetricType.GAUGE: "gauge",
+    MetricType.HISTOGRAM: "histogram",
+    MetricType.EXPONENTIAL_HISTOGRAM: "histogram",
+    MetricType.SUMMARY: "summary",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to send: a status and a JSON body."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+def query_answer(result: QueryResult) -> Answer:
+    """The result of a query."""
+    if result.result_type is ResultType.STRING:
+        data = f"[{_time_texts([result.at_ms])[0]},{_json(result.text)}]"
+    elif result.result_type is ResultType.SCALAR:
+        data = _points(result.series[0], {})[0]
+    else:
+        member, times = _MEMBERS[result.result_type], dict[bytes, list[str]]()
+        data = f"[{','.join(member(series, times) for series in result.series)}]"
+    return _success(f'{{"resultType":"{result.result_type.value}","result":{data}}}')
+
+
+def series_answer(series: Iterable[Labels], limit: int | None = None) -> Answer:
+    """Label sets, sorted, each once."""
+    ordered = sorted(set(series))
+    return _limited([_json(dict(labels)) for labels in ordered[:limit]], len(ordered))
+
+
+def names_answer(names: Iterable[str], limit: int | None = None) -> Answer:
+    """Label names or values, sorted, each once."""
+    ordered = sorted(set(names))
+    return _limited([_json(name) for name in ordered[:limit]], len(ordered))
+
+
+def metadata_answer(
+    metrics: Mapping[str, Sequence[Metadata]], limit: int | None = None, limit_per_metric: int | None = None
+) -> Answer:
+    """What is known of each metric, by name."""
+    data = {
+        name: [_metadata(one) for one in dict.fromkeys(metrics[name])][:limit_per_metric]
+        for name in sorted(metrics)[:limit]
+    }
+    return _success(_json(data))
+
+
+def error_answer(error: PenstockError) -> Answer:
+    """What went wrong, by whose turn it is: 400 and 422 the caller's, 503 later, 500 ours."""
+    status, kind = next((status, kind) for cls, status, kind in _ERRORS if isinstance(error, cls))
+    body = {"status": "error", "errorType": kind, "error": str(error)}
+    return Answer(status, msgspec.json.encode(body))
+
+
+def _matrix_member(series: ResultSeries, times: dict[bytes, list[str]]) -> str:
+    return f'{{"metric":{_json(dict(series.labels))},"values":[{",".join(_points(series, times))}]}}'
+
+
+def _vector_member(series: ResultSeries, times: dict[bytes, list[str]]) -> str:
+    return f'{{"metric":{_json(dict(series.labels))},"value":{_points(series, times)[0]}}}'
+
+
+_MEMBERS: Final = {ResultType.MATRIX: _matrix_member, ResultType.VECTOR: _vector_member}
+
+
+def _points(series: ResultSeries, times: dict[bytes, list[str]]) -> list[str]:
+    """Times are written once for all series that share them, which in an answer most do."""
+    key = series.timestamps.tobytes()
+    texts = times.get(key)
+    if texts is None:
+        texts = times[key] = _time_texts(series.timestamps)
+    return [f'[{time},"{value}"]' for time, value in zip(texts, json_texts(series.values), strict=True)]
+
+
+def _time_texts(timestamps: Times | list[int]) -> list[str]:
+    times = timestamps if isinstance(timestamps, list) else timestamps.tolist()
+    return [_time_text(time) if time % 1000 else str(time // 1000) for time in times]
+
+
+def _time_text(time_ms: int) -> str:
+    sign, size = ("-", -time_ms) if time_ms < 0 else ("", time_ms)
+    return f"{sign}{size // 1000}.{size % 1000:03d}"
+
+
+def _metadata(metadata: Metadata) -> dict[str, str]:
+    kind = _TYPES.get(metadata.metric_type, "unknown")
+    if metadata.metric_type is MetricType.SUM:
+        kind = "counter" if metadata.monotonic else "gauge"
+    return {"type": kind, "unit": metadata.unit, "help": metadata.description}
+
+
+def _limited(items: list[str], total: int) -> Answer:
+    warnings = f',"warnings":[{_json(_TRUNCATED)}]' if len(items) < total else ""
+    return _success(f"[{','.join(items)}]", warnings)
+
+
+def _success(data: str, more: str = "") -> Answer:
+    return Answer(200, f'{{"status":"success","data":{data}{more}}}'.encode())
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,184 @@
+"""Writes in memory: series by bucket, checked before anything changes, one epoch for all of a write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.coordinator import Delta
+from penstock.errors import InvalidInput
+from penstock.timeseries.arrays import Floats, Integers, Times
+from penstock.timeseries.bucket import MINUTE_MS, Bucket
+from penstock.timeseries.directory import Directory, NewSeries, check_labels
+from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series
+from penstock.timeseries.rows import ROW_BYTES, Rows
+
+__all__ = ["BucketDelta", "SeriesDelta", "SeriesPart", "SeriesWrite", "check_series", "prepare_write"]
+
+_HOUR_MS = 60 * MINUTE_MS
+_SERIES_BYTES = 400
+"""A new series in memory and in the batch, without its texts."""
+_METADATA_BYTES_MAX = 65_535
+_FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesPart:
+    """What a write brings to one bucket: each series with its count of samples, and all samples in a row."""
+
+    labels: Sequence[Labels]
+    metadata: Sequence[Metadata]
+    counts: Integers
+    timestamps: Times
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SeriesWrite:
+    """One write, however many buckets it reaches. `sequence` is the queue's, if it came from one."""
+
+    parts: Mapping[Bucket, SeriesPart]
+    families: Mapping[str, Metadata]
+    sequence: int | None = None
+
+
+def prepare_write(
+    series: Sequence[Series], families: Mapping[str, Metadata] | None = None, sequence: int | None = None
+) -> SeriesWrite:
+    """A write of these series. Raises `InvalidInput` for times out of range and for texts too long."""
+    about = dict(families or {})
+    for one in series:
+        if one.metadata.metric_type is not MetricType.UNKNOWN or one.metadata.description:
+            about.setdefault(_family(one), one.metadata)
+    for name, known in about.items():
+        for text in (name, known.unit, known.description):
+            if len(_utf8(text)) > _METADATA_BYTES_MAX:
+                raise InvalidInput(f"the metadata of {name[:80]!r} hold a text of more than 65,535 bytes")
+    return SeriesWrite(
+        parts=_parts([one for one in series if len(one.samples)]), families=about, sequence=sequence
+    )
+
+
+def check_series(series: Sequence[Series]) -> None:
+    """Raises `InvalidInput` for what `prepare_write`, or the delta later, would refuse."""
+    prepare_write(series)
+    for one in series:
+        check_labels(one.labels)
+
+
+def _family(series: Series) -> str:
+    """The metric that people know: a histogram without the endings of its series."""
+    name = series.labels.metric
+    if series.metadata.metric_type in (MetricType.HISTOGRAM, MetricType.SUMMARY):
+        for suffix in _FAMILY_SUFFIXES:
+            name = name.removesuffix(suffix)
+    return name
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"metadata are not text that UTF-8 can hold: {error}") from None
+
+
+def _parts(series: list[Series]) -> dict[Bucket, SeriesPart]:
+    if not series:
+        return {}
+    samples = Samples.joined(one.samples for one in series)
+    counts = np.fromiter((len(one.samples) for one in series), np.intp, len(series))
+    labels, metadata = [one.labels for one in series], [one.metadata for one in series]
+    low, high = Bucket.at(int(samples.timestamps.min())), Bucket.at(int(samples.timestamps.max()))
+    if low == high:
+        return {low: SeriesPart(labels, metadata, counts, samples.timestamps, samples.values)}
+    owner = np.repeat(np.arange(len(series)), counts)
+    hours = samples.timestamps // _HOUR_MS
+    parts = {}
+    for hour in np.unique(hours).tolist():
+        chosen = hours == hour
+        members, member_counts = np.unique(owner[chosen], return_counts=True)
+        places = members.tolist()
+        parts[Bucket(hour * 60)] = SeriesPart(
+            [labels[place] for place in places],
+            [metadata[place] for place in places],
+            member_counts.astype(np.intp),
+            samples.timestamps[chosen],
+            samples.values[chosen],
+        )
+    return parts
+
+
+@dataclass(slots=True)
+class BucketDelta:
+    """What was added to one bucket since the last flush. Its samples are stored as block number `block`."""
+
+    block: int
+    new: list[NewSeries] = field(default_factory=list)
+    chunks: list[Rows] = field(default_factory=list)
+
+
+class SeriesDelta(Delta[SeriesWrite, Directory]):
+    """Series and samples since the last flush."""
+
+    directory: Directory
+
+    def __init__(self, *, unflushed_max: int) -> None:
+        """`unflushed_max` deltas may wait for their flush besides the current one."""
+        self._unflushed_max = unflushed_max
+        self._size = 0
+        self.buckets: dict[Bucket, BucketDelta] = {}
+        self.families: dict[str, Metadata] = {}
+        self.sequence: int | None = None
+        self.samples = 0
+
+    def init(self, image: Directory) -> None:
+        self.directory = image
+
+    def apply_one(self, write: SeriesWrite) -> None:
+        """All of the write, or an error and nothing."""
+        directory = self.directory
+        directory.release(write.parts)
+        stored = directory.sequence
+        if write.sequence is not None and stored is not None and write.sequence <= stored:
+            raise InvalidInput(f"sequence {write.sequence} is not behind {stored}, which is stored")
+        looked_up = [
+            (bucket, part, directory[bucket].lookup(part.labels, part.metadata))
+            for bucket, part in write.parts.items()
+        ]
+        for bucket, part, (ids, new) in looked_up:
+            self._add(bucket, part, ids, new)
+        self._describe(write.families)
+        if write.sequence is not None:
+            self.sequence = directory.sequence = write.sequence
+
+    def _add(self, bucket: Bucket, part: SeriesPart, ids: list[int], new: list[NewSeries]) -> None:
+        known = self.directory[bucket]
+        known.touched = self.directory.freezes
+        changed = self.buckets.get(bucket)
+        if changed is None:
+            changed = self.buckets[bucket] = BucketDelta(known.take_block())
+        if new:
+            known.add(new)
+            changed.new += new
+            self._size += sum(_SERIES_BYTES + 3 * sum(len(n) + len(v) for n, v in one.labels) for one in new)
+        repeated = np.repeat(np.array(ids, np.uint32), part.counts)
+        changed.chunks.append(Rows(repeated, part.timestamps, part.values))
+        self.samples += len(repeated)
+        self._size += ROW_BYTES * len(repeated)
+
+    def _describe(self, families: Mapping[str, Metadata]) -> None:
+        known = self.directory.families
+        for name, metadata in families.items():
+            if known.get(name) != metadata:
+                known[name] = self.families[name] = metadata
+                self._size += _SERIES_BYTES
+
+    def estimate_size(self) -> int:
+        return self._size
+
+    def freeze(self) -> Directory:
+        self.directory.freezes += 1
+        self.directory.forget(self._unflushed_max + 1)
+        return self.directory

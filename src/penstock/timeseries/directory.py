@@ -1,0 +1,173 @@
+"""Which series have which ids, bucket by bucket: the image that deltas hand on.
+
+It only grows, so it is handed on as it is and never copied; a delta keeps what it added for its flush. Only
+the loop of the coordinator adds to it. If a flush fails, the coordinator stops and all of this is given up,
+so ids that were never stored are never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from penstock.errors import InvalidInput
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.model import Fingerprint, Labels, Metadata
+
+__all__ = ["LABEL_BYTES_MAX", "BucketSeries", "Directory", "NewSeries", "check_labels"]
+
+LABEL_BYTES_MAX: Final = 16 * 1024
+"""Name and value of one label together: a key of the inverted index has to hold them, escaped."""
+_IDS_MAX: Final = 2**32 - 1
+_KEPT_BUCKETS: Final = 2
+"""Buckets whose series stay in memory however long nobody writes to them."""
+
+
+class NewSeries(NamedTuple):
+    """A series that its bucket has not had before."""
+
+    series_id: int
+    labels: Labels
+    fingerprint: Fingerprint
+    metadata: Metadata
+
+
+@dataclass(slots=True)
+class BucketSeries:
+    """The series of one bucket. `reserved` counts writes that were given it and are not applied yet."""
+
+    ids: dict[Labels, int] = field(default_factory=dict)
+    labels: dict[int, Labels] = field(default_factory=dict)
+    fingerprints: dict[Fingerprint, int] = field(default_factory=dict)
+    next_id: int = 0
+    next_block: int = 0
+    reserved: int = 0
+    touched: int = 0
+    """The count of freezes when a write last reached it."""
+
+    def lookup(
+        self, labels: Sequence[Labels], metadata: Sequence[Metadata]
+    ) -> tuple[list[int], list[NewSeries]]:
+        """The id of each, and which of them are new; nothing is changed.
+
+        Raises `InvalidInput` for labels that cannot be stored, and for two series with one fingerprint.
+        """
+        known = self.ids
+        found = [known.get(one) for one in labels]
+        ids = [one for one in found if one is not None]
+        if len(ids) == len(found):
+            return ids, []
+        return self._with_new(labels, metadata, found)
+
+    def _with_new(
+        self, labels: Sequence[Labels], metadata: Sequence[Metadata], found: list[int | None]
+    ) -> tuple[list[int], list[NewSeries]]:
+        ids: list[int] = []
+        new: list[NewSeries] = []
+        fresh: dict[Labels, int] = {}
+        prints: dict[Fingerprint, Labels] = {}
+        for one, about, series_id in zip(labels, metadata, found, strict=True):
+            if series_id is None and (series_id := fresh.get(one)) is None:
+                series_id = fresh[one] = self.next_id + len(new)
+                fingerprint = _checked(one)
+                if fingerprint in self.fingerprints or fingerprint in prints:
+                    raise InvalidInput(f"series {one} has the fingerprint of another series")
+                prints[fingerprint] = one
+                new.append(NewSeries(series_id, one, fingerprint, about))
+            ids.append(series_id)
+        if self.next_id + len(new) > _IDS_MAX:
+            raise InvalidInput("a bucket holds no more than 4,294,967,295 series")
+        return ids, new
+
+    def add(self, new: Iterable[NewSeries]) -> None:
+        """Take what `lookup` found to be new."""
+        for one in new:
+            self.ids[one.labels] = one.series_id
+            self.labels[one.series_id] = one.labels
+            self.fingerprints[one.fingerprint] = one.series_id
+            self.next_id = one.series_id + 1
+
+    def take_block(self) -> int:
+        """The number of the next block."""
+        number, self.next_block = self.next_block, self.next_block + 1
+        return number
+
+
+class Directory:
+    """The buckets that writes may be applied to, what is known of metrics, and the queue's sequence."""
+
+    def __init__(self, *, families: dict[str, Metadata] | None = None, sequence: int | None = None) -> None:
+        self._buckets: dict[Bucket, BucketSeries] = {}
+        self.families = families if families is not None else {}
+        self.sequence = sequence
+        self.freezes = 0
+
+    def __contains__(self, bucket: object) -> bool:
+        return bucket in self._buckets
+
+    def __getitem__(self, bucket: Bucket) -> BucketSeries:
+        return self._buckets[bucket]
+
+    def labels_of(self, bucket: Bucket) -> Mapping[int, Labels]:
+        """Labels by id, of a bucket that is in memory; those of writes that are not flushed yet, too."""
+        known = self._buckets.get(bucket)
+        return known.labels if known is not None else {}
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self._buckets)
+
+    def load(self, bucket: Bucket, series: BucketSeries) -> None:
+        """Have a bucket that was read from the storage. Called once for each, by whoever read it."""
+        assert bucket not in self._buckets, f"{bucket} was loaded twice"
+        series.touched = self.freezes
+        self._buckets[bucket] = series
+
+    def reserve(self, buckets: Iterable[Bucket]) -> None:
+        """Keep these in memory until `release`."""
+        for bucket in buckets:
+            self._buckets[bucket].reserved += 1
+
+    def release(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self._buckets[bucket].reserved -= 1
+
+    def forget(self, unflushed_max: int) -> list[Bucket]:
+        """Drop what nobody has written to for a while.
+
+        A bucket stays while a write holds it, and while any of the `unflushed_max` deltas that may wait for
+        their flush could hold something of it; read from the storage again it would be without that.
+        """
+        idle = sorted(self._buckets, key=lambda bucket: self._buckets[bucket].touched)[:-_KEPT_BUCKETS]
+        dropped = [
+            bucket
+            for bucket in idle
+            if not self._buckets[bucket].reserved
+            and self.freezes - self._buckets[bucket].touched > unflushed_max
+        ]
+        for bucket in dropped:
+            del self._buckets[bucket]
+        return dropped
+
+
+def check_labels(labels: Labels) -> None:
+    """Raises `InvalidInput` for labels that cannot be stored."""
+    if len(labels) > 65_535:
+        raise InvalidInput(f"a series with {len(labels)} labels has more than can be stored")
+    if any(len(name) + len(value) > LABEL_BYTES_MAX // 4 for name, value in labels):
+        for name, value in labels.encoded():
+            _check_size(name, value)
+
+
+def _check_size(name: bytes, value: bytes) -> None:
+    size = len(name) + len(value)
+    if size > LABEL_BYTES_MAX:
+        text = name[:40].decode("utf-8", "replace")
+        raise InvalidInput(f"label {text!r} takes {size} bytes, more than {LABEL_BYTES_MAX}")
+
+
+def _checked(labels: Labels) -> Fingerprint:
+    check_labels(labels)
+    if Labels.of(labels) != labels:
+        raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")
+    return labels.fingerprint()

@@ -1,0 +1,140 @@
+"""Stores deltas of series, folds blocks and drops buckets, each time in one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from penstock.clock import Clock
+from penstock.coordinator import Delete, Flusher, Operation, Storage, StorageRead, pairs
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.config import TimeSeriesConfig
+from penstock.timeseries.delta import SeriesDelta
+from penstock.timeseries.keys import SUBSYSTEM_PREFIX, RecordType, bucket_prefix, record_prefix
+from penstock.timeseries.records import (
+    block_prefix,
+    bucket_of,
+    delta_operations,
+    expiry_ms,
+    fold_operations,
+)
+from penstock.timeseries.values import decode_forward
+
+__all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
+
+_DROPS_MAX = 20_000
+"""Keys of an expired bucket deleted with one flush, so that none takes long."""
+_AFTER_BUCKET = b"\xff"
+
+
+@dataclass(slots=True)
+class Blocks:
+    """How much of a bucket waits to be folded, and since when nothing was added."""
+
+    count: int = 0
+    size_bytes: int = 0
+    added_ms: int = 0
+
+
+async def find_buckets(read: StorageRead) -> list[Bucket]:
+    """Every bucket that holds anything, oldest first: one look for each. Raises `Corrupt`."""
+    found: list[Bucket] = []
+    start = b""
+    while True:
+        pages = read.scan(SUBSYSTEM_PREFIX, start=start)
+        page = await anext(pages, None)
+        bucket = bucket_of(page[0].key) if page else None
+        if bucket is None:
+            return found
+        found.append(bucket)
+        start = bucket_prefix(bucket)[len(SUBSYSTEM_PREFIX) :] + _AFTER_BUCKET
+
+
+class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
+    """One delta, one batch. What it knows of blocks and buckets changes after the storage has answered."""
+
+    def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock) -> None:
+        self._storage = storage
+        self._config = config
+        self._clock = clock
+        self._retention_ms = config.retention_ms
+        self.blocks: dict[Bucket, Blocks] = {}
+        self.buckets: set[Bucket] = set()
+
+    async def load(self) -> None:
+        """Find every bucket, and what of it is to be folded."""
+        self.buckets = set(await find_buckets(self._storage))
+        for bucket in self.buckets:
+            blocks = Blocks()
+            async for _, value in pairs(self._storage.scan(block_prefix(bucket))):
+                blocks.count += 1
+                blocks.size_bytes += len(value)
+            if blocks.count:
+                self.blocks[bucket] = blocks
+
+    async def flush(self, delta: SeriesDelta) -> StorageRead:
+        now_ms = self._clock.now_ms()
+        operations = await asyncio.to_thread(delta_operations, delta, self._retention_ms)
+        expired = self._expired(now_ms)
+        drops = await self._drops(expired) if expired is not None else []
+        due = self._due(now_ms)
+        folds = await self._folds(due) if due is not None else []
+        await self._storage.apply([*drops, *folds, *operations])
+        snapshot = await self._storage.snapshot()
+        if expired is not None and len(drops) < _DROPS_MAX:
+            self.buckets.discard(expired)
+            self.blocks.pop(expired, None)
+        if due is not None:
+            self.blocks.pop(due, None)
+        self._note(delta, now_ms)
+        return snapshot
+
+    async def sync(self) -> None:
+        await self._storage.flush()
+
+    def _note(self, delta: SeriesDelta, now_ms: int) -> None:
+        for bucket, changed in delta.buckets.items():
+            self.buckets.add(bucket)
+            blocks = self.blocks.setdefault(bucket, Blocks())
+            blocks.count += 1
+            blocks.size_bytes += 8 * sum(map(len, changed.chunks))  # about what a sample takes in a block
+            blocks.added_ms = now_ms
+
+    def _expired(self, now_ms: int) -> Bucket | None:
+        """The oldest bucket, if its time is over."""
+        oldest = min(self.buckets, default=None)
+        return oldest if oldest is not None and self._is_over(oldest, now_ms) else None
+
+    def _is_over(self, bucket: Bucket, now_ms: int) -> bool:
+        expiry = expiry_ms(bucket, self._retention_ms)
+        return expiry is not None and expiry <= now_ms
+
+    def _due(self, now_ms: int) -> Bucket | None:
+        """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
+        config = self._config
+        for bucket, blocks in self.blocks.items():
+            if self._is_over(bucket, now_ms):
+                continue
+            quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
+            if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
+                return bucket
+        return None
+
+    async def _drops(self, bucket: Bucket) -> list[Operation]:
+        drops: list[Operation] = []
+        async for page in self._storage.scan(bucket_prefix(bucket)):
+            drops += [Delete(key) for key, _ in page]
+            if len(drops) >= _DROPS_MAX:
+                return drops[:_DROPS_MAX]
+        return drops
+
+    async def _folds(self, bucket: Bucket) -> list[Operation]:
+        blocks = [block async for block in pairs(self._storage.scan(block_prefix(bucket)))]
+        stored = self._storage.scan(record_prefix(bucket, RecordType.SAMPLES))
+        streams = {int.from_bytes(key[-4:]): value async for key, value in pairs(stored)}
+        forward = record_prefix(bucket, RecordType.FORWARD)
+        metrics = {
+            int.from_bytes(key[len(forward) :]): decode_forward(value)[0].metric
+            async for key, value in pairs(self._storage.scan(forward))
+        }
+        return await asyncio.to_thread(fold_operations, bucket, blocks, streams, metrics, self._retention_ms)

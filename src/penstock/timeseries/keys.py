@@ -1,0 +1,180 @@
+"""Keys of the records in storage: big-endian, so that they sort as what they say.
+
+    01 02 | bucket start, minutes u32 | bucket size, hours u8 | type u8 | suffix
+
+    02 dictionary   fingerprint, 16 bytes
+    03 forward      series id u32
+    04 inverted     terminated(label name), then the label value as it is
+    05 samples      terminated(metric name), series id u32
+
+The bucket stands before the type, so that one prefix names all that a bucket holds. Terminated bytes
+escape 00, 01 and FF and end with 00, so that no text is a prefix of another and their order is kept.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import Corrupt, InvalidInput
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.model import Fingerprint, SeriesId
+
+__all__ = [
+    "FINGERPRINT_BYTES",
+    "SUBSYSTEM_PREFIX",
+    "DictionaryKey",
+    "ForwardKey",
+    "InvertedKey",
+    "RecordType",
+    "SamplesKey",
+    "bucket_prefix",
+    "decode_key",
+    "inverted_prefix",
+    "record_prefix",
+    "terminated",
+    "unterminated",
+]
+
+SUBSYSTEM_PREFIX: Final = b"\x01\x02"
+FINGERPRINT_BYTES: Final = 16
+_BUCKET: Final = struct.Struct(">IB")
+_ID: Final = struct.Struct(">I")
+_TYPE_AT: Final = len(SUBSYSTEM_PREFIX) + _BUCKET.size
+_ESCAPES: Final = {0x00: b"\x01\x01", 0x01: b"\x01\x02", 0xFF: b"\x01\x03"}
+_UNESCAPES: Final = {0x01: 0x00, 0x02: 0x01, 0x03: 0xFF}
+_SERIES_ID_MAX: Final = 2**32 - 1
+
+
+class RecordType(enum.IntEnum):
+    """What a record is: the byte after the bucket."""
+
+    DICTIONARY = 2
+    FORWARD = 3
+    INVERTED = 4
+    SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DictionaryKey:
+    """From a fingerprint to its series id."""
+
+    bucket: Bucket
+    fingerprint: Fingerprint
+
+    def encode(self) -> bytes:
+        if len(self.fingerprint) != FINGERPRINT_BYTES:
+            raise InvalidInput(f"a fingerprint is {FINGERPRINT_BYTES} bytes, not {len(self.fingerprint)}")
+        return record_prefix(self.bucket, RecordType.DICTIONARY) + self.fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardKey:
+    """From a series id to its labels."""
+
+    bucket: Bucket
+    series_id: SeriesId
+
+    def encode(self) -> bytes:
+        return record_prefix(self.bucket, RecordType.FORWARD) + _series_id(self.series_id)
+
+
+@dataclass(frozen=True, slots=True)
+class InvertedKey:
+    """From one label to the series that carry it."""
+
+    bucket: Bucket
+    label: str
+    value: str
+
+    def encode(self) -> bytes:
+        return inverted_prefix(self.bucket, self.label) + self.value.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesKey:
+    """From a metric and a series id to the samples."""
+
+    bucket: Bucket
+    metric: str
+    series_id: SeriesId
+
+    def encode(self) -> bytes:
+        prefix = record_prefix(self.bucket, RecordType.SAMPLES)
+        return prefix + terminated(self.metric.encode()) + _series_id(self.series_id)
+
+
+def bucket_prefix(bucket: Bucket) -> bytes:
+    """What every key of the bucket starts with."""
+    return SUBSYSTEM_PREFIX + _BUCKET.pack(bucket.start_minutes, bucket.size_hours)
+
+
+def record_prefix(bucket: Bucket, record_type: RecordType) -> bytes:
+    """What every key of one type in the bucket starts with."""
+    return bucket_prefix(bucket) + bytes((record_type,))
+
+
+def inverted_prefix(bucket: Bucket, label: str) -> bytes:
+    """What the keys of every value of `label` start with."""
+    return record_prefix(bucket, RecordType.INVERTED) + terminated(label.encode())
+
+
+def decode_key(key: bytes) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
+    """The key that these bytes are. Raises `Corrupt` if they are none."""
+    if not key.startswith(SUBSYSTEM_PREFIX) or len(key) <= _TYPE_AT:
+        raise Corrupt(f"{key[:32].hex()} is not a key of the time series")
+    try:
+        bucket = Bucket(*_BUCKET.unpack_from(key, len(SUBSYSTEM_PREFIX)))
+        return _decode_suffix(bucket, RecordType(key[_TYPE_AT]), key[_TYPE_AT + 1 :])
+    except (InvalidInput, ValueError, struct.error) as error:
+        raise Corrupt(f"{key[:32].hex()} is not a key of the time series: {error}") from None
+
+
+def terminated(text: bytes) -> bytes:
+    """`text` with 00, 01 and FF escaped, and 00 behind it."""
+    if not any(byte in text for byte in _ESCAPES):
+        return text + b"\0"
+    return b"".join(_ESCAPES.get(byte, bytes((byte,))) for byte in text) + b"\0"
+
+
+def unterminated(data: bytes) -> tuple[bytes, bytes]:
+    """The text at the start of `data`, and what stands behind it. Raises `Corrupt` if it has no end."""
+    end = data.find(b"\0")
+    if end < 0:
+        raise Corrupt("a text in a key has no end")
+    escaped, rest = data[:end], data[end + 1 :]
+    if b"\x01" not in escaped:
+        return escaped, rest
+    text = bytearray()
+    codes = iter(escaped)
+    for code in codes:
+        if code == 0x01:
+            plain = _UNESCAPES.get(next(codes, -1))
+            if plain is None:
+                raise Corrupt("a text in a key holds an unknown escape")
+            code = plain
+        text.append(code)
+    return bytes(text), rest
+
+
+def _decode_suffix(
+    bucket: Bucket, record_type: RecordType, suffix: bytes
+) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
+    if record_type is RecordType.DICTIONARY:
+        if len(suffix) != FINGERPRINT_BYTES:
+            raise ValueError("its fingerprint has the wrong length")
+        return DictionaryKey(bucket, Fingerprint(suffix))
+    if record_type is RecordType.FORWARD:
+        return ForwardKey(bucket, SeriesId(*_ID.unpack(suffix)))
+    text, rest = unterminated(suffix)
+    if record_type is RecordType.INVERTED:
+        return InvertedKey(bucket, text.decode(), rest.decode())
+    return SamplesKey(bucket, text.decode(), SeriesId(*_ID.unpack(rest)))
+
+
+def _series_id(series_id: SeriesId) -> bytes:
+    if not 0 <= series_id <= _SERIES_ID_MAX:
+        raise InvalidInput(f"series id {series_id} does not fit four bytes")
+    return _ID.pack(series_id)

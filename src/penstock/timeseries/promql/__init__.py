@@ -1,0 +1,50 @@
+"""PromQL: queries over series, every step of a range at once.
+
+`Engine` prepares a query, a `SeriesSource` provides its samples, and the answer is a `QueryResult`.
+Semantics are those Prometheus documents: samples up to five minutes old count, windows are open at
+the left, stale markers end a series, counters are extrapolated to the edges of their window. What is
+not supported is refused by name; see `docs/reference/promql.md`.
+"""
+
+from __future__ import annotations
+
+from penstock.timeseries.promql.engine import (
+    Engine,
+    EngineConfig,
+    Prepared,
+    QueryResult,
+    ResultSeries,
+    ResultType,
+    parse_selector,
+)
+from penstock.timeseries.promql.errors import (
+    BadRange,
+    ExecutionError,
+    ParseError,
+    QueryTimeout,
+    TooManySamples,
+    UnsupportedQuery,
+)
+from penstock.timeseries.promql.source import FetchedSource, SelectedSeries, SeriesSource, StaticSource
+from penstock.timeseries.promql.tree import Selection
+
+__all__ = [
+    "BadRange",
+    "Engine",
+    "EngineConfig",
+    "ExecutionError",
+    "FetchedSource",
+    "ParseError",
+    "Prepared",
+    "QueryResult",
+    "QueryTimeout",
+    "ResultSeries",
+    "ResultType",
+    "SelectedSeries",
+    "Selection",
+    "SeriesSource",
+    "StaticSource",
+    "TooManySamples",
+    "UnsupportedQuery",
+    "parse_selector",
+]

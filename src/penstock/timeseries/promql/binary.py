@@ -1,0 +1,182 @@
+"""Operators between vectors: which series meet, and what becomes of their labels.
+
+Two series meet if they agree on the labels to match on: those `on` names, or all but the name and
+those `ignoring` names. At each step one side may have one series per match only, unless the operator
+is of sets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.timeseries.arrays import Floats, Integers, Mask
+from penstock.timeseries.model import METRIC_NAME, Labels
+from penstock.timeseries.promql.budget import Budget
+from penstock.timeseries.promql.errors import ExecutionError
+from penstock.timeseries.promql.operators import COMPARISONS, arithmetic, compare
+from penstock.timeseries.promql.vectors import Scalars, Vectors, group_by, merged
+
+__all__ = ["Cardinality", "Matching", "between_scalars", "between_vectors", "set_operation", "with_scalars"]
+
+_MANY_IMPLICIT = "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)"
+_MANY_GROUPED = "multiple matches for labels: grouping labels must ensure unique matches"
+
+
+class Cardinality(enum.Enum):
+    """How many series of each side may meet."""
+
+    ONE_TO_ONE = "one to one"
+    MANY_TO_ONE = "group_left"
+    ONE_TO_MANY = "group_right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """What is written between an operator and its right side."""
+
+    cardinality: Cardinality = Cardinality.ONE_TO_ONE
+    on: bool = False
+    labels: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+
+    def signature(self, labels: Labels) -> Labels:
+        """What both sides have to agree on."""
+        return labels.keep(self.labels) if self.on else labels.drop((METRIC_NAME, *self.labels))
+
+    def result(self, many: Labels, one: Labels, *, keep_name: bool) -> Labels:
+        """The labels of a pair's result: those of the many side, and the included ones of the other."""
+        labels = many if keep_name else many.without_name()
+        if self.cardinality is Cardinality.ONE_TO_ONE:
+            labels = labels.keep(self.labels) if self.on else labels.drop(self.labels)
+        for name in self.include:
+            labels = labels.replace(name, one.value(name))
+        return labels
+
+
+def between_scalars(op: str, left: Scalars, right: Scalars) -> Scalars:
+    """Arithmetic, or a comparison as 1 and 0."""
+    if op in COMPARISONS:
+        return Scalars(compare(op, left.values, right.values).astype(np.float64))
+    return Scalars(arithmetic(op, left.values, right.values))
+
+
+def with_scalars(op: str, left: Vectors | Scalars, right: Vectors | Scalars, *, as_bool: bool) -> Vectors:
+    """A vector and a number per step. A comparison filters the vector, unless it is asked for 1 and 0."""
+    vectors = left if isinstance(left, Vectors) else right
+    assert isinstance(vectors, Vectors)
+    if op not in COMPARISONS:
+        return vectors.with_values(arithmetic(op, left.values, right.values))
+    holds = compare(op, left.values, right.values)
+    return vectors.with_values(holds.astype(np.float64)) if as_bool else vectors.where(holds)
+
+
+def between_vectors(
+    op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget, *, as_bool: bool
+) -> Vectors:
+    """Every pair that meets. Raises `ExecutionError` where more meet than may."""
+    swapped = matching.cardinality is Cardinality.ONE_TO_MANY
+    many, one = (right, left) if swapped else (left, right)
+    many_keys, one_keys = _signatures(many, one, matching)
+    _refuse_duplicates(many, one, one_keys, "left" if swapped else "right")
+    pairs = _pairs(many_keys, one_keys)
+    steps = many.values.shape[1]
+    budget.charge(len(pairs[0]) * steps)
+    many_values, one_values = many.values[pairs[0]], one.values[pairs[1]]
+    sides = (one_values, many_values) if swapped else (many_values, one_values)
+    values, keep = _combined(op, *sides, as_bool=as_bool)
+    present = many.present[pairs[0]] & one.present[pairs[1]] & keep
+    if matching.cardinality is Cardinality.ONE_TO_ONE:
+        _refuse_many(many_keys[pairs[0]], present)
+    keep_name = op in COMPARISONS and not as_bool
+    labels = [
+        matching.result(many.labels[at_many], one.labels[at_one], keep_name=keep_name)
+        for at_many, at_one in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True)
+    ]
+    return merged(labels, values, present, _MANY_GROUPED).compact()
+
+
+def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching) -> Vectors:
+    """`and`, `or`, `unless`: which series are there, by what they match on; values stay as they are."""
+    left_keys, right_keys = _signatures(left, right, matching)
+    if op == "or":
+        absent = ~_any_of(left, left_keys, right_keys)
+        added = right.where(absent)
+        return merged(
+            [*left.labels, *added.labels],
+            np.concatenate((left.values, added.values)),
+            np.concatenate((left.present, added.present)),
+        )
+    found = _any_of(right, right_keys, left_keys)
+    return left.where(found if op == "and" else ~found)
+
+
+def _signatures(left: Vectors, right: Vectors, matching: Matching) -> tuple[Integers, Integers]:
+    """A number per row of both sides, the same where the labels to match on are."""
+    keys = [matching.signature(labels) for labels in (*left.labels, *right.labels)]
+    numbers = group_by(keys)[1]
+    return numbers[: len(left.labels)], numbers[len(left.labels) :]
+
+
+def _any_of(vectors: Vectors, keys: Integers, wanted: Integers) -> Mask:
+    """For each wanted key and step, whether any row of that key has a value."""
+    size = int(max(keys.max(initial=-1), wanted.max(initial=-1))) + 1
+    found = np.zeros((size, vectors.present.shape[1]), np.bool_)
+    row, step = np.nonzero(vectors.present)
+    found[keys[row], step] = True
+    return found[wanted]
+
+
+def _pairs(many_keys: Integers, one_keys: Integers) -> tuple[Integers, Integers]:
+    """Every pair of rows with one key, in the order of the many side."""
+    order = np.argsort(one_keys, kind="stable")
+    ordered = one_keys[order]
+    low = np.searchsorted(ordered, many_keys, side="left")
+    counts = np.searchsorted(ordered, many_keys, side="right") - low
+    many = np.repeat(np.arange(len(many_keys)), counts)
+    nth = np.arange(len(many)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return many, order[np.repeat(low, counts) + nth]
+
+
+def _combined(op: str, left: Floats, right: Floats, *, as_bool: bool) -> tuple[Floats, Mask]:
+    if op not in COMPARISONS:
+        return arithmetic(op, left, right), np.ones(left.shape, np.bool_)
+    holds = compare(op, left, right)
+    if as_bool:
+        return holds.astype(np.float64), np.ones(left.shape, np.bool_)
+    return left, holds
+
+
+def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str) -> None:
+    """At a step where the other side is empty nothing can match, so nothing is refused there."""
+    clash = _clash(keys, one.present & many.present.any(axis=0))
+    if clash is None:
+        return
+    row_labels: Sequence[Labels] = [one.labels[row] for row in clash]
+    raise ExecutionError(
+        f"found duplicate series for the match group on the {side} hand-side of the operation: "
+        f"[{row_labels[0]}, {row_labels[1]}]; many-to-many matching not allowed: "
+        "matching labels must be unique on one side"
+    )
+
+
+def _refuse_many(keys: Integers, present: Mask) -> None:
+    if _clash(keys, present) is not None:
+        raise ExecutionError(_MANY_IMPLICIT)
+
+
+def _clash(keys: Integers, present: Mask) -> tuple[int, int] | None:
+    """Two rows of one key that have a value at one step, if there are any."""
+    if len(np.unique(keys)) == len(keys):
+        return None
+    counts = np.zeros((int(keys.max()) + 1, present.shape[1]), np.int64)
+    np.add.at(counts, keys, present)
+    found = np.argwhere(counts > 1)
+    if not len(found):
+        return None
+    key, step = found[0]
+    first, second = np.flatnonzero((keys == key) & present[:, step])[:2].tolist()
+    return first, second

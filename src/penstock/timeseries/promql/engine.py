@@ -1,0 +1,235 @@
+"""Queries from text to answer, within limits.
+
+prepared = engine.instant("sum(rate(requests_total[5m]))", at_ms)
+prepared.selections                      # what storage has to provide, to be awaited first
+result = prepared.evaluate(source)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import promql_parser as ast
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError
+from penstock.timeseries.arrays import Floats, Times
+from penstock.timeseries.matcher import Matcher
+from penstock.timeseries.model import NO_LABELS, Labels
+from penstock.timeseries.promql.aggregation import AGGREGATIONS
+from penstock.timeseries.promql.budget import Budget
+from penstock.timeseries.promql.errors import BadRange, ParseError
+from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS, Evaluation
+from penstock.timeseries.promql.functions import FUNCTIONS
+from penstock.timeseries.promql.grid import Grid
+from penstock.timeseries.promql.source import SeriesSource
+from penstock.timeseries.promql.syntax import parse
+from penstock.timeseries.promql.tree import (
+    Placement,
+    Selection,
+    check_supported,
+    matchers_of,
+    selections,
+    unwrapped,
+)
+from penstock.timeseries.promql.vectors import Scalars, Text, Vectors
+from penstock.timeseries.promql.windows import Windows
+from penstock.units import DurationLike, parse_duration
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "Prepared",
+    "QueryResult",
+    "ResultSeries",
+    "ResultType",
+    "parse_selector",
+]
+
+_TIME_MAX_MS: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits and defaults of queries. Raises `ConfigError` for a value out of its range."""
+
+    lookback: DurationLike = "5m"
+    """How old a sample may be to stand for now; what Prometheus uses."""
+    subquery_step: DurationLike = "1m"
+    """The step of a subquery that names none."""
+    samples_max: int = 20_000_000
+    """Samples read and cells made. Each takes up to 110 bytes while it is worked on, so 2.2 GB at most."""
+    steps_max: int = 11_000
+    """Steps of a range query: a point per pixel of any screen, and a week by the minute."""
+    timeout: DurationLike = "2m"
+    """How long a query may take."""
+
+    def __post_init__(self) -> None:
+        for name in ("lookback", "subquery_step", "timeout"):
+            if parse_duration(getattr(self, name)) < 0.001:
+                raise ConfigError(f"{name} must be at least a millisecond")
+        if self.samples_max < 1 or self.steps_max < 1:
+            raise ConfigError("samples_max and steps_max must be at least 1")
+
+
+class ResultType(enum.Enum):
+    """What an answer holds, in the words of the HTTP API."""
+
+    MATRIX = "matrix"
+    VECTOR = "vector"
+    SCALAR = "scalar"
+    STRING = "string"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResultSeries:
+    """Points of one series. A vector and a scalar have one point each."""
+
+    labels: Labels
+    timestamps: Times
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class QueryResult:
+    """An answer. `text` is for a string only; `series` of a scalar is one without labels."""
+
+    result_type: ResultType
+    series: Sequence[ResultSeries] = ()
+    text: str = ""
+    at_ms: int = 0
+    samples_used: int = 0
+
+
+class Engine:
+    """Prepares queries. Holds no state between them, so one serves any number of threads."""
+
+    def __init__(self, config: EngineConfig | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._config = config or EngineConfig()
+        self._clock = clock
+
+    def instant(self, query: str, at_ms: int, *, timeout_s: float | None = None) -> Prepared:
+        """A query at one time.
+
+        Raises `ParseError`, `UnsupportedQuery`, or `InvalidInput` for a time out of range.
+        """
+        return self._prepared(query, Grid(_in_range(at_ms), 1, 1), timeout_s, instant=True)
+
+    def range(
+        self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
+    ) -> Prepared:
+        """A query at every step from start to end, both included.
+
+        Raises `BadRange`, and what `instant` raises. The expression has to be a vector or a number.
+        """
+        if end_ms < start_ms:
+            raise BadRange("end timestamp must not be before start time")
+        if step_ms <= 0:
+            raise BadRange("zero or negative query resolution step widths are not accepted")
+        count = (_in_range(end_ms) - _in_range(start_ms)) // step_ms + 1
+        if count > self._config.steps_max:
+            raise BadRange(
+                f"exceeded maximum resolution of {self._config.steps_max:,} points per timeseries. "
+                "Try decreasing the query resolution (?step=XX)"
+            )
+        return self._prepared(query, Grid(start_ms, step_ms, count), timeout_s, instant=False)
+
+    def _prepared(self, query: str, grid: Grid, timeout_s: float | None, *, instant: bool) -> Prepared:
+        config = self._config
+        tree = unwrapped(parse(query))
+        if not instant and isinstance(tree, ast.MatrixSelector | ast.SubqueryExpr | ast.StringLiteral):
+            raise ParseError("a range query has to be a scalar or an instant vector", 1, 1)
+        check_supported(tree, FUNCTIONS, frozenset(AGGREGATIONS) | PARAMETRIC_AGGREGATIONS)
+        limit = parse_duration(config.timeout)
+        budget = Budget(
+            samples_max=config.samples_max,
+            timeout_s=limit if timeout_s is None else min(limit, timeout_s),
+            clock=self._clock,
+        )
+        placement = Placement(
+            query=grid,
+            lookback_ms=round(parse_duration(config.lookback) * 1000),
+            subquery_step_ms=round(parse_duration(config.subquery_step) * 1000),
+            steps_max=config.samples_max,
+        )
+        return Prepared(tree, grid, placement, budget, instant=instant)
+
+
+class Prepared:
+    """A query that has been read. Its time runs from here."""
+
+    def __init__(
+        self, tree: ast.Expr, grid: Grid, placement: Placement, budget: Budget, *, instant: bool
+    ) -> None:
+        self._tree = tree
+        self._grid = grid
+        self._placement = placement
+        self._budget = budget
+        self._instant = instant
+        self.selections: tuple[Selection, ...] = tuple(dict.fromkeys(selections(tree, grid, placement)))
+
+    def evaluate(self, source: SeriesSource) -> QueryResult:
+        """The answer, of what `source` gives for each of `selections`.
+
+        Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`.
+        """
+        evaluation = Evaluation(self._grid, self._placement, source, self._budget)
+        if isinstance(self._tree, ast.MatrixSelector | ast.SubqueryExpr):
+            return self._result(ResultType.MATRIX, _samples_of(evaluation.windows(self._tree)))
+        value = evaluation.value(self._tree)
+        if isinstance(value, Text):
+            return QueryResult(result_type=ResultType.STRING, text=value.value, at_ms=self._grid.start_ms)
+        times = self._grid.times
+        if isinstance(value, Scalars):
+            kind = ResultType.SCALAR if self._instant else ResultType.MATRIX
+            return self._result(kind, [ResultSeries(NO_LABELS, times, value.values)])
+        if self._instant:
+            return self._result(ResultType.VECTOR, _points_of(value, times))
+        ordered = sorted(_points_of(value, times), key=lambda series: series.labels)
+        return self._result(ResultType.MATRIX, ordered)
+
+    def _result(self, result_type: ResultType, series: list[ResultSeries]) -> QueryResult:
+        return QueryResult(
+            result_type=result_type,
+            series=series,
+            at_ms=self._grid.start_ms,
+            samples_used=self._budget.samples_used,
+        )
+
+
+def parse_selector(text: str) -> tuple[Matcher, ...]:
+    """The matchers of a `match[]` parameter. Raises `ParseError` if it is no plain selector."""
+    tree = parse(text)
+    if not isinstance(tree, ast.VectorSelector):
+        raise ParseError("a series selector is expected", 1, 1)
+    check_supported(tree, frozenset(), frozenset())
+    return matchers_of(tree)
+
+
+def _in_range(time_ms: int) -> int:
+    if abs(time_ms) > _TIME_MAX_MS:
+        raise BadRange(f"{time_ms} ms is out of the range of timestamps")
+    return time_ms
+
+
+def _points_of(vectors: Vectors, times: Times) -> list[ResultSeries]:
+    return [
+        ResultSeries(labels, times[present], values[present])
+        for labels, values, present in zip(vectors.labels, vectors.values, vectors.present, strict=True)
+        if present.any()
+    ]
+
+
+def _samples_of(windows: Windows) -> list[ResultSeries]:
+    """The samples of each row's only window."""
+    rows = windows.rows
+    bounds = np.stack((windows.low[:, 0], windows.high[:, 0]), axis=1).tolist()
+    return [
+        ResultSeries(labels, rows.timestamps[low:high], rows.values[low:high])
+        for labels, (low, high) in zip(rows.labels, bounds, strict=True)
+        if high > low
+    ]

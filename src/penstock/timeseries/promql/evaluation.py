@@ -1,0 +1,164 @@
+"""A tree evaluated at every step at once: each node is worth a matrix of series by steps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import promql_parser as ast
+
+from penstock.timeseries.arrays import Times
+from penstock.timeseries.promql import aggregation, binary
+from penstock.timeseries.promql.budget import Budget
+from penstock.timeseries.promql.functions import call
+from penstock.timeseries.promql.grid import Grid
+from penstock.timeseries.promql.operators import SET_OPERATORS
+from penstock.timeseries.promql.source import SeriesSource
+from penstock.timeseries.promql.tree import Placement, literal_text, milliseconds, unwrapped
+from penstock.timeseries.promql.vectors import Scalars, Text, Value, Vectors
+from penstock.timeseries.promql.windows import Rows, Windows, latest
+
+__all__ = ["PARAMETRIC_AGGREGATIONS", "Evaluation"]
+
+PARAMETRIC_AGGREGATIONS: Final = frozenset({"bottomk", "count_values", "quantile", "topk"})
+_CARDINALITIES: Final = (
+    (ast.VectorMatchCardinality.ManyToOne, binary.Cardinality.MANY_TO_ONE),
+    (ast.VectorMatchCardinality.OneToMany, binary.Cardinality.ONE_TO_MANY),
+)
+
+
+class Evaluation:
+    """One query, or one subquery, over the steps of `grid`."""
+
+    def __init__(self, grid: Grid, placement: Placement, source: SeriesSource, budget: Budget) -> None:
+        self.grid = grid
+        self._placement = placement
+        self._source = source
+        self._budget = budget
+
+    def value(self, node: ast.Expr) -> Value:
+        """What the node is worth. Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`."""
+        node = unwrapped(node)
+        if isinstance(node, ast.VectorSelector):
+            return self.latest(node)[0]
+        if isinstance(node, ast.NumberLiteral):
+            return Scalars(np.full(self.grid.count, node.val))
+        if isinstance(node, ast.StringLiteral):
+            return Text(node.val)
+        self._budget.charge(self.grid.count)
+        if isinstance(node, ast.UnaryExpr):
+            return self._negated(node)
+        if isinstance(node, ast.BinaryExpr):
+            return self._binary(node)
+        if isinstance(node, ast.AggregateExpr):
+            return self._aggregate(node)
+        assert isinstance(node, ast.Call), node
+        return call(self, node.func.name, list(node.args))
+
+    def vectors(self, node: ast.Expr) -> Vectors:
+        """A node that the parser has checked to be a vector."""
+        value = self.value(node)
+        assert isinstance(value, Vectors)
+        return value
+
+    def scalars(self, node: ast.Expr) -> Scalars:
+        """A node that the parser has checked to be a number."""
+        value = self.value(node)
+        assert isinstance(value, Scalars)
+        return value
+
+    def latest(self, node: ast.VectorSelector) -> tuple[Vectors, Times]:
+        """The newest sample of each series within the lookback, and when it was taken."""
+        lookback_ms = self._placement.lookback_ms
+        rows = self._rows(node, lookback_ms)
+        self._budget.charge(len(rows.labels) * self.grid.count)
+        return latest(rows, self._placement.times(node, self.grid), lookback_ms)
+
+    def windows(self, node: ast.Expr) -> Windows:
+        """The samples that each step of a range vector sees."""
+        node = unwrapped(node)
+        if isinstance(node, ast.SubqueryExpr):
+            rows = self._subquery(node)
+            ends, range_ms = self._placement.times(node, self.grid), milliseconds(node.range)
+        else:
+            assert isinstance(node, ast.MatrixSelector)
+            range_ms = milliseconds(node.range)
+            rows = self._rows(node.vector_selector, range_ms).without_stale()
+            ends = self._placement.times(node.vector_selector, self.grid)
+        self._budget.charge(len(rows.labels) * self.grid.count)
+        return Windows.over(rows, ends, range_ms)
+
+    def _rows(self, node: ast.VectorSelector, range_ms: int) -> Rows:
+        wanted = self._placement.selection(node, self.grid, range_ms)
+        series = self._source.select(wanted.matchers, wanted.start_ms, wanted.end_ms)
+        self._budget.charge(sum(len(timestamps) for _, timestamps, _ in series))
+        return Rows.of(series)
+
+    def _subquery(self, node: ast.SubqueryExpr) -> Rows:
+        """The inner expression at its own steps, as if each step had been a sample."""
+        grid = self._placement.inner_grid(node, self.grid)
+        if not grid.count:
+            return Rows.of([])
+        inner = Evaluation(grid, self._placement, self._source, self._budget).vectors(node.expr)
+        times = grid.times
+        return Rows.of(
+            [
+                (labels, times[present], values[present])
+                for labels, values, present in zip(inner.labels, inner.values, inner.present, strict=True)
+            ]
+        )
+
+    def _negated(self, node: ast.UnaryExpr) -> Value:
+        value = self.value(node.expr)
+        if isinstance(value, Scalars):
+            return Scalars(-value.values)
+        assert isinstance(value, Vectors)
+        return value.with_values(-value.values)
+
+    def _binary(self, node: ast.BinaryExpr) -> Value:
+        op, modifier = str(node.op), node.modifier
+        left, right = self.value(node.lhs), self.value(node.rhs)
+        assert not isinstance(left, Text)
+        assert not isinstance(right, Text)
+        if isinstance(left, Scalars) and isinstance(right, Scalars):
+            return binary.between_scalars(op, left, right)
+        as_bool = modifier is not None and modifier.return_bool
+        if isinstance(left, Scalars) or isinstance(right, Scalars):
+            return binary.with_scalars(op, left, right, as_bool=as_bool)
+        matching = _matching(modifier)
+        if op in SET_OPERATORS:
+            return binary.set_operation(op, left, right, matching)
+        return binary.between_vectors(op, left, right, matching, self._budget, as_bool=as_bool)
+
+    def _aggregate(self, node: ast.AggregateExpr) -> Vectors:
+        op, vectors, grouping = str(node.op), self.vectors(node.expr), _grouping(node.modifier)
+        if op not in PARAMETRIC_AGGREGATIONS:
+            return aggregation.aggregate(op, vectors, grouping)
+        assert node.param is not None
+        if op == "count_values":
+            return aggregation.count_values(vectors, grouping, literal_text(node.param))
+        parameter = self.scalars(node.param).values
+        if op == "quantile":
+            return aggregation.quantile(vectors, grouping, parameter)
+        return aggregation.select_extremes(vectors, grouping, parameter, largest=op == "topk")
+
+
+def _grouping(modifier: ast.AggModifier | None) -> aggregation.Grouping:
+    if modifier is None:
+        return aggregation.Grouping()
+    return aggregation.Grouping(modifier.type == ast.AggModifierType.By, tuple(modifier.labels))
+
+
+def _matching(modifier: ast.BinModifier | None) -> binary.Matching:
+    if modifier is None:
+        return binary.Matching()
+    cardinality = binary.Cardinality.ONE_TO_ONE
+    for theirs, own in _CARDINALITIES:
+        cardinality = own if modifier.card == theirs else cardinality
+    matching = modifier.matching
+    return binary.Matching(
+        cardinality=cardinality,
+        on=matching is not None and matching.type == ast.LabelModifierType.Include,
+        labels=() if matching is None else tuple(matching.labels),
+        include=tuple(modifier.group_labels or ()),
+    )

@@ -1,0 +1,188 @@
+"""A query's tree: its children, what it selects from storage, and what of it is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+import numpy as np
+import promql_parser as ast
+
+from penstock.errors import InvalidInput
+from penstock.timeseries.arrays import Times
+from penstock.timeseries.matcher import Matcher, MatchOp
+from penstock.timeseries.model import METRIC_NAME
+from penstock.timeseries.promql.errors import ParseError, TooManySamples, UnsupportedQuery
+from penstock.timeseries.promql.grid import Grid
+
+__all__ = [
+    "DEPTH_MAX",
+    "Placement",
+    "Selection",
+    "check_supported",
+    "children",
+    "literal_text",
+    "matchers_of",
+    "milliseconds",
+    "selections",
+    "unwrapped",
+]
+
+DEPTH_MAX: Final = 200
+"""Trees are evaluated by recursion; this leaves room within Python's own limit."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MAX_MS: Final = 2**53
+_OPS: Final = (
+    (ast.MatchOp.Equal, MatchOp.EQUAL),
+    (ast.MatchOp.NotEqual, MatchOp.NOT_EQUAL),
+    (ast.MatchOp.Re, MatchOp.REGEX),
+    (ast.MatchOp.NotRe, MatchOp.NOT_REGEX),
+)
+
+_Shifted: TypeAlias = ast.VectorSelector | ast.SubqueryExpr
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a selector needs from storage: all samples with `start_ms <= timestamp <= end_ms`."""
+
+    matchers: tuple[Matcher, ...]
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What decides where selectors look: the steps of the whole query, and the engine's defaults."""
+
+    query: Grid
+    lookback_ms: int
+    subquery_step_ms: int
+    steps_max: int
+
+    def times(self, node: _Shifted, grid: Grid) -> Times:
+        """The time that each step of the grid looks at, after `@` and `offset`."""
+        times = grid.times
+        at = node.at
+        if at is not None:
+            times = np.full_like(times, self._fixed(at))
+        return times - milliseconds(node.offset)
+
+    def selection(self, node: ast.VectorSelector, grid: Grid, range_ms: int) -> Selection:
+        """Everything in `(time - range, time]` of any step."""
+        times = self.times(node, grid)
+        return Selection(matchers_of(node), int(times.min()) - range_ms + 1, int(times.max()))
+
+    def inner_grid(self, node: ast.SubqueryExpr, grid: Grid) -> Grid:
+        """The steps of a subquery: multiples of its step, whatever the query's own steps are.
+
+        Raises `TooManySamples` if there are too many of them.
+        """
+        step = milliseconds(node.step) or self.subquery_step_ms
+        times = self.times(node, grid)
+        first = (int(times.min()) - milliseconds(node.range)) // step + 1
+        count = int(times.max()) // step - first + 1
+        if count > self.steps_max:
+            raise TooManySamples(f"a subquery has {count:,} steps, more than {self.steps_max:,}")
+        return Grid(first * step, step, max(count, 0))
+
+    def _fixed(self, at: ast.AtModifier) -> int:
+        if at.type == ast.AtModifierType.Start:
+            return self.query.start_ms
+        if at.type == ast.AtModifierType.End:
+            return self.query.end_ms
+        try:
+            moment = at.at
+        except (OverflowError, ValueError):
+            moment = None
+        if moment is None:
+            raise InvalidInput("the time behind @ is out of range")
+        return (moment - _EPOCH) // _MILLISECOND
+
+
+def milliseconds(duration: timedelta | None) -> int:
+    """Whole milliseconds. Raises `InvalidInput` if they are more than fit a timestamp."""
+    count = 0 if duration is None else duration // _MILLISECOND
+    if abs(count) > _TIME_MAX_MS:
+        raise InvalidInput("a duration is out of range")
+    return count
+
+
+def unwrapped(node: ast.Expr) -> ast.Expr:
+    """The expression within any parentheses."""
+    while isinstance(node, ast.ParenExpr):
+        node = node.expr
+    return node
+
+
+def literal_text(node: ast.Expr) -> str:
+    """The text of a literal, in parentheses or not; the parser has checked that it is one."""
+    inner = unwrapped(node)
+    assert isinstance(inner, ast.StringLiteral)
+    return inner.val
+
+
+def matchers_of(node: ast.VectorSelector) -> tuple[Matcher, ...]:
+    """Every condition on the labels, the metric's name included. Raises `InvalidInput` if one is none."""
+    named = [Matcher(MatchOp.EQUAL, METRIC_NAME, node.name)] if node.name else []
+    return (*named, *(_matcher(matcher) for matcher in node.matchers.matchers))
+
+
+def children(node: ast.Expr) -> list[ast.Expr]:
+    """The expressions directly below, from left to right."""
+    if isinstance(node, ast.BinaryExpr):
+        return [node.lhs, node.rhs]
+    if isinstance(node, ast.Call):
+        return list(node.args)
+    if isinstance(node, ast.AggregateExpr):
+        return [node.expr] if node.param is None else [node.param, node.expr]
+    if isinstance(node, ast.ParenExpr | ast.UnaryExpr | ast.SubqueryExpr):
+        return [node.expr]
+    return []
+
+
+def check_supported(tree: ast.Expr, functions: frozenset[str], aggregations: frozenset[str]) -> None:
+    """Raises `UnsupportedQuery` naming what is not here, before anything is read."""
+    waiting = [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > DEPTH_MAX:
+            raise ParseError(f"the expression is nested deeper than {DEPTH_MAX}", 1, 1)
+        _check_node(node, functions, aggregations)
+        waiting += [(child, depth + 1) for child in children(node)]
+
+
+def selections(node: ast.Expr, grid: Grid, placement: Placement) -> Iterator[Selection]:
+    """What each selector of the tree needs, subqueries with their own steps."""
+    if isinstance(node, ast.MatrixSelector):
+        yield placement.selection(node.vector_selector, grid, milliseconds(node.range))
+    elif isinstance(node, ast.VectorSelector):
+        yield placement.selection(node, grid, placement.lookback_ms)
+    else:
+        inner = placement.inner_grid(node, grid) if isinstance(node, ast.SubqueryExpr) else grid
+        for child in children(node) if inner.count else ():
+            yield from selections(child, inner, placement)
+
+
+def _check_node(node: ast.Expr, functions: frozenset[str], aggregations: frozenset[str]) -> None:
+    if isinstance(node, ast.Call) and node.func.name not in functions:
+        raise UnsupportedQuery(f"function {node.func.name!r} is not supported")
+    if isinstance(node, ast.AggregateExpr) and str(node.op) not in aggregations:
+        raise UnsupportedQuery(f"aggregation {str(node.op)!r} is not supported")
+    if isinstance(node, ast.VectorSelector | ast.MatrixSelector):
+        selector = node.vector_selector if isinstance(node, ast.MatrixSelector) else node
+        if selector.matchers.or_matchers:
+            raise UnsupportedQuery("'or' between matchers is not supported")
+    if isinstance(node, ast.BinaryExpr) and node.modifier is not None:
+        fill = node.modifier.fill_values
+        if fill.lhs is not None or fill.rhs is not None:
+            raise UnsupportedQuery("modifier 'fill' is not supported")
+
+
+def _matcher(matcher: ast.Matcher) -> Matcher:
+    op = next(own for theirs, own in _OPS if theirs == matcher.op)
+    return Matcher(op, matcher.name, matcher.value)

@@ -1,0 +1,147 @@
+"""Requests and answers of the HTTP API without HTTP: bytes of JSON in, values out, and back.
+
+Names are lowerCamelCase. A request with a name that means nothing is refused, and so is one of a wrong shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidInput
+from penstock.vector.delta import Write
+from penstock.vector.filters import Filter, parse_filter
+from penstock.vector.model import VECTOR_FIELD, Hit, Scalar, Vector
+
+__all__ = [
+    "SearchRequest",
+    "deleted_answer",
+    "error_answer",
+    "parse_delete",
+    "parse_search",
+    "parse_write",
+    "search_answer",
+    "upserted_answer",
+    "vector_answer",
+]
+
+_T = TypeVar("_T")
+_Attribute: TypeAlias = str | int | float | bool | list[float]
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class _Vector(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    attributes: dict[str, _Attribute]
+
+
+class _Write(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    upsert_vectors: list[_Vector]
+
+
+class _Delete(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    ids: list[str]
+
+
+class _Search(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    vector: list[float]
+    k: int = 10
+    nprobe: int | None = None
+    filter: object = None
+    include_fields: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """What a search asks for; `VectorStore.search` takes it field by field."""
+
+    vector: list[float]
+    k: int
+    nprobe: int | None
+    filter: Filter | None
+    include_fields: list[str] | None
+
+
+def parse_write(body: bytes) -> Write:
+    """The vectors of a write. Raises `InvalidInput`."""
+    parsed = _parsed(body, _WRITES)
+    return Write.upsert([_vector(one) for one in parsed.upsert_vectors])
+
+
+def parse_delete(body: bytes) -> Write:
+    """The ids of a deletion. Raises `InvalidInput`."""
+    return Write.delete(_parsed(body, _DELETES).ids)
+
+
+def parse_search(body: bytes) -> SearchRequest:
+    """Raises `InvalidInput`."""
+    parsed = _parsed(body, _SEARCHES)
+    return SearchRequest(
+        vector=parsed.vector,
+        k=parsed.k,
+        nprobe=parsed.nprobe,
+        filter=None if parsed.filter is None else parse_filter(parsed.filter),
+        include_fields=parsed.include_fields,
+    )
+
+
+def upserted_answer(count: int) -> bytes:
+    return _ENCODE({"status": "success", "vectorsUpserted": count})
+
+
+def deleted_answer(count: int) -> bytes:
+    return _ENCODE({"status": "success", "vectorsDeleted": count})
+
+
+def search_answer(hits: Sequence[Hit]) -> bytes:
+    results = [{"score": hit.score, "vector": {"id": hit.id, "attributes": _attributes(hit)}} for hit in hits]
+    return _ENCODE({"status": "success", "results": results})
+
+
+def vector_answer(vector: Vector) -> bytes:
+    return _ENCODE({"status": "success", "vector": {"id": vector.id, "attributes": _attributes(vector)}})
+
+
+def error_answer(message: str) -> bytes:
+    return _ENCODE({"status": "error", "message": message})
+
+
+def _vector(one: _Vector) -> Vector:
+    attributes: dict[str, Scalar] = {}
+    embedding = None
+    for name, value in one.attributes.items():
+        if name == VECTOR_FIELD:
+            if not isinstance(value, list):
+                raise InvalidInput(f"{one.id[:80]!r}: {VECTOR_FIELD} is a list of numbers")
+            embedding = value
+        elif isinstance(value, list):
+            raise InvalidInput(
+                f"{one.id[:80]!r}: attribute {name[:80]!r} is a list; only {VECTOR_FIELD!r} may be"
+            )
+        else:
+            attributes[name] = value
+    if embedding is None:
+        raise InvalidInput(f"{one.id[:80]!r} has no attribute {VECTOR_FIELD!r}")
+    return Vector(one.id, embedding, attributes)
+
+
+def _attributes(of: Hit | Vector) -> dict[str, object]:
+    attributes: dict[str, object] = dict(of.attributes)
+    if of.vector is not None:
+        attributes[VECTOR_FIELD] = of.vector.tolist()
+    return attributes
+
+
+_WRITES: Final = msgspec.json.Decoder(_Write)
+_DELETES: Final = msgspec.json.Decoder(_Delete)
+_SEARCHES: Final = msgspec.json.Decoder(_Search)
+
+
+def _parsed(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body is not what is expected: {error}") from None

@@ -1,0 +1,223 @@
+"""A delta as one atomic batch: vectors, ids, posting lists, metadata index, deletions, position."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pyroaring import BitMap64
+
+from penstock.coordinator import Delete, Flusher, Merge, Operation, Put, Storage, StorageRead
+from penstock.errors import OutcomeUnknown
+from penstock.vector.attributes import encode_vector, normal
+from penstock.vector.clustering import Slots
+from penstock.vector.delta import TOMBSTONE, VectorDelta
+from penstock.vector.holdings import Holdings
+from penstock.vector.index import Index
+from penstock.vector.keys import (
+    RecordType,
+    centroid_key,
+    data_key,
+    dictionary_key,
+    metadata_key,
+    posting_key,
+    record_prefix,
+)
+from penstock.vector.model import FieldType, Vector
+from penstock.vector.partition import Changes
+from penstock.vector.postings import encode_posting
+from penstock.vector.rows import NO_LIST, Column, comparable
+from penstock.vector.values import encode_block, encode_centroid, encode_id, encode_ids, encode_metadata
+
+__all__ = ["Snapshot", "VectorFlusher"]
+
+_INLINE_MAX: Final = 64
+"""Entries that are planned at once; more are planned on a thread, and searches go on."""
+_STALE_MAX: Final = 64
+_MERGES_MAX: Final = 64
+"""Merges of one record before it is stored as a whole: a start reads them all."""
+_NONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One flush, for readers: the records, the vectors as they are compared, and where the source stood."""
+
+    records: StorageRead
+    index: Index
+    position: int | None
+
+
+class VectorFlusher(Flusher[VectorDelta, Snapshot]):
+    """Keeps posting lists of a size while it stores.
+
+    It changes what it holds before the storage has answered, so after a failure it refuses to go on.
+    """
+
+    def __init__(self, storage: Storage, holdings: Holdings) -> None:
+        self._storage = storage
+        self._held = holdings
+        self._is_poisoned = False
+        self._deletion_merges = 0
+
+    async def snapshot(self) -> Snapshot:
+        """What is stored now."""
+        return Snapshot(await self._storage.snapshot(), self._held.index(), self._held.position)
+
+    async def flush(self, delta: VectorDelta) -> Snapshot:
+        """See `Flusher.flush`."""
+        if self._is_poisoned:
+            raise OutcomeUnknown("an earlier flush failed: open the collection anew")
+        self._is_poisoned = True
+        if len(delta.entries) <= _INLINE_MAX:
+            operations = self._plan(delta)
+        else:
+            operations = await asyncio.to_thread(self._plan, delta)
+        await self._storage.apply(operations)
+        self._is_poisoned = False
+        return await self.snapshot()
+
+    async def sync(self) -> None:
+        await self._storage.flush()
+
+    def _plan(self, delta: VectorDelta) -> list[Operation]:
+        """Change what is held by the delta, and return what brings the storage there."""
+        held = self._held
+        vectors = [entry for entry in delta.entries.values() if entry is not TOMBSTONE]
+        old = [held.slot_of[name] for name in delta.entries if name in held.slot_of]
+        gone = np.array(old, np.int64) if old else _NONE
+        operations: list[Operation] = []
+        operations += self._deletions_of_records(delta, gone)
+        new = self._take(vectors)
+        operations += self._records(vectors, new)
+        bereaved = set(held.rows.home[gone].tolist())
+        if len(gone):
+            held.rows.die(gone)
+        held.partition.place(held.rows, new)
+        held.partition.maintain(held.rows, bereaved)
+        changes = held.partition.take_changes()
+        operations += self._lists(changes)
+        operations += self._metadata(new, gone)
+        operations += self._deletions(gone, changes)
+        operations += self._blocks()
+        if delta.position is not None:
+            held.position = delta.position
+            operations.append(Put(record_prefix(RecordType.POSITION), encode_id(delta.position)))
+        held.compact()
+        return operations
+
+    def _take(self, vectors: list[Vector]) -> Slots:
+        """Give vectors their ids and rows."""
+        held = self._held
+        if not vectors:
+            return _NONE
+        first = held.data_ids.take(len(vectors))
+        ids = np.arange(first, first + len(vectors), dtype=np.uint64)
+        rows = comparable(np.stack([vector.vector for vector in vectors]), held.collection.metric)
+        slots = held.rows.append(ids, rows, [vector.id for vector in vectors])
+        held.rows.describe(slots, (vector.attributes for vector in vectors))
+        held.slot_of.update(zip((vector.id for vector in vectors), slots.tolist(), strict=True))
+        return slots
+
+    def _records(self, vectors: list[Vector], slots: Slots) -> Iterator[Operation]:
+        kinds = {one.name: one.type for one in self._held.collection.fields}
+        for vector, internal_id in zip(vectors, self._held.rows.ids[slots].tolist(), strict=True):
+            yield Put(dictionary_key(vector.id), encode_id(internal_id))
+            yield Put(data_key(internal_id), encode_vector(_normalised(vector, kinds)))
+
+    def _deletions_of_records(self, delta: VectorDelta, gone: Slots) -> list[Operation]:
+        operations: list[Operation] = [Delete(data_key(one)) for one in self._held.rows.ids[gone].tolist()]
+        for name, entry in delta.entries.items():
+            if entry is TOMBSTONE and self._held.slot_of.pop(name, None) is not None:
+                operations.append(Delete(dictionary_key(name)))
+        return operations
+
+    def _lists(self, changes: Changes) -> Iterator[Operation]:
+        rows, lists = self._held.rows, self._held.partition.lists
+        for centroid_id in changes.removed:
+            yield Delete(posting_key(centroid_id))
+            yield Delete(centroid_key(centroid_id))
+        for centroid_id in sorted(changes.touched):
+            if centroid_id in changes.written:
+                slots = lists[centroid_id].slots
+                yield Put(centroid_key(centroid_id), encode_centroid(lists[centroid_id].centroid))
+                yield Put(posting_key(centroid_id), encode_posting(rows.ids[slots], rows.matrix[slots]))
+            else:
+                # A row may come and go more than once while lists are maintained: where it is now counts.
+                added = _joined(changes.added.get(centroid_id, ()))
+                left = _joined(changes.left.get(centroid_id, ()))
+                added = added[rows.home[added] == centroid_id]
+                left = left[rows.home[left] != centroid_id]
+                if len(added) or len(left):
+                    operand = encode_posting(rows.ids[added], rows.matrix[added], rows.ids[left])
+                    yield Merge(posting_key(centroid_id), operand)
+
+    def _metadata(self, new: Slots, gone: Slots) -> Iterator[Operation]:
+        ids = self._held.rows.ids
+        for name, column in self._held.rows.columns.items():
+            included, excluded = (_by_code(column, slots) for slots in (new, gone))
+            for code in sorted(included.keys() | excluded.keys()):
+                key = metadata_key(name, column.values[code])
+                if not column.live[code]:
+                    column.stale[code] = 0
+                    yield Delete(key)
+                elif column.stale[code] > column.live[code] + _STALE_MAX:
+                    column.stale[code] = 0
+                    yield Put(key, encode_metadata(ids[self._having(column, code)].tolist()))
+                else:
+                    more, less = included.get(code, _NONE), excluded.get(code, _NONE)
+                    yield Merge(key, encode_metadata(ids[more].tolist(), ids[less].tolist()))
+
+    def _having(self, column: Column, code: int) -> Slots:
+        """Living rows with this value."""
+        count = self._held.rows.count
+        return np.flatnonzero((column.codes[:count] == code) & self._held.rows.alive[:count])
+
+    def _deletions(self, gone: Slots, changes: Changes) -> Iterator[Operation]:
+        """Dead ids that still stand in a list are noted; once no list has them, they are forgotten."""
+        held = self._held
+        newly = held.rows.ids[gone[held.rows.home[gone] != NO_LIST]].tolist()
+        forgotten = BitMap64(held.rows.ids[_joined(changes.forgotten)].tolist())
+        was_noted = held.dead.intersect(forgotten)
+        held.dead = (held.dead | BitMap64(newly)) - forgotten
+        key = record_prefix(RecordType.DELETIONS)
+        if was_noted or (newly and self._deletion_merges >= _MERGES_MAX):
+            self._deletion_merges = 0
+            yield Put(key, encode_ids(held.dead))
+        elif newly:
+            self._deletion_merges += 1
+            yield Merge(key, encode_ids(newly))
+
+    def _blocks(self) -> Iterator[Operation]:
+        for kind, blocks in (
+            (RecordType.BLOCK, self._held.data_ids),
+            (RecordType.CENTROID_BLOCK, self._held.centroid_ids),
+        ):
+            block = blocks.take_block()
+            if block is not None:
+                yield Put(record_prefix(kind), encode_block(*block))
+
+
+def _normalised(vector: Vector, kinds: dict[str, FieldType]) -> Vector:
+    """With every attribute as its field stores it."""
+    if FieldType.FLOAT64 not in kinds.values():
+        return vector
+    attributes = {name: normal(value, kinds.get(name)) for name, value in vector.attributes.items()}
+    return Vector(vector.id, vector.vector, attributes)
+
+
+def _joined(parts: Iterable[Slots]) -> Slots:
+    collected = list(parts)
+    return np.unique(np.concatenate(collected)) if collected else _NONE
+
+
+def _by_code(column: Column, slots: Slots) -> dict[int, Slots]:
+    """The slots that have each value."""
+    codes = column.codes[slots]
+    order = np.argsort(codes, kind="stable")
+    found, starts = np.unique(codes[order], return_index=True)
+    parts = np.split(slots[order], starts[1:]) if len(found) else []
+    return {int(code): part for code, part in zip(found.tolist(), parts, strict=True) if code >= 0}

@@ -1,0 +1,246 @@
+"""What a collection holds: vectors with attributes, under ids of the caller's choice, all of one shape."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, InvalidInput
+
+__all__ = [
+    "COMPONENT_MAX",
+    "ID_BYTES_MAX",
+    "VECTOR_FIELD",
+    "Collection",
+    "Components",
+    "Field",
+    "FieldType",
+    "Floats",
+    "Hit",
+    "Metric",
+    "Scalar",
+    "Vector",
+]
+
+Scalar: TypeAlias = str | int | float | bool
+Floats: TypeAlias = npt.NDArray[np.float32]
+Components: TypeAlias = Sequence[float] | npt.NDArray[np.floating]
+
+VECTOR_FIELD: Final = "vector"
+"""The embedding's name among the attributes, where formats and requests hold both together."""
+ID_BYTES_MAX: Final = 64
+COMPONENT_MAX: Final = 1e15
+"""Squares of it, 65,535 times over, still fit 32-bit floats: no distance overflows."""
+_DIMENSIONS_MAX: Final = 65_535
+_TEXT_BYTES_MAX: Final = 65_535
+_ATTRIBUTES_MAX: Final = 65_534
+_INT64: Final = 2**63
+
+
+class Metric(IntEnum):
+    """How near two vectors are, with the number that stands for it in storage."""
+
+    L2 = 0
+    """Squared Euclidean distance; lower is better."""
+    COSINE = 1
+    """Squared Euclidean distance of the normalised vectors, twice one minus the cosine; lower is better."""
+    DOT = 2
+    """Dot product; higher is better."""
+
+    @classmethod
+    def named(cls, name: str | Metric) -> Metric:
+        """Raises `ConfigError` if no metric has this name."""
+        if isinstance(name, Metric):
+            return name
+        try:
+            return cls[name.upper()]
+        except (KeyError, AttributeError):
+            raise ConfigError(f"metric is one of 'l2', 'cosine', 'dot', not {name!r}") from None
+
+
+class FieldType(StrEnum):
+    """What an attribute holds. A text is a string that is not meant to be compared as a whole."""
+
+    STRING = "string"
+    INT64 = "int64"
+    FLOAT64 = "float64"
+    BOOL = "bool"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One attribute of the schema. Filters may ask for it if it is indexed."""
+
+    name: str
+    type: FieldType
+    indexed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == VECTOR_FIELD or len(self.name.encode()) > _TEXT_BYTES_MAX:
+            raise ConfigError(f"a field cannot have the name {self.name[:80]!r}")
+        try:
+            object.__setattr__(self, "type", FieldType(self.type))
+        except ValueError:
+            choices = ", ".join(repr(choice.value) for choice in FieldType)
+            raise ConfigError(f"{self.name}: type is one of {choices}, not {self.type!r}") from None
+        if self.indexed and self.type is FieldType.TEXT:
+            raise ConfigError(f"{self.name}: a text cannot be indexed; make it a string to filter by it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What all vectors of a database have in common. Fixed when it is created."""
+
+    dimensions: int
+    metric: Metric = Metric.L2
+    fields: tuple[Field, ...] = ()
+    """The schema. Without one any attribute is taken, and none is indexed."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int):
+            raise ConfigError(f"dimensions is a whole number, not {self.dimensions!r}")
+        if not 1 <= self.dimensions <= _DIMENSIONS_MAX:
+            raise ConfigError(f"dimensions is 1 to {_DIMENSIONS_MAX:,}, not {self.dimensions}")
+        names = [one.name for one in self.fields]
+        if len(set(names)) < len(names):
+            raise ConfigError("two fields have the same name")
+
+    @property
+    def indexed(self) -> dict[str, Field]:
+        """The fields that filters may ask for."""
+        return {one.name: one for one in self.fields if one.indexed}
+
+    def check(self, vector: Vector) -> None:
+        """Raises `InvalidInput` if the collection cannot hold the vector."""
+        check_id(vector.id)
+        self.check_components(vector.vector, vector.id)
+        if len(vector.attributes) > _ATTRIBUTES_MAX:
+            raise InvalidInput(f"{vector.id!r} has more than {_ATTRIBUTES_MAX:,} attributes")
+        schema = {one.name: one.type for one in self.fields} if self.fields else None
+        for name, value in vector.attributes.items():
+            if schema is not None and name not in schema:
+                raise InvalidInput(f"{vector.id!r}: the schema has no field {name[:80]!r}")
+            check_attribute(vector.id, name, value, None if schema is None else schema[name])
+
+    def check_components(self, components: Floats, whose: str) -> None:
+        """Raises `InvalidInput` if these are not as many finite numbers as the collection has dimensions."""
+        if components.shape != (self.dimensions,):
+            shape = "x".join(map(str, components.shape))
+            raise InvalidInput(f"{whose!r} has {shape} components, the collection has {self.dimensions}")
+        if not bool((np.abs(components) <= COMPONENT_MAX).all()):  # also false for what is no number
+            raise InvalidInput(f"{whose!r} has a component that is not between -1e15 and 1e15")
+
+    def differences(self, other: Collection) -> list[str]:
+        """What `other` says differently, in words."""
+        told = []
+        if self.dimensions != other.dimensions:
+            told.append(f"it has {self.dimensions} dimensions, not {other.dimensions}")
+        if self.metric != other.metric:
+            told.append(f"its metric is {self.metric.name.lower()}, not {other.metric.name.lower()}")
+        mine, theirs = ({one.name: one for one in which.fields} for which in (self, other))
+        return told + [
+            f"field {name!r} is {_words(mine.get(name))}, not {_words(theirs.get(name))}"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vector:
+    """An embedding under an id, and what is known about it.
+
+    The components are 32-bit floats from here on. Raises `InvalidInput` if they are no numbers; whether they
+    fit a collection is for the collection to say.
+    """
+
+    id: str
+    vector: Floats
+    attributes: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __init__(self, id: str, vector: Components, attributes: Mapping[str, Scalar] | None = None) -> None:
+        object.__setattr__(self, "id", id)
+        object.__setattr__(self, "vector", components(vector))
+        object.__setattr__(self, "attributes", dict(attributes or {}))
+
+    @property
+    def estimated_bytes(self) -> int:
+        texts = sum(len(value) for value in self.attributes.values() if isinstance(value, str))
+        return 200 + self.vector.nbytes + 100 * len(self.attributes) + texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One result of a search. What the attributes hold is what the search asked for."""
+
+    id: str
+    score: float
+    attributes: Mapping[str, Scalar]
+    vector: Floats | None = None
+
+
+def components(numbers: Components) -> Floats:
+    """Numbers as 32-bit floats that nobody else changes. Raises `InvalidInput`."""
+    try:
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+            made = np.array(numbers, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"a vector is a list of numbers: {error}") from None
+    if made.ndim != 1:
+        raise InvalidInput(f"a vector is a list of numbers, not {made.ndim}-dimensional")
+    made.flags.writeable = False
+    return made
+
+
+def check_id(external_id: object) -> None:
+    """Raises `InvalidInput` if it cannot be an id."""
+    if not isinstance(external_id, str) or not external_id:
+        raise InvalidInput("an id is a text that is not empty")
+    if _utf8_length(external_id) > ID_BYTES_MAX:
+        raise InvalidInput(f"an id has at most {ID_BYTES_MAX} bytes: {external_id[:80]!r}")
+
+
+def check_attribute(whose: str, name: str, value: object, kind: FieldType | None) -> None:
+    """Raises `InvalidInput` if `value` is not of this kind, or for None if it is of no kind at all."""
+    if not isinstance(name, str) or not name or name == VECTOR_FIELD or _utf8_length(name) > _TEXT_BYTES_MAX:
+        raise InvalidInput(f"{whose!r}: an attribute cannot have the name {str(name)[:80]!r}")
+    if kind is not None and not fits(value, kind):
+        raise InvalidInput(f"{whose!r}: field {name!r} is {kind.value}, not {type(value).__name__}")
+    if kind is None and not any(fits(value, each) for each in FieldType):
+        raise InvalidInput(f"{whose!r}: attribute {name!r} is no text, 64-bit integer, number or flag")
+    if isinstance(value, str) and _utf8_length(value) > _TEXT_BYTES_MAX:
+        raise InvalidInput(f"{whose!r}: attribute {name!r} is longer than {_TEXT_BYTES_MAX:,} bytes")
+
+
+def fits(value: object, kind: FieldType) -> bool:
+    """Whether a field of this kind can hold the value. Whole numbers are 64-bit, no number is NaN."""
+    if kind is FieldType.BOOL:
+        return isinstance(value, bool)
+    if kind is FieldType.INT64:
+        return isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
+    if kind is FieldType.FLOAT64:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return not math.isnan(value) if isinstance(value, float) else abs(value) <= sys.float_info.max
+    return isinstance(value, str)
+
+
+def _utf8_length(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"not a Unicode text: {error.reason} at character {error.start}") from None
+
+
+def _words(one: Field | None) -> str:
+    if one is None:
+        return "absent"
+    return f"{one.type.value}, {'indexed' if one.indexed else 'not indexed'}"

@@ -1,0 +1,213 @@
+"""The posting lists in memory: every row stands in the list of a centroid near it.
+
+Lists that grow are cut in two, lists that shrink are dissolved, and rows near a cut move to where they are
+nearer. What changed is noted, so that it can be stored as one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from penstock.vector.clustering import Slots, distances, halves, nearest
+from penstock.vector.model import Floats
+from penstock.vector.rows import NO_LIST, Rows
+
+__all__ = ["Changes", "Partition", "PostingList"]
+
+_NEIGHBOURS: Final = 8
+"""Lists around a cut whose rows may be nearer to one of the two new centroids."""
+_NONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class PostingList:
+    """A centroid and the slots of its rows, dead ones included. The array is replaced, never changed."""
+
+    centroid: Floats
+    slots: Slots
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has to be stored: lists by the id of their centroid."""
+
+    written: set[int] = field(default_factory=set)
+    """To be stored as a whole."""
+    removed: set[int] = field(default_factory=set)
+    added: dict[int, list[Slots]] = field(default_factory=dict)
+    left: dict[int, list[Slots]] = field(default_factory=dict)
+    forgotten: list[Slots] = field(default_factory=list)
+    """Dead rows that stand in no list any more."""
+
+    @property
+    def touched(self) -> set[int]:
+        return (self.written | self.added.keys() | self.left.keys()) - self.removed
+
+
+class Partition:
+    """All lists. Only the flusher changes it."""
+
+    def __init__(self, *, split_at: int, merge_below: int, new_id: Callable[[], int]) -> None:
+        self._split_at = split_at
+        self._merge_below = merge_below
+        self._new_id = new_id
+        self.lists: dict[int, PostingList] = {}
+        self._centroids: tuple[list[int], Floats] | None = None
+        self.changes = Changes()
+
+    def centroids(self) -> tuple[list[int], Floats]:
+        """The ids of all centroids, and their rows in the same order."""
+        if self._centroids is None:
+            ids = list(self.lists)
+            self._centroids = ids, np.stack([self.lists[one].centroid for one in ids])
+        return self._centroids
+
+    def take_changes(self) -> Changes:
+        """What has changed since the last call."""
+        taken, self.changes = self.changes, Changes()
+        return taken
+
+    def place(self, rows: Rows, slots: Slots) -> None:
+        """Put rows into the lists of their nearest centroids."""
+        if not len(slots):
+            return
+        if not self.lists:
+            self._make(rows, rows.matrix[slots].mean(axis=0), slots)
+            return
+        ids, centroids = self.centroids()
+        self._add_all(rows, slots, np.array(ids, np.int64)[nearest(rows.matrix[slots], centroids)])
+
+    def maintain(self, rows: Rows, bereaved: Iterable[int]) -> None:
+        """Bring lists that grew, or in which rows died, back to their size."""
+        touched = self.changes.touched | set(bereaved)
+        self._cut_large(rows, touched)
+        for one in sorted(touched | self.changes.touched):
+            if one in self.lists:
+                self._tidy(rows, one)
+        self._cut_large(rows, self.changes.touched)
+
+    def moved(self, places: Slots) -> None:
+        """The rows have been compacted: row i is at `places[i]` now."""
+        for one in self.lists.values():
+            one.slots = places[one.slots]
+
+    def _tidy(self, rows: Rows, centroid_id: int) -> None:
+        slots = self.lists[centroid_id].slots
+        alive = rows.alive[slots]
+        live = int(alive.sum())
+        if live < self._merge_below and (len(self.lists) > 1 or not live):
+            self._drop(rows, centroid_id)
+            self.place(rows, slots[alive])
+        elif live <= len(slots) // 2:
+            self._rewrite(rows, centroid_id, slots[alive])
+
+    def _cut_large(self, rows: Rows, touched: set[int]) -> None:
+        waiting = sorted(touched)
+        # Rows that move may make their new lists large; a bound keeps that from going on for ever.
+        cuts_left = 16 + 4 * rows.count // self._split_at
+        while waiting and cuts_left:
+            centroid_id = waiting.pop()
+            if centroid_id in self.lists:
+                touched = self._cut(rows, centroid_id)
+                cuts_left -= bool(touched)
+                waiting.extend(sorted(touched))
+
+    def _cut(self, rows: Rows, centroid_id: int) -> set[int]:
+        """Cut a list in two if it is too large; returns the lists that were changed."""
+        old = self.lists[centroid_id]
+        if len(old.slots) < self._split_at:
+            return set()
+        slots = old.slots[rows.alive[old.slots]]
+        if len(slots) < self._split_at:
+            return set()
+        second, centroids = halves(rows.matrix[slots], smallest=self._merge_below)
+        if bool((centroids[0] == centroids[1]).all()):
+            return set()  # all rows are the same: no cut would help a search
+        around = self._neighbours(centroid_id)
+        self._drop(rows, centroid_id)
+        new = [self._make(rows, centroids[half], slots[second == bool(half)]) for half in (0, 1)]
+        self._move_near(rows, new, around)
+        return {*new, *around}
+
+    def _neighbours(self, centroid_id: int) -> list[int]:
+        ids, centroids = self.centroids()
+        if len(ids) == 1:
+            return []
+        apart = distances(self.lists[centroid_id].centroid[None, :], centroids)[0]
+        count = min(_NEIGHBOURS + 1, len(ids))
+        near = np.argpartition(apart, count - 1)[:count]
+        return [ids[place] for place in near.tolist() if ids[place] != centroid_id]
+
+    def _move_near(self, rows: Rows, new: list[int], around: list[int]) -> None:
+        """Move rows of the new lists and of those around them to the nearest of all these centroids."""
+        if not around:
+            return
+        ids = [*new, *around]
+        centroids = np.stack([self.lists[one].centroid for one in ids])
+        slots = np.concatenate([self.lists[one].slots for one in ids])
+        slots = slots[rows.alive[slots]]
+        homes = np.array(ids, np.int64)[nearest(rows.matrix[slots], centroids)]
+        moving = rows.home[slots] != homes
+        if moving.any():
+            self._leave_all(rows, slots[moving])
+            self._add_all(rows, slots[moving], homes[moving])
+
+    def _make(self, rows: Rows, centroid: Floats, slots: Slots) -> int:
+        centroid_id = self._new_id()
+        self.lists[centroid_id] = PostingList(np.asarray(centroid, np.float32), slots)
+        self._centroids = None
+        rows.home[slots] = centroid_id
+        self.changes.written.add(centroid_id)
+        return centroid_id
+
+    def _drop(self, rows: Rows, centroid_id: int) -> None:
+        slots = self.lists.pop(centroid_id).slots
+        self._centroids = None
+        rows.home[slots] = NO_LIST
+        self._forget(slots[~rows.alive[slots]])
+        for noted in (self.changes.added, self.changes.left):
+            noted.pop(centroid_id, None)
+        self.changes.written.discard(centroid_id)
+        self.changes.removed.add(centroid_id)
+
+    def _rewrite(self, rows: Rows, centroid_id: int, kept: Slots) -> None:
+        one = self.lists[centroid_id]
+        dead = one.slots[~rows.alive[one.slots]]
+        rows.home[dead] = NO_LIST
+        self._forget(dead)
+        one.slots = kept
+        self.changes.added.pop(centroid_id, None)
+        self.changes.left.pop(centroid_id, None)
+        self.changes.written.add(centroid_id)
+
+    def _forget(self, dead: Slots) -> None:
+        if len(dead):
+            self.changes.forgotten.append(dead)
+
+    def _add_all(self, rows: Rows, slots: Slots, homes: Slots) -> None:
+        rows.home[slots] = homes
+        for centroid_id, part in _grouped(slots, homes):
+            one = self.lists[centroid_id]
+            one.slots = np.concatenate((one.slots, part))
+            if centroid_id not in self.changes.written:
+                self.changes.added.setdefault(centroid_id, []).append(part)
+
+    def _leave_all(self, rows: Rows, slots: Slots) -> None:
+        for centroid_id, part in _grouped(slots, rows.home[slots]):
+            one = self.lists[centroid_id]
+            one.slots = one.slots[~np.isin(one.slots, part)]
+            if centroid_id not in self.changes.written:
+                self.changes.left.setdefault(centroid_id, []).append(part)
+        rows.home[slots] = NO_LIST
+
+
+def _grouped(slots: Slots, homes: Slots) -> Iterable[tuple[int, Slots]]:
+    """The slots of each list."""
+    order = np.argsort(homes, kind="stable")
+    slots, homes = slots[order], homes[order]
+    ids, starts = np.unique(homes, return_index=True)
+    return zip(ids.tolist(), np.split(slots, starts[1:]), strict=True)

@@ -1,0 +1,233 @@
+"""What producers put into a queue for a collection: protobuf messages, and three bytes that say which.
+
+    WriteRequest  { repeated Vector vectors = 1; }
+    DeleteRequest { repeated string ids = 1; }
+    Vector        { string id = 1; map<string, Value> attributes = 3; }
+    Value         { oneof { string = 1; int64 = 2; double = 3; bool = 4; FloatVector = 5; } }
+    FloatVector   { repeated float values = 1; }
+
+Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Nobody knows who wrote a record: whatever is
+wrong with it is `InvalidInput`, and no more memory is taken than it has bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from penstock.errors import InvalidInput
+from penstock.vector.delta import TOMBSTONE, Entry
+from penstock.vector.model import VECTOR_FIELD, Floats, Scalar, Vector, check_id
+
+__all__ = [
+    "DELETE_METADATA",
+    "UPSERT_METADATA",
+    "Operation",
+    "decode_record",
+    "encode_deletes",
+    "encode_upserts",
+]
+
+
+class Operation(IntEnum):
+    """What a record asks for."""
+
+    UPSERT = 1
+    DELETE = 2
+
+
+_VERSION: Final = 1
+_PROTOBUF: Final = 1
+UPSERT_METADATA: Final = bytes((_VERSION, Operation.UPSERT, _PROTOBUF))
+DELETE_METADATA: Final = bytes((_VERSION, Operation.DELETE, _PROTOBUF))
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
+_DOUBLE: Final = struct.Struct("<d")
+_FLOAT: Final = np.dtype("<f4")
+_VARINT_BYTES_MAX: Final = 10
+_MASK: Final = 2**64 - 1
+
+
+def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
+    """The entries of a write. Raises `InvalidInput` if the record, or what it is said to be, is unknown."""
+    if metadata == UPSERT_METADATA:
+        vectors = [_vector(_payload(value, kind)) for _, kind, value in _fields(record, only=1)]
+        return [(vector.id, vector) for vector in vectors]
+    if metadata == DELETE_METADATA:
+        ids = [_text(value, kind) for _, kind, value in _fields(record, only=1)]
+        for external_id in ids:
+            check_id(external_id)
+        return [(external_id, TOMBSTONE) for external_id in ids]
+    raise InvalidInput(f"metadata {metadata[:16].hex() or 'without a byte'} says nothing that is known here")
+
+
+def encode_upserts(vectors: Iterable[Vector]) -> bytes:
+    """A record for `UPSERT_METADATA`."""
+    return b"".join(_field(1, _encoded(vector)) for vector in vectors)
+
+
+def encode_deletes(ids: Iterable[str]) -> bytes:
+    """A record for `DELETE_METADATA`."""
+    return b"".join(_field(1, external_id.encode()) for external_id in ids)
+
+
+# Reading
+
+
+def _vector(data: bytes) -> Vector:
+    external_id, embedding = "", None
+    attributes: dict[str, Scalar] = {}
+    for number, kind, value in _fields(data):
+        if number == 1:
+            external_id = _text(value, kind)
+        elif number == 3:
+            name, held = _attribute(_payload(value, kind))
+            if isinstance(held, np.ndarray):
+                if name != VECTOR_FIELD:
+                    raise InvalidInput(
+                        f"attribute {name[:80]!r} is a list of floats; only {VECTOR_FIELD!r} may be"
+                    )
+                embedding = held
+            else:
+                attributes[name] = held
+    if embedding is None:
+        raise InvalidInput(f"vector {external_id[:80]!r} has no attribute {VECTOR_FIELD!r}")
+    return Vector(external_id, embedding, attributes)
+
+
+def _attribute(data: bytes) -> tuple[str, Scalar | Floats]:
+    name, held = "", b""
+    for number, kind, value in _fields(data):
+        if number == 1:
+            name = _text(value, kind)
+        elif number == 2:
+            held += _payload(value, kind)  # a message that comes twice is merged, as protobuf has it
+    return name, _value(name, held)
+
+
+def _value(name: str, data: bytes) -> Scalar | Floats:
+    held: Scalar | Floats | None = None
+    for number, kind, value in _fields(data):
+        if number == 1:
+            held = _text(value, kind)
+        elif number == 2:
+            held = _signed(_integer(value, kind))
+        elif number == 3 and kind == _FIXED64:
+            held = float(_DOUBLE.unpack(_raw(value))[0])
+        elif number == 4:
+            held = bool(_integer(value, kind))
+        elif number == 5:
+            held = _floats(_payload(value, kind))
+    if held is None:
+        raise InvalidInput(f"attribute {name[:80]!r} has no value")
+    return held
+
+
+def _floats(data: bytes) -> Floats:
+    parts = []
+    for _, kind, value in _fields(data, only=1):
+        if kind not in (_BYTES, _FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
+            raise InvalidInput("a list of floats is cut")
+        parts.append(_raw(value))
+    return np.frombuffer(b"".join(parts), _FLOAT)
+
+
+def _fields(data: bytes, *, only: int | None = None) -> Iterator[tuple[int, int, int | bytes]]:
+    """Number, wire type and value of each field; others than `only` are passed over, if it is given."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        value: int | bytes
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+        else:
+            if kind == _BYTES:
+                size, at = _varint(data, at)
+            elif kind in _FIXED:
+                size = _FIXED[kind]
+            else:
+                raise InvalidInput(f"a protobuf message with wire type {kind}")
+            if size > len(data) - at:
+                raise InvalidInput("a protobuf message is cut")
+            value, at = data[at : at + size], at + size
+        if not number:
+            raise InvalidInput("a protobuf message with a field number 0")
+        if only is None or number == only:
+            yield number, kind, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value & _MASK, at + place + 1
+    raise InvalidInput("a protobuf message has a number that is cut or too long")
+
+
+def _payload(value: int | bytes, kind: int) -> bytes:
+    if kind != _BYTES or isinstance(value, int):
+        raise InvalidInput(f"a protobuf message with wire type {kind} where another message is expected")
+    return value
+
+
+def _raw(value: int | bytes) -> bytes:
+    assert isinstance(value, bytes)
+    return value
+
+
+def _integer(value: int | bytes, kind: int) -> int:
+    if kind != _VARINT or isinstance(value, bytes):
+        raise InvalidInput(f"a protobuf message with wire type {kind} where a number is expected")
+    return value
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _text(value: int | bytes, kind: int) -> str:
+    try:
+        return _payload(value, kind).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("a protobuf message has a text that is not UTF-8") from None
+
+
+# Writing
+
+
+def _encoded(vector: Vector) -> bytes:
+    parts = [_field(1, vector.id.encode())]
+    embedding = _field(5, _field(1, vector.vector.astype(_FLOAT).tobytes()))
+    for name, value in ((VECTOR_FIELD, embedding), *((n, _scalar(v)) for n, v in vector.attributes.items())):
+        parts.append(_field(3, _field(1, name.encode()) + _field(2, value)))
+    return b"".join(parts)
+
+
+def _scalar(value: Scalar) -> bytes:
+    if isinstance(value, bool):
+        return _number(4 << 3 | _VARINT) + _number(value)
+    if isinstance(value, int):
+        return _number(2 << 3 | _VARINT) + _number(value & _MASK)
+    if isinstance(value, float):
+        return _number(3 << 3 | _FIXED64) + _DOUBLE.pack(value)
+    return _field(1, value.encode())
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(payload)) + payload
+
+
+def _number(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)

@@ -1,0 +1,156 @@
+"""Vectors in memory, as they are compared: one row each, and a column for every field that is indexed.
+
+Rows are only ever appended, so whoever holds the arrays and a number of rows has a state that never changes.
+A row that is not needed any more stays until there are so many of them that all are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.vector.attributes import index_value, normal
+from penstock.vector.clustering import Slots, squares
+from penstock.vector.model import Collection, Floats, Metric, Scalar
+from penstock.vector.postings import Ids
+
+__all__ = ["NO_LIST", "Codes", "Column", "Rows", "comparable"]
+
+Codes = npt.NDArray[np.int32]
+
+NO_LIST: Final = -1
+_FIRST_CAPACITY: Final = 1024
+_ABSENT: Final = -1
+
+
+def comparable(vectors: Floats, metric: Metric) -> Floats:
+    """Vectors as they are compared: for cosine of length one, if they have a length."""
+    if metric is not Metric.COSINE:
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+    wide = vectors.astype(np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    lengths[lengths == 0] = 1.0
+    return np.ascontiguousarray(wide / lengths[:, None], dtype=np.float32)
+
+
+class Column:
+    """The values of one indexed field: a code for each value, and the code of every row."""
+
+    def __init__(self) -> None:
+        self.codes: Codes = np.full(_FIRST_CAPACITY, _ABSENT, np.int32)
+        self.code_of: dict[bytes, int] = {}
+        self.values: list[bytes] = []
+        self.live: list[int] = []
+        """How many vectors have the value, by code."""
+        self.stale: list[int] = []
+        """How many ids in storage had it and are gone."""
+
+    def code(self, value: bytes) -> int:
+        """The code of a value, a new one if it has none."""
+        code = self.code_of.get(value)
+        if code is None:
+            code = self.code_of[value] = len(self.values)
+            self.values.append(value)
+            self.live.append(0)
+            self.stale.append(0)
+        return code
+
+    def compacted(self, kept: Slots, capacity: int) -> Column:
+        """The column of some of the rows, without the values that no vector has any more."""
+        made = Column()
+        recoded = np.full(len(self.values) + 1, _ABSENT, np.int32)  # the last one is that of absent values
+        for code, value in enumerate(self.values):
+            if self.live[code]:
+                recoded[code] = fresh = made.code(value)
+                made.live[fresh], made.stale[fresh] = self.live[code], self.stale[code]
+        made.codes = np.full(capacity, _ABSENT, np.int32)
+        made.codes[: len(kept)] = recoded[self.codes[kept]]
+        return made
+
+
+class Rows:
+    """Everything that is known about each row. Only the flusher changes it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self.count = 0
+        self.matrix: Floats = np.empty((_FIRST_CAPACITY, collection.dimensions), np.float32)
+        self.squares: Floats = np.empty(_FIRST_CAPACITY, np.float32)
+        self.ids: Ids = np.empty(_FIRST_CAPACITY, np.uint64)
+        self.alive: npt.NDArray[np.bool_] = np.zeros(_FIRST_CAPACITY, np.bool_)
+        self.home: Slots = np.full(_FIRST_CAPACITY, NO_LIST, np.int64)
+        """The id of the centroid whose list the row stands in, the lists of dead rows included."""
+        self.names: list[str] = []
+        """External ids."""
+        self.columns: dict[str, Column] = {name: Column() for name in collection.indexed}
+
+    def append(self, ids: Ids, rows: Floats, names: Sequence[str], *, alive: bool = True) -> Slots:
+        """Take rows that are comparable already, and return where they are."""
+        begin, end = self.count, self.count + len(ids)
+        self._reserve(end)
+        self.matrix[begin:end] = rows
+        self.squares[begin:end] = squares(rows)
+        self.ids[begin:end] = ids
+        self.alive[begin:end] = alive
+        self.home[begin:end] = NO_LIST
+        for column in self.columns.values():
+            column.codes[begin:end] = _ABSENT
+        self.names.extend(names)
+        self.count = end
+        return np.arange(begin, end, dtype=np.int64)
+
+    def describe(self, slots: Slots, attributes: Iterable[Mapping[str, Scalar]]) -> None:
+        """Note the indexed attributes of rows that were just appended."""
+        kinds = {name: one.type for name, one in self._collection.indexed.items()}
+        for slot, named in zip(slots.tolist(), attributes, strict=True):
+            for name, kind in kinds.items():
+                if name in named:
+                    column = self.columns[name]
+                    code = column.code(index_value(normal(named[name], kind)))
+                    column.codes[slot] = code
+                    column.live[code] += 1
+
+    def die(self, slots: Slots) -> None:
+        """Mark rows as gone. They still stand in their lists."""
+        # A new array: whoever was given the old one goes on seeing these rows.
+        self.alive = self.alive.copy()
+        self.alive[slots] = False
+        for column in self.columns.values():
+            for code in column.codes[slots].tolist():
+                if code != _ABSENT:
+                    column.live[code] -= 1
+                    column.stale[code] += 1
+
+    @property
+    def wasted(self) -> int:
+        """Rows that stand in no list."""
+        return int((self.home[: self.count] == NO_LIST).sum())
+
+    def compacted(self) -> tuple[Rows, Slots]:
+        """The rows that stand in a list, in new arrays, and where each row went: -1 for all others."""
+        kept = np.flatnonzero(self.home[: self.count] != NO_LIST)
+        moved = np.full(self.count, -1, np.int64)
+        moved[kept] = np.arange(len(kept))
+        made = Rows(self._collection)
+        made.append(self.ids[kept], self.matrix[kept], [self.names[slot] for slot in kept.tolist()])
+        made.alive[: len(kept)] = self.alive[kept]
+        made.home[: len(kept)] = self.home[kept]
+        for name, column in self.columns.items():
+            made.columns[name] = column.compacted(kept, len(made.ids))
+        return made, moved
+
+    def _reserve(self, count: int) -> None:
+        capacity = len(self.ids)
+        if count <= capacity:
+            return
+        more = max(count, 2 * capacity) - capacity
+        self.matrix = np.concatenate((self.matrix, np.empty((more, self.matrix.shape[1]), np.float32)))
+        self.squares = np.concatenate((self.squares, np.empty(more, np.float32)))
+        self.ids = np.concatenate((self.ids, np.empty(more, np.uint64)))
+        self.alive = np.concatenate((self.alive, np.zeros(more, np.bool_)))
+        self.home = np.concatenate((self.home, np.full(more, NO_LIST, np.int64)))
+        for column in self.columns.values():
+            column.codes = np.concatenate((column.codes, np.full(more, _ABSENT, np.int32)))

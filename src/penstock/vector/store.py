@@ -1,0 +1,266 @@
+"""A collection of vectors over object storage, with this process as its one writer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator import (
+    ApplyError,
+    Durability,
+    FlushError,
+    FlushHandle,
+    Storage,
+    WriteCoordinator,
+    WriteHandle,
+)
+from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError
+from penstock.metrics import Registry
+from penstock.vector.attributes import decode_vector
+from penstock.vector.config import VectorConfig
+from penstock.vector.delta import VectorDelta, Write
+from penstock.vector.filters import Filter, check_filter
+from penstock.vector.flusher import Snapshot, VectorFlusher
+from penstock.vector.index import Found
+from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
+from penstock.vector.loading import agreed_collection, load
+from penstock.vector.merging import merge_records
+from penstock.vector.model import VECTOR_FIELD, Collection, Components, Hit, Vector, check_id, components
+from penstock.vector.values import decode_id
+
+__all__ = ["K_MAX", "VectorStore"]
+
+K_MAX: Final = 10_000
+_INLINE_CELLS: Final = 2_000_000
+"""Components a search may compare on the event loop, about a millisecond; more are compared on a thread."""
+
+
+class VectorStore:
+    """Vectors under ids: written with an epoch and a level of safety, searched as of the last flush.
+
+    store = await VectorStore.open(VectorConfig(store="file:///data", dimensions=3, metric="cosine"))
+    handle = await store.upsert([Vector("a", [1, 0, 0], {"lang": "en"})])
+    await store.flush()
+    hits = await store.search([1, 0, 0], k=10)
+
+    Opening a collection fences whoever had it. A fenced or failed store refuses everything but `close`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        collection: Collection,
+        coordinator: WriteCoordinator[Write, VectorDelta, Snapshot],
+        failed: asyncio.Future[FlushError],
+    ) -> None:
+        self._storage = storage
+        self._coordinator = coordinator
+        self._failed = failed
+        self.collection = collection
+
+    @classmethod
+    async def open(
+        cls,
+        config: VectorConfig,
+        *,
+        storage: Storage | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        registry: Registry | None = None,
+    ) -> VectorStore:
+        """Open the collection, or create it if there is none; its vectors are read into memory.
+
+        `storage` stands in for what the configuration names; its merge operator is `merge_records`. Either is
+        closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
+        another metric or another schema, `Corrupt`, `Fenced`, `Unavailable`.
+        """
+        storage = storage or await _open_storage(config)
+        try:
+            collection = await agreed_collection(storage, config.collection)
+            flusher = VectorFlusher(storage, await load(storage, collection, config.tuning))
+            failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
+            coordinator: WriteCoordinator[Write, VectorDelta, Snapshot] = WriteCoordinator(
+                VectorDelta,
+                flusher,
+                image=collection,
+                snapshot=await flusher.snapshot(),
+                config=config.coordinator,
+                clock=clock,
+                registry=registry,
+                product="vector",
+                on_failure=failed.set_result,
+            )
+        except BaseException:
+            await storage.close()
+            raise
+        coordinator.start()
+        return cls(storage, collection, coordinator, failed)
+
+    # For writers
+
+    async def upsert(self, vectors: Iterable[Vector], *, timeout: float | None = None) -> WriteHandle:
+        """Store vectors, each in place of what its id stood for; all of them or, if one is wrong, none.
+
+        Returns when they are applied; wait on the handle for more. Raises `InvalidInput`, `WriteTimeout` if
+        there was no room for so many seconds, and `FlushError` when the store has stopped.
+        """
+        return await self.write(Write.upsert(vectors), timeout=timeout)
+
+    async def delete(self, ids: Iterable[str], *, timeout: float | None = None) -> WriteHandle:
+        """Delete vectors. An id that stands for nothing is no error. As `upsert` else."""
+        return await self.write(Write.delete(ids), timeout=timeout)
+
+    async def write(self, write: Write, *, timeout: float | None = None) -> WriteHandle:
+        """One write of upserts and deletions in order, and where their source stands. As `upsert` else."""
+        handle = await self._coordinator.write(write, timeout=timeout)
+        try:
+            await handle.epoch()
+        except ApplyError as error:
+            if isinstance(error.__cause__, InvalidInput):
+                raise error.__cause__ from None
+            raise
+        return handle
+
+    async def flush(self, *, durable: bool = True) -> None:
+        """Return when everything written before is visible, and with `durable` safe. Raises `FlushError`."""
+        handle: FlushHandle = await self._coordinator.flush(durable=durable)
+        await handle.wait(Durability.DURABLE if durable else Durability.FLUSHED)
+
+    # For readers: only what is flushed
+
+    def __len__(self) -> int:
+        return self._snapshot.index.live
+
+    @property
+    def position(self) -> int | None:
+        """Where the source of the vectors stood, as of the last flush."""
+        return self._snapshot.position
+
+    async def get(self, external_id: str) -> Vector | None:
+        """The vector as it was written, or None. Raises `Unavailable`, `Fenced`, `Corrupt`."""
+        check_id(external_id)
+        snapshot = self._snapshot
+        stored = await snapshot.records.get(dictionary_key(external_id))
+        return None if stored is None else await self._record(snapshot, decode_id(stored))
+
+    async def search(
+        self,
+        vector: Components,
+        k: int = 10,
+        *,
+        filter: Filter | None = None,
+        include_fields: Sequence[str] | None = None,
+        nprobe: int | None = None,
+    ) -> list[Hit]:
+        """The `k` vectors nearest to this one, best first.
+
+        `include_fields` are the attributes that the hits have, `vector` among them; None is all of them, and
+        an empty list saves reading them. `nprobe` is how many posting lists are compared: without it
+        everything is up to `exact_max` vectors, after the filter. Raises `InvalidInput`.
+        """
+        query = components(vector)
+        self.collection.check_components(query, "the query")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
+            raise InvalidInput(f"k is 1 to {K_MAX:,}, not {k!r}")
+        if nprobe is not None and (isinstance(nprobe, bool) or not isinstance(nprobe, int) or nprobe < 1):
+            raise InvalidInput(f"nprobe is a whole number of at least 1, not {nprobe!r}")
+        if filter is not None:
+            check_filter(self.collection, filter)
+        snapshot = self._snapshot
+        index = snapshot.index
+        if min(index.count, index.exact_max) * self.collection.dimensions <= _INLINE_CELLS:
+            found = index.search(query, k, filter=filter, nprobe=nprobe)
+        else:
+            found = await asyncio.to_thread(index.search, query, k, filter=filter, nprobe=nprobe)
+        return await self._hits(snapshot, found, include_fields)
+
+    async def _hits(
+        self, snapshot: Snapshot, found: Found, include_fields: Sequence[str] | None
+    ) -> list[Hit]:
+        slots, scores = found.slots.tolist(), found.scores.tolist()
+        names = snapshot.index.names
+        if include_fields is not None and not include_fields:
+            return [
+                Hit(id=names[slot], score=score, attributes={})
+                for slot, score in zip(slots, scores, strict=True)
+            ]
+        records = await asyncio.gather(
+            *(self._record(snapshot, int(snapshot.index.ids[slot])) for slot in slots)
+        )
+        wanted = None if include_fields is None else set(include_fields)
+        return [_hit(record, score, wanted) for record, score in zip(records, scores, strict=True)]
+
+    async def _record(self, snapshot: Snapshot, internal_id: int) -> Vector:
+        data = await snapshot.records.get(data_key(internal_id))
+        if data is None:
+            raise Corrupt(f"the record of vector {internal_id} is missing")
+        return decode_vector(data, self.collection.dimensions)
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        return self._coordinator.view().snapshot
+
+    # Life
+
+    @property
+    def failed(self) -> FlushError | None:
+        """What stopped the store, if anything did: a newer writer, or a storage that failed."""
+        return self._failed.result() if self._failed.done() else None
+
+    async def failure(self) -> FlushError:
+        """Wait until the store stops by itself, and return why."""
+        return await asyncio.shield(self._failed)
+
+    async def check(self) -> None:
+        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
+
+        Writes notice it by themselves; who only reads would go on showing what was.
+        """
+        try:
+            await self._storage.get(record_prefix(RecordType.COLLECTION))
+        except Fenced as error:
+            raise Fenced(f"another process has opened the collection and fenced this one: {error}") from error
+
+    async def close(self) -> None:
+        """Flush, make durable, and give the collection back. Raises the `FlushError` that stopped it."""
+        try:
+            await self._coordinator.close()
+        finally:
+            await self._storage.close()
+
+    async def abort(self) -> None:
+        """Stop at once, as a crash would: what is not durable may be lost."""
+        await self._coordinator.abort()
+        try:
+            await self._storage.close()
+        except PenstockError:
+            pass
+
+    async def __aenter__(self) -> VectorStore:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _open_storage(config: VectorConfig) -> Storage:
+    from penstock.coordinator.slate import SlateStorage, SlateStore
+
+    place = SlateStore(config.store, config.store_options)
+    return await SlateStorage.open(place, config.name, merge=merge_records)
+
+
+def _hit(record: Vector, score: float, wanted: set[str] | None) -> Hit:
+    if wanted is None:
+        return Hit(id=record.id, score=score, attributes=record.attributes, vector=record.vector)
+    attributes = {name: value for name, value in record.attributes.items() if name in wanted}
+    return Hit(
+        id=record.id,
+        score=score,
+        attributes=attributes,
+        vector=record.vector if VECTOR_FIELD in wanted else None,
+    )

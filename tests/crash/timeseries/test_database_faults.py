@@ -1,0 +1,111 @@
+"""A fault at every storage call of a database of time series, and a crash that keeps any batches."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.timeseries.database_doubles import HOUR_MS, contents, disk, opened, series
+
+from penstock.coordinator import CoordinatorError, Durability, WriteHandle
+from penstock.errors import OutcomeUnknown
+from penstock.testing.memory_storage import MemoryStorage, StorageFault
+from penstock.timeseries import Series, TimeSeries
+
+WRITES = 8
+
+
+def write(number: int) -> list[Series]:
+    """One write over two hours: a series of its own in each, and one that all writes share."""
+    return [
+        series("own", (number, float(number)), n=str(number)),
+        series("own", (HOUR_MS + number, float(number)), n=str(number)),
+        series(
+            "shared", (number, float(number)), (HOUR_MS + number, float(number)), (HOUR_MS - 1, float(number))
+        ),
+    ]
+
+
+def expected(count: int) -> dict[str, dict[int, float]]:
+    """What the first `count` writes leave."""
+    found = {
+        f'own{{n="{number}"}}': {number: float(number), HOUR_MS + number: float(number)}
+        for number in range(count)
+    }
+    if count:
+        found["shared{}"] = {
+            at: float(at % HOUR_MS) for number in range(count) for at in (number, HOUR_MS + number)
+        }
+        found["shared{}"][HOUR_MS - 1] = float(count - 1)
+    return found
+
+
+async def one_life(storage: MemoryStorage) -> int:
+    """Go on behind the stored sequence, folding at every other flush; returns how many writes are durable."""
+    try:
+        database = await opened(storage, fold_blocks=2)
+    except OutcomeUnknown:
+        return 0
+    handles: list[WriteHandle] = []
+    begun = 0
+    try:
+        begun = (await database.stored_sequence() or 0) + 1 if database._directory.sequence is not None else 0
+        for number in range(begun, WRITES):
+            handles.append(await database.write(write(number), sequence=number))
+            if number % 2:
+                await (await database.flush()).wait()
+        await database.close()
+    except CoordinatorError:
+        pass
+    return begun + await durable(handles)
+
+
+async def durable(handles: list[WriteHandle]) -> int:
+    for count, handle in enumerate(handles):
+        try:
+            async with asyncio.timeout(5):
+                await handle.wait(Durability.DURABLE)
+        except CoordinatorError:
+            return count
+    return len(handles)
+
+
+async def left(database: TimeSeries) -> int:
+    """How many writes are there; each is there as a whole, or not at all."""
+    sequence = database._directory.sequence
+    count = 0 if sequence is None else sequence + 1
+    assert await contents(database) == expected(count)
+    return count
+
+
+async def calls_of_a_whole_life() -> int:
+    storage = disk().open()
+    assert await one_life(storage) == WRITES
+    return len(storage.calls)
+
+
+CALLS = asyncio.run(calls_of_a_whole_life())
+
+
+def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
+    assert CALLS >= 12
+
+
+@pytest.mark.parametrize("fault", StorageFault)
+@pytest.mark.parametrize("call", range(1, CALLS + 1))
+async def test_whatever_fails_durable_writes_stay_whole_and_the_work_goes_on(
+    call: int, fault: StorageFault
+) -> None:
+    for kept in range(4):
+        there = disk()
+        storage = there.open()
+        storage.fail_at(call, fault)
+        acknowledged = await one_life(storage)
+        survivor = there.open(kept=kept)
+        database = await opened(survivor, fold_blocks=2)
+        assert await left(database) >= acknowledged
+        await database.close()
+        assert await one_life(there.open()) == WRITES
+        last = await opened(there.open())
+        assert await left(last) == WRITES
+        await last.close()

@@ -1,0 +1,150 @@
+"""A fault or a crash at every storage call, and any number of unflushed batches that survive it.
+
+The source of the writes is a numbered list, as a queue is: write n sets the position to n. Whatever happens,
+a collection that is opened again holds exactly the writes up to its position, and all that were durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+from tests.unit.vector.doubles import CONFIG, World
+
+from penstock.coordinator import CoordinatorError, Durability, WriteHandle
+from penstock.errors import PenstockError
+from penstock.testing.memory_storage import MemoryStorage, StorageFault
+from penstock.vector import Eq, Vector, VectorStore, Write
+
+SMALL = dataclasses.replace(CONFIG, split_at=6, merge_below=2, exact_max=0)
+WRITES = 12
+
+
+def writes() -> list[Write]:
+    """Upserts that replace each other and deletions, enough of both for lists to be cut and dissolved."""
+    rng = np.random.default_rng(4)
+    made = []
+    for number in range(WRITES):
+        entries: list[tuple[str, Vector | None]] = []
+        for name in rng.permutation(24)[:8]:
+            gone = rng.random() < 0.3
+            attributes = {"lang": "en" if name % 2 else "de", "year": int(rng.integers(3))}
+            entries.append((f"v{name}", None if gone else Vector(f"v{name}", rng.normal(size=3), attributes)))
+        made.append(Write(tuple(entries), position=number))
+    return made
+
+
+SOURCE = writes()
+
+
+def state_at(position: int | None) -> dict[str, Vector]:
+    """What the collection holds when it has taken the writes up to this one."""
+    held: dict[str, Vector] = {}
+    for write in SOURCE[: 0 if position is None else position + 1]:
+        for name, entry in write.entries:
+            if entry is None:
+                held.pop(name, None)
+            else:
+                held[name] = entry
+    return held
+
+
+async def check(store: VectorStore) -> None:
+    """The collection is that of its position, by every way to look at it."""
+    wanted = state_at(store.position)
+    hits = await store.search([0, 0, 0], k=100, nprobe=1000)
+    assert {hit.id: hit.vector.tolist() for hit in hits if hit.vector is not None} == {
+        name: one.vector.tolist() for name, one in wanted.items()
+    }
+    assert len(store) == len(wanted)
+    for wish in (Eq("lang", "en"), Eq("year", 1)):
+        found = {hit.id for hit in await store.search([0, 0, 0], k=100, filter=wish, nprobe=1000)}
+        assert found == {name for name, one in wanted.items() if one.attributes[wish.field] == wish.value}
+    for name in ("v0", "v1", "v2"):
+        stored = await store.get(name)
+        assert (stored is not None) == (name in wanted)
+
+
+async def one_life(world: World, storage: MemoryStorage) -> int:
+    """Go on behind the stored position; returns the last position that was durable."""
+    try:
+        store = await world.open(storage)
+    except PenstockError:
+        return -1
+    await check(store)
+    begin = -1 if store.position is None else store.position
+    handles: list[WriteHandle] = []
+    try:
+        for number, write in enumerate(SOURCE[begin + 1 :], begin + 1):
+            handles.append(await store.write(write))
+            if number % 2:
+                await store.flush(durable=number % 4 == 1)
+        await store.close()
+    except CoordinatorError:
+        pass
+    durable = begin
+    for place, handle in enumerate(handles, begin + 1):
+        try:
+            async with asyncio.timeout(1):
+                await handle.wait(Durability.DURABLE)
+        except CoordinatorError:
+            break
+        durable = place
+    await store.abort()
+    return durable
+
+
+def world() -> World:
+    return World(dataclasses.replace(SMALL, sync_mode="explicit"))
+
+
+async def calls_of_a_whole_life() -> int:
+    here = world()
+    storage = here.disk.open()
+    assert await one_life(here, storage) == WRITES - 1
+    return len(storage.calls)
+
+
+CALLS = asyncio.run(calls_of_a_whole_life())
+
+
+def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
+    assert CALLS >= 15
+
+
+@pytest.mark.parametrize("fault", StorageFault)
+@pytest.mark.parametrize("call", range(1, CALLS + 1))
+async def test_whatever_fails_a_collection_is_that_of_its_position(call: int, fault: StorageFault) -> None:
+    for kept in range(4):
+        here = world()
+        storage = here.disk.open()
+        storage.fail_at(call, fault)
+        durable = await one_life(here, storage)
+        after = here.disk.open(kept=kept)
+        store = await here.open(after)
+        await check(store)
+        assert (-1 if store.position is None else store.position) >= durable
+        await store.abort()
+        assert await one_life(here, here.disk.open()) == WRITES - 1
+        store = await here.open()
+        assert store.position == WRITES - 1
+        await check(store)
+        await store.close()
+
+
+async def test_an_id_that_was_stored_is_never_given_away_again() -> None:
+    here = world()
+    used: set[int] = set()
+    for life in range(6):
+        store = await here.open(here.disk.open(kept=9))
+        before = store._snapshot.index
+        await store.upsert([Vector(f"x{life}", [1, 2, 3]), Vector("same", [life, 0, 0])])
+        await store.flush(durable=False)
+        index = store._snapshot.index
+        fresh = set(index.ids[: index.count].tolist()) - set(before.ids[: before.count].tolist())
+        assert len(fresh) == 2
+        assert not fresh & used
+        used |= fresh
+        await store.abort()

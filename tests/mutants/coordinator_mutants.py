@@ -1,0 +1,92 @@
+"""Deliberate bugs in write coordination; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["COORDINATOR_MUTANTS"]
+
+FLUSHES = "tests/unit/coordinator/test_flushes.py"
+FAILURES = "tests/unit/coordinator/test_failures.py"
+PRESSURE = "tests/unit/coordinator/test_pressure.py"
+READERS = "tests/unit/coordinator/test_readers.py"
+
+
+COORDINATOR_MUTANTS = (
+    Mutant(
+        name="flushed is marked before the snapshot is shown",
+        file="coordinator/coordinator.py",
+        old="        self._show(snapshot, upto, frozen.delta)\n"
+        "        self._marks.raise_to(Durability.FLUSHED, upto)\n",
+        new="        self._marks.raise_to(Durability.FLUSHED, upto)\n"
+        "        self._show(snapshot, upto, frozen.delta)\n",
+        test=f"{FLUSHES}::test_readers_find_the_new_snapshot_before_the_mark_moves_and_the_event_comes",
+    ),
+    Mutant(
+        name="durable is marked before the storage is synced",
+        file="coordinator/flushing.py",
+        old="            await self._flusher.sync()\n",
+        new="            self._synced()\n            await self._flusher.sync()\n",
+        test=f"{FAILURES}::test_a_failed_flush_fails_every_waiter_above_the_mark",
+    ),
+    Mutant(
+        name="a flush is taken to be durable",
+        file="coordinator/coordinator.py",
+        old="        self._marks.raise_to(Durability.FLUSHED, upto)\n",
+        new="        self._marks.raise_to(Durability.FLUSHED, upto)\n"
+        "        self._marks.raise_to(Durability.DURABLE, upto)\n",
+        test=f"{FLUSHES}::test_a_flush_alone_is_not_durable",
+    ),
+    Mutant(
+        name="a failed flush is tried again",
+        file="coordinator/flushing.py",
+        old="            snapshot = await self._flusher.flush(frozen.delta)\n",
+        new="            try:\n"
+        "                snapshot = await self._flusher.flush(frozen.delta)\n"
+        "            except Exception:\n"
+        "                snapshot = await self._flusher.flush(frozen.delta)\n",
+        test=f"{FAILURES}::test_a_failed_flush_is_never_tried_again",
+    ),
+    Mutant(
+        name="a flush without a ticket",
+        file="coordinator/coordinator.py",
+        old="ticket = self._intake.ticket() if epoch is None else {}",
+        new="ticket: dict[str, int] = {}",
+        test=f"{FLUSHES}::test_a_flush_covers_every_write_that_returned_before_it",
+    ),
+    Mutant(
+        name="a frozen delta goes on taking writes",
+        file="coordinator/coordinator.py",
+        old="        self._delta = self._new_delta(ended.freeze())\n",
+        new="        ended.freeze()\n",
+        test=f"{FLUSHES}::test_a_write_during_a_flush_lands_in_the_next_delta",
+    ),
+    Mutant(
+        name="close drops what is queued",
+        file="coordinator/coordinator.py",
+        old="            self._intake.close(_shut_down)\n",
+        new="            self._intake.drop(_shut_down)\n",
+        test=f"{FLUSHES}::test_close_applies_flushes_and_syncs_what_is_queued",
+    ),
+    Mutant(
+        name="a writer slips in before those who wait",
+        file="coordinator/intake.py",
+        old="full = len(self._queue) + self._granted >= self.capacity or self._waiters",
+        new="full = len(self._queue) >= self.capacity",
+        test=f"{PRESSURE}::test_nobody_slips_in_before_those_who_wait",
+    ),
+    Mutant(
+        name="a cache applies a delta wherever it stands",
+        file="coordinator/cache.py",
+        old="        if event.epoch_range.lo == self.epoch:\n",
+        new="        if event.epoch_range.hi > self.epoch:\n",
+        test=f"{READERS}::test_a_lagging_cache_equals_one_that_keeps_up",
+    ),
+    Mutant(
+        name="a subscriber that lags is not told",
+        file="coordinator/subscription.py",
+        old="            self._missed += len(self._ring)\n",
+        new="",
+        test=f"{READERS}::test_a_subscriber_that_lags_is_told_and_gets_the_newest_event",
+    ),
+)

@@ -1,0 +1,87 @@
+"""Deliberate bugs in the time series' formats and in PromQL; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["TIMESERIES_MUTANTS"]
+
+MODEL = "tests/unit/timeseries/test_model.py"
+GORILLA = "tests/unit/timeseries/test_gorilla.py"
+SELECTORS = "tests/unit/timeseries/test_promql_selectors.py"
+FUNCTIONS = "tests/unit/timeseries/test_promql_functions.py"
+OPERATORS = "tests/unit/timeseries/test_promql_operators.py"
+REMOTE_WRITE = "tests/unit/timeseries/test_remote_write.py"
+
+TIMESERIES_MUTANTS = (
+    Mutant(
+        name="a fingerprint of bare texts joins different labels",
+        file="timeseries/model.py",
+        old='digest.update(struct.pack("<II", len(name), len(value)) + name + value)',
+        new="digest.update(name + value)",
+        test=f"{MODEL}::test_a_fingerprint_tells_apart_what_only_joins_to_the_same_text",
+    ),
+    Mutant(
+        name="the oldest operand of a merge wins",
+        file="timeseries/gorilla.py",
+        old="encode(Samples.joined(decode_many(filled)))",
+        new="encode(Samples.joined(decode_many(filled[::-1])))",
+        test=f"{GORILLA}::test_the_newest_operand_wins_a_timestamp",
+    ),
+    Mutant(
+        name="a window is carried from one stream into the next",
+        file="timeseries/gorilla.py",
+        old="opening = own_stream != current or own_lead < lead or own_trail < trail",
+        new="opening = not current or own_lead < lead or own_trail < trail",
+        test=f"{GORILLA}::test_many_are_encoded_as_each_by_itself",
+    ),
+    Mutant(
+        name="any NaN ends a series",
+        file="timeseries/model.py",
+        old="stale: Mask = bits == np.uint64(STALE_BITS)",
+        new="stale: Mask = np.isnan(values)",
+        test=f"{SELECTORS}::test_nan_is_a_value",
+    ),
+    Mutant(
+        name="a sample counts at the fifth minute still",
+        file="timeseries/promql/windows.py",
+        old="(stamps > times - lookback_ms)",
+        new="(stamps >= times - lookback_ms)",
+        test=f"{SELECTORS}::test_a_series_comes_back_after_its_gap",
+    ),
+    Mutant(
+        name="a range is closed at the left",
+        file="timeseries/promql/windows.py",
+        old="rows.positions(ends - range_ms), rows.positions(ends)",
+        new="rows.positions(ends - range_ms - 1), rows.positions(ends)",
+        test=f"{SELECTORS}::test_every_step_of_a_range_query_sees_a_window_open_at_the_left",
+    ),
+    Mutant(
+        name="a reset of a counter is a loss",
+        file="timeseries/promql/rates.py",
+        old="            change = change + _summed(windows, _lost_to_resets(windows.rows.values))\n",
+        new="            pass\n",
+        test=f"{FUNCTIONS}::test_a_reset_is_added_back",
+    ),
+    Mutant(
+        name="a counter is extended below zero",
+        file="timeseries/promql/rates.py",
+        old="to_start = np.minimum(to_start, to_zero)",
+        new="to_start = np.minimum(to_start, np.inf)",
+        test=f"{FUNCTIONS}::test_an_increase_is_not_extended_below_zero",
+    ),
+    Mutant(
+        name="group_right turns the operator round",
+        file="timeseries/promql/binary.py",
+        old="sides = (one_values, many_values) if swapped else (many_values, one_values)",
+        new="sides = (many_values, one_values)",
+        test=f"{OPERATORS}::test_one_to_many_keeps_the_sides_of_the_operator",
+    ),
+    Mutant(
+        name="a block is unpacked before its size is looked at",
+        file="timeseries/remote_write.py",
+        old="        if claimed > bytes_max:\n",
+        new="        if claimed > bytes_max and len(cramjam.snappy.decompress_raw(body)) > bytes_max:\n",
+        test=f"{REMOTE_WRITE}::test_the_size_is_checked_before_anything_is_unpacked",
+    ),
+)

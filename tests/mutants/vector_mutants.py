@@ -1,0 +1,99 @@
+"""Deliberate bugs in the vector database; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["VECTOR_MUTANTS"]
+
+STORE = "tests/unit/vector/test_store.py"
+SEARCH = "tests/unit/vector/test_search.py"
+FORMATS = "tests/unit/vector/test_formats.py"
+
+
+VECTOR_MUTANTS = (
+    Mutant(
+        name="the block of the ids is not stored with them",
+        file="vector/flusher.py",
+        old="        operations += self._blocks()\n",
+        new="",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+    ),
+    Mutant(
+        name="the position of the source is not in the batch",
+        file="vector/flusher.py",
+        old="            operations.append(Put(record_prefix(RecordType.POSITION), ",
+        new="            print(Put(record_prefix(RecordType.POSITION), ",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+    ),
+    Mutant(
+        name="a vector that was replaced stays alive",
+        file="vector/flusher.py",
+        old="            held.rows.die(gone)\n",
+        new="            pass\n",
+        test=f"{STORE}::test_the_last_write_to_an_id_wins_inside_a_flush_and_across_flushes",
+    ),
+    Mutant(
+        name="a flusher goes on after a failure",
+        file="vector/flusher.py",
+        old="        self._is_poisoned = True\n",
+        new="",
+        test=f"{STORE}::test_a_flusher_that_failed_does_not_go_on",
+    ),
+    Mutant(
+        name="a write is taken vector by vector",
+        file="vector/delta.py",
+        old="                self.collection.check(entry)\n",
+        new="                self.collection.check(entry)\n            self.entries[external_id] = entry\n",
+        test=f"{STORE}::test_one_wrong_vector_refuses_the_whole_write",
+    ),
+    Mutant(
+        name="a collection is opened as whatever the caller says",
+        file="vector/loading.py",
+        old="    if wanted is not None and (differences := collection.differences(wanted)):\n",
+        new="    if wanted is None and (differences := collection.differences(collection)):\n",
+        test=f"{STORE}::test_a_collection_that_was_created_differently_is_not_opened",
+    ),
+    Mutant(
+        name="deaths show in snapshots that were given out",
+        file="vector/rows.py",
+        old="        self.alive = self.alive.copy()\n",
+        new="",
+        test=f"{STORE}::test_an_old_snapshot_stays_as_it_was_while_lists_are_cut_and_rows_are_compacted",
+    ),
+    Mutant(
+        name="forgotten ids stay among the deletions",
+        file="vector/flusher.py",
+        old="        held.dead = (held.dead | BitMap64(newly)) - forgotten\n",
+        new="        held.dead = held.dead | BitMap64(newly)\n",
+        test=f"{STORE}::test_deleted_ids_are_noted_until_no_list_holds_them",
+    ),
+    Mutant(
+        name="the older entry of a list wins",
+        file="vector/postings.py",
+        old="    newest = entries[::-1]\n",
+        new="    newest = entries\n",
+        test=f"{FORMATS}::test_the_newer_entry_of_a_list_wins_whatever_is_merged_first",
+    ),
+    Mutant(
+        name="merged ids lose their byte order",
+        file="vector/postings.py",
+        old="[entries for entries, _ in split], dtype=_ENTRY)",
+        new="[entries for entries, _ in split])",
+        test=f"{FORMATS}::test_the_newer_entry_of_a_list_wins_whatever_is_merged_first",
+    ),
+    Mutant(
+        name="quick scores decide",
+        file="vector/index.py",
+        old=" + 2 * self._error(query, slots)\n",
+        new="\n",
+        test=f"{SEARCH}::test_an_exact_search_finds_exactly_the_best",
+    ),
+    Mutant(
+        name="neq wants the field to be there",
+        file="vector/filters.py",
+        old="    return ~same if isinstance(wanted, Neq) else same\n",
+        new="    return ~same & (codes >= 0) if isinstance(wanted, Neq) else same\n",
+        test=f"{SEARCH}::test_filters_leave_what_matches",
+    ),
+)

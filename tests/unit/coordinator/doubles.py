@@ -1,0 +1,136 @@
+"""A small database for tests: every word gets the next number and is stored under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
+
+from penstock.coordinator import (
+    CoordinatorConfig,
+    Delta,
+    Durability,
+    Flusher,
+    FlushError,
+    Put,
+    Storage,
+    StorageRead,
+    WriteCoordinator,
+    pairs,
+)
+from penstock.metrics import Registry
+from penstock.testing import ManualClock
+from penstock.testing.memory_storage import MemoryDisk, MemoryStorage
+
+T = TypeVar("T")
+COUNTER = b"counter"
+SIZE = 10
+"""What one word counts for."""
+
+
+class WordDelta(Delta[str, int]):
+    """Words in order, each with a number that no other word has."""
+
+    def init(self, image: int) -> None:
+        self.next_number = image
+        self.words: dict[int, str] = {}
+        self.batches: list[int] = []
+
+    def apply(self, writes: Sequence[str]) -> Sequence[object]:
+        self.batches.append(len(writes))
+        return super().apply(writes)
+
+    def apply_one(self, write: str) -> int:
+        if write.startswith("bad"):
+            raise ValueError(f"{write} is no word")
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.words[number] = write
+        return number
+
+    def estimate_size(self) -> int:
+        return SIZE * len(self.words)
+
+    def fork_image(self) -> int:
+        return self.next_number
+
+
+class WordFlusher(Flusher[WordDelta, StorageRead]):
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    async def flush(self, delta: WordDelta) -> StorageRead:
+        rows = [Put(b"w%08d" % number, word.encode()) for number, word in delta.words.items()]
+        await self.storage.apply([*rows, Put(COUNTER, str(delta.next_number).encode())])
+        return await self.storage.snapshot()
+
+    async def sync(self) -> None:
+        await self.storage.flush()
+
+
+Words = WriteCoordinator[str, WordDelta, StorageRead]
+
+
+async def words_in(read: StorageRead) -> list[str]:
+    return [pair.value.decode() async for pair in pairs(read.scan(b"w"))]
+
+
+class World:
+    """One disk, one clock, and the coordinators that were opened over it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.disk = MemoryDisk()
+        self.storage = self.disk.open()
+        self.registry = Registry()
+        self.failures: list[FlushError] = []
+        self._opened: list[Words] = []
+
+    async def build(
+        self, storage: MemoryStorage | None = None, delta: type[WordDelta] = WordDelta, **config: object
+    ) -> Words:
+        """A coordinator over the storage as it is, not started."""
+        storage = storage or self.storage
+        counter = await storage.get(COUNTER)
+        coordinator: Words = WriteCoordinator(
+            delta,
+            WordFlusher(storage),
+            image=int(counter or 0),
+            snapshot=storage.seen,
+            config=CoordinatorConfig.from_mapping({"flush_size_threshold": 1000 * SIZE} | config),
+            clock=self.clock,
+            registry=self.registry,
+            on_failure=self.failures.append,
+        )
+        self._opened.append(coordinator)
+        return coordinator
+
+    async def open(self, storage: MemoryStorage | None = None, **config: object) -> Words:
+        """A coordinator at work."""
+        coordinator = await self.build(storage, **config)
+        coordinator.start()
+        return coordinator
+
+    async def close(self) -> None:
+        for coordinator in self._opened:
+            await coordinator.abort()
+
+    async def __aenter__(self) -> World:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+
+async def turns(count: int = 30) -> None:
+    """Let everybody run who can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def marks(coordinator: Words) -> tuple[int, int, int]:
+    applied, flushed, durable = (coordinator.watermark(level) for level in Durability)
+    return applied, flushed, durable
+
+
+def is_waiting(task: asyncio.Task[T]) -> bool:
+    return not task.done()

@@ -1,0 +1,115 @@
+"""What is particular to SlateDB: addresses, errors, speed of the binding, and a coordinator over it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.coordinator.doubles import COUNTER, WordDelta, WordFlusher, words_in
+
+from penstock.coordinator import (
+    CoordinatorConfig,
+    Durability,
+    FlushFenced,
+    Put,
+    WriteCoordinator,
+    slate_binding,
+)
+from penstock.coordinator.slate import SlateStorage, SlateStore
+from penstock.coordinator.slate_binding import slatedb
+from penstock.errors import ConfigError, InvalidInput, Unavailable, Unsupported
+from penstock.metrics import Registry
+
+
+async def coordinator_over(storage: SlateStorage) -> WriteCoordinator[str, WordDelta, object]:
+    coordinator: WriteCoordinator[str, WordDelta, object] = WriteCoordinator(
+        WordDelta,
+        WordFlusher(storage),
+        image=int(await storage.get(COUNTER) or 0),
+        snapshot=await storage.snapshot(),
+        config=CoordinatorConfig(sync_mode="every_flush"),  # type: ignore[arg-type]
+        registry=Registry(),
+    )
+    coordinator.start()
+    return coordinator
+
+
+def files(directory: Path) -> list[Path]:
+    return list(directory.rglob("*.sst"))
+
+
+async def test_a_database_of_words_survives_in_a_directory(tmp_path: Path) -> None:
+    for start in (0, 10):
+        storage = await SlateStorage.open(tmp_path.as_uri(), "words")
+        coordinator = await coordinator_over(storage)
+        for number in range(10):
+            await coordinator.write(f"{start + number}")
+        await coordinator.close()
+        assert await words_in(storage) == [str(number) for number in range(start + 10)]
+        await storage.close()
+    assert files(tmp_path)
+
+
+async def test_a_fenced_coordinator_acknowledges_nothing() -> None:
+    store = SlateStore("memory:///")
+    old = await SlateStorage.open(store, "words")
+    coordinator = await coordinator_over(old)
+    newer = await SlateStorage.open(store, "words")
+    handle = await coordinator.write("lost")
+    await coordinator.flush()
+    with pytest.raises(FlushFenced):
+        await handle.wait(Durability.DURABLE)
+    with pytest.raises(FlushFenced):
+        await coordinator.close()
+    assert await words_in(newer) == []
+    await old.close()
+    await newer.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("memory:///", "db"), ("file:///var/lib/x/", "var/lib/x/db"), ("memory:///deep/er", "deep/er/db")],
+)
+def test_the_directory_of_a_url_goes_into_the_path_of_the_database(url: str, path: str) -> None:
+    assert SlateStore(url).path("/db/") == path
+
+
+@pytest.mark.parametrize("url", ["", "nowhere", "s3://", "ftp://host/x"])
+def test_a_wrong_url_is_told(url: str) -> None:
+    with pytest.raises(ConfigError):
+        SlateStore(url)
+
+
+async def test_a_wrong_setting_is_told() -> None:
+    with pytest.raises(ConfigError, match="SlateDB"):
+        await SlateStorage.open("memory:///", "db", settings={"flush_interval": 7})
+
+
+async def test_a_closed_database_and_a_long_key_are_told() -> None:
+    storage = await SlateStorage.open("memory:///", "db")
+    with pytest.raises(InvalidInput, match="1 to 65535 bytes"):
+        await storage.apply([Put(b"k" * 65_536, b"")])
+    await storage.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await storage.get(b"a")
+
+
+def test_a_megabyte_is_handed_over_without_a_loop_in_python() -> None:
+    batch = slatedb().WriteBatch()
+    value = b"x" * 1_000_000
+    began = time.process_time()
+    for number in range(4):
+        batch.put(b"key%d" % number, value)
+    # Byte by byte, this takes a second and more.
+    assert time.process_time() - began < 0.4
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slate_binding, "_GENERATED", "slatedb_is_not_here")
+    slatedb.cache_clear()
+    try:
+        with pytest.raises(Unsupported, match=r"pip install 'penstock\[databases\]'"):
+            slatedb()
+    finally:
+        slatedb.cache_clear()

@@ -1,0 +1,41 @@
+"""The reference of PromQL names what there is, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from penstock.timeseries.promql import EngineConfig, errors
+from penstock.timeseries.promql.aggregation import AGGREGATIONS
+from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS
+from penstock.timeseries.promql.functions import FUNCTIONS
+
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "promql.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return TEXT.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def test_the_reference_names_every_function_and_no_other() -> None:
+    told = words(section("Functions").split("\nNot here", 1)[0])
+    assert told - {"le"} == FUNCTIONS
+
+
+def test_the_reference_names_every_aggregation_and_no_other() -> None:
+    told = words(section("Aggregations")) - {"by", "without"}
+    assert told == AGGREGATIONS.keys() | PARAMETRIC_AGGREGATIONS
+
+
+def test_the_reference_names_every_limit_with_its_default() -> None:
+    for field in dataclasses.fields(EngineConfig):
+        assert f"| `{field.name}` | `{field.default}` |" in section("Limits")
+
+
+def test_the_reference_names_every_error() -> None:
+    assert set(errors.__all__) <= words(section("Errors"))

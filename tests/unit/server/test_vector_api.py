@@ -1,0 +1,197 @@
+"""The vector API over HTTP: shapes, types, errors, keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.vector.doubles import World
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError
+from penstock.http.message import Fault, Request, Response
+from penstock.metrics import Registry
+from penstock.server.auth import Keyring
+from penstock.server.vector.routes import VectorApi, vector_app
+from penstock.server.vector.settings import VectorSettings
+
+ROOT = "/api/v1/vector"
+JSON = "application/json"
+PROTOBUF_JSON = "application/protobuf+json"
+UPSERT = {
+    "upsertVectors": [
+        {"id": "a/1", "attributes": {"vector": [1, 0, 0], "lang": "en", "rank": 2}},
+        {"id": "b", "attributes": {"vector": [0, 1, 0.5], "lang": "de", "draft": True}},
+    ]
+}
+
+
+class Server:
+    """The application, spoken to without a network."""
+
+    def __init__(self, world: World, settings: VectorSettings) -> None:
+        self.world = world
+        self.api = VectorApi(settings, clock=SYSTEM_CLOCK, registry=Registry())
+        self.app = vector_app(self.api, settings)
+
+    async def ask(
+        self, method: str, path: str, body: object = None, *, kind: str = JSON, key: str | None = None
+    ) -> Response:
+        headers = {b"content-type": kind.encode()} if kind else {}
+        if key is not None:
+            headers[b"authorization"] = b"Bearer " + key.encode()
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given: list[Response] = []
+        coroutine = self.app.begin(Request(method.encode(), path.encode(), headers, data), given.append)
+        return given[0] if coroutine is None else await coroutine
+
+    async def told(self, method: str, path: str, body: object = None, **more: str) -> tuple[int, dict]:
+        response = await self.ask(method, path, body, **more)  # type: ignore[arg-type]
+        assert isinstance(response.body, bytes)
+        return response.status, json.loads(response.body)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    served = Server(World(), VectorSettings())
+    served.api.store = await served.world.open()
+    yield served
+    if served.api.store.failed is None:
+        await served.api.store.close()
+    else:
+        await served.api.store.abort()
+
+
+async def test_what_was_acknowledged_is_durable_and_found(server: Server) -> None:
+    assert await server.told("POST", f"{ROOT}/write", UPSERT) == (
+        200,
+        {"status": "success", "vectorsUpserted": 2},
+    )
+    assert server.world.disk.unflushed == []
+    status, answer = await server.told(
+        "POST", f"{ROOT}/search", {"vector": [1, 0, 0], "k": 1, "includeFields": ["lang"]}
+    )
+    assert (status, answer["results"]) == (
+        200,
+        [{"score": 0.0, "vector": {"id": "a/1", "attributes": {"lang": "en"}}}],
+    )
+    status, answer = await server.told("GET", f"{ROOT}/vectors/a%2F1")
+    assert (status, answer["vector"]) == (
+        200,
+        {"id": "a/1", "attributes": {"lang": "en", "rank": 2.0, "vector": [1, 0, 0]}},
+    )
+
+
+async def test_deletions_count_the_ids_they_were_given(server: Server) -> None:
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    status, answer = await server.told("POST", f"{ROOT}/delete", {"ids": ["b", "nobody"]})
+    assert (status, answer) == (200, {"status": "success", "vectorsDeleted": 2})
+    assert (await server.told("GET", f"{ROOT}/vectors/b"))[0] == 404
+
+
+async def test_filters_and_absent_include_fields(server: Server) -> None:
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    wanted = {"and": [{"eq": {"field": "draft", "value": True}}, {"neq": {"field": "lang", "value": "en"}}]}
+    _, answer = await server.told("POST", f"{ROOT}/search", {"vector": [0, 0, 0], "filter": wanted})
+    assert [result["vector"] for result in answer["results"]] == [
+        {"id": "b", "attributes": {"lang": "de", "draft": True, "vector": [0, 1, 0.5]}}
+    ]
+
+
+@pytest.mark.parametrize("kind", [JSON, PROTOBUF_JSON, "application/json; charset=utf-8"])
+async def test_answers_are_of_the_type_that_was_sent(server: Server, kind: str) -> None:
+    response = await server.ask("POST", f"{ROOT}/write", UPSERT, kind=kind)
+    assert response.status == 200
+    assert response.content_type == kind.partition(";")[0].encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("write", b"{"),
+        ("write", b"\xff"),
+        ("write", {}),
+        ("write", {"upsertVectors": [], "more": 1}),
+        ("write", {"upsertVectors": [{"id": "a"}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"lang": "en"}}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"vector": "x"}}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"vector": [1, 2, "x"]}}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"vector": [1, 0, 0], "lang": [1]}}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"vector": [1, 0]}}]}),
+        ("write", {"upsertVectors": [{"id": "a", "attributes": {"vector": [1, 0, 1e300]}}]}),
+        ("delete", {"ids": [1]}),
+        ("delete", {"ids": [""]}),
+        ("search", {"k": 3}),
+        ("search", {"vector": [1, 0]}),
+        ("search", {"vector": [1, 0, 0], "k": 0}),
+        ("search", {"vector": [1, 0, 0], "filter": {"eq": {"field": "body", "value": "x"}}}),
+        ("search", b"[" * 100_000),
+    ],
+)
+async def test_what_makes_no_sense_is_400_with_a_sentence(server: Server, path: str, body: object) -> None:
+    status, answer = await server.told("POST", f"{ROOT}/{path}", body)
+    assert status == 400
+    assert answer["status"] == "error"
+    assert answer["message"]
+
+
+async def test_other_mistakes_have_their_status(server: Server) -> None:
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT, kind="text/plain")).status == 415
+    assert (await server.ask("GET", f"{ROOT}/nothing")).status == 404
+    response = await server.ask("GET", f"{ROOT}/write")
+    assert (response.status, list(response.headers)) == (405, [(b"allow", b"POST")])
+    assert (await server.told("GET", f"{ROOT}/vectors/zz"))[0] == 404
+    assert server.app.fault(Fault.TOO_LARGE, "large").status == 413
+
+
+async def test_probes_and_metrics(server: Server) -> None:
+    assert (await server.ask("GET", "/-/healthy")).status == 200
+    assert (await server.ask("GET", "/-/ready")).status == 200
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    metrics = await server.ask("GET", "/metrics")
+    assert isinstance(metrics.body, bytes)
+    assert b"vector_vectors 2" in metrics.body
+    assert b"vector_vectors_upserted" in metrics.body
+    assert (await server.ask("POST", "/-/flush")).status == 200
+
+
+async def test_before_it_is_open_and_when_it_leaves_a_server_says_503(server: Server) -> None:
+    store, server.api.store = server.api.store, None
+    assert (await server.ask("GET", "/-/ready")).status == 503
+    assert (await server.ask("GET", "/-/healthy")).status == 200
+    response = await server.ask("POST", f"{ROOT}/search", {"vector": [1, 0, 0]})
+    assert (response.status, list(response.headers)) == (503, [(b"retry-after", b"1")])
+    server.api.store, server.api.draining = store, True
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT)).status == 503
+
+
+async def test_a_fenced_server_acknowledges_nothing_and_is_not_healthy(server: Server) -> None:
+    newer = await server.world.open()
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT)).status == 503
+    assert (await server.ask("GET", "/-/healthy")).status == 503
+    assert len(newer) == 0
+    await newer.close()
+
+
+async def test_keys_say_who_may_do_what() -> None:
+    settings = VectorSettings(keys=Keyring.parse("reader:read,writer:rw"))
+    server = Server(World(), settings)
+    server.api.store = await server.world.open()
+    search = {"vector": [1, 0, 0]}
+    assert (await server.ask("POST", f"{ROOT}/search", search)).status == 401
+    assert (await server.ask("POST", f"{ROOT}/search", search, key="reader")).status == 200
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT, key="reader")).status == 403
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT, key="writer")).status == 200
+    assert (await server.ask("POST", f"{ROOT}/delete", {"ids": ["a"]}, key="writer")).status == 403
+    assert (await server.ask("GET", "/-/healthy")).status == 200
+    await server.api.store.close()
+
+
+def test_a_server_that_others_could_reach_needs_keys() -> None:
+    with pytest.raises(ConfigError, match="VECTOR_API_KEYS"):
+        VectorSettings(host="0.0.0.0")
+    VectorSettings(host="0.0.0.0", allow_no_keys=True)
+    for wrong in ({"port": 70_000}, {"acknowledge": "maybe"}, {"requests_max": 0}):
+        with pytest.raises(ConfigError):
+            VectorSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,313 @@
+"""A database fed from a queue: every batch once, acknowledged when it is durable, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from tests.unit.timeseries.database_doubles import START_MS, contents, disk, opened
+
+from penstock.buffer import Consumer, ConsumerConfig, FencedError, Metadata, Producer, ProducerConfig
+from penstock.coordinator import FlushFenced, WriteHandle
+from penstock.errors import Unavailable
+from penstock.metrics import Registry
+from penstock.objects import MemoryStore
+from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
+from penstock.services.feeding import payload_per_record
+from penstock.services.timeseries_feed import METRICS_PAYLOAD, FedTimeSeries
+from penstock.testing.memory_storage import MemoryDisk, StorageFault
+from penstock.timeseries import TimeSeries
+
+
+def gauge(name: str, at: int, value: float) -> bytes:
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name=name)
+    metric.gauge.data_points.add(time_unix_nano=(START_MS + at) * 1_000_000, as_double=value)
+    return request.SerializeToString()
+
+
+async def produce(store: MemoryStore, batches: Sequence[tuple[list[bytes], bytes]]) -> None:
+    """One batch of the queue for each."""
+    async with Producer(ProducerConfig(store=store, flush_interval="1ms")) as producer:
+        for records, payload in batches:
+            handle = await producer.produce(records, payload)
+            await handle.watcher.await_durable()
+
+
+def feed(store: MemoryStore, database: TimeSeries, **settings: object) -> Feed:
+    config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False), poll_interval="1ms")
+    return Feed(config, FedTimeSeries(database), **settings)  # type: ignore[arg-type]
+
+
+async def queue_length(store: MemoryStore) -> int:
+    consumer = await Consumer.open(ConsumerConfig(store=store, gc_enabled=False))
+    try:
+        return len(consumer)
+    finally:
+        await consumer.release()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[MemoryStore]:
+    store = MemoryStore("queue")
+    yield store
+    await store.close()
+
+
+async def test_batches_become_series_and_leave_the_queue(store: MemoryStore) -> None:
+    await produce(
+        store,
+        [
+            ([gauge("a", 0, 1.0), gauge("b", 0, 2.0)], METRICS_PAYLOAD),
+            ([gauge("a", 1, 3.0)], METRICS_PAYLOAD),
+        ],
+    )
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database).run(once=True)
+        assert (report.batches, report.records, report.refused, report.through) == (2, 3, 0, 1)
+        assert await contents(database) == {"a{}": {0: 1.0, 1: 3.0}, "b{}": {0: 2.0}}
+        assert await database.stored_sequence() == 1
+    assert await queue_length(store) == 0
+
+
+async def test_nothing_is_acknowledged_before_it_is_durable(store: MemoryStore) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    storage = disk().open()
+    async with await opened(storage) as database:
+        work = feed(store, database)
+        storage.gate("flush").set()
+        running = asyncio.create_task(work.run(once=True))
+        while not storage.calls.count("flush"):  # noqa: ASYNC110 - the storage does not tell
+            await asyncio.sleep(0.001)
+        gate = storage.gate("flush")
+        gate.clear()
+        done, _ = await asyncio.wait({running}, timeout=0.3)
+        assert not done
+        assert "apply" in storage.calls
+        assert work.report.batches == 0
+        gate.set()
+        assert (await running).batches == 1
+
+
+async def test_a_feed_goes_on_behind_what_the_database_has(store: MemoryStore) -> None:
+    await produce(store, [([gauge("a", at, float(at))], METRICS_PAYLOAD) for at in range(4)])
+    there = disk()
+    async with await opened(there.open()) as database:
+        await database.write([], sequence=2)
+        report = await feed(store, database).run(once=True)
+        assert (report.batches, report.through) == (1, 3)
+        assert await contents(database) == {"a{}": {3: 3.0}}
+
+
+async def test_records_that_cannot_be_read_are_set_aside_before_their_batch_is_stored(
+    store: MemoryStore,
+) -> None:
+    long = gauge("x" * 20_000, 0, 1.0)
+    await produce(
+        store,
+        [
+            ([b"\xff\xff", gauge("a", 0, 1.0), long], METRICS_PAYLOAD),
+            ([gauge("b", 0, 1.0)], b"\x01\x02\x01\x00"),
+        ],
+    )
+    registry = Registry()
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database, registry=registry).run(once=True)
+        assert await contents(database) == {"a{}": {0: 1.0}}
+        assert await database.stored_sequence() == 1
+    assert (report.records, report.refused) == (1, 3)
+    assert registry.value("feed.records_refused") == 3
+    assert [letter.reason.partition(":")[0] for letter in report.letters] == [
+        "record 0",
+        "record 2",
+        "record 0",
+    ]
+    assert "logs, not metrics" in report.letters[2].reason
+    first = report.letters[0]
+    assert first.bytes_key is not None
+    assert bytes((await store.get(first.bytes_key)).data) == b"\xff\xff"
+
+
+async def test_a_crash_after_the_letter_and_before_the_write_repeats_the_letter(store: MemoryStore) -> None:
+    await produce(store, [([b"\xff", gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    there = disk()
+    storage = there.open()
+    database = await opened(storage)
+    storage.fail_at(len(storage.calls) + 2, StorageFault.FAILED)
+    with pytest.raises(Exception, match="failed"):
+        await feed(store, database).run(once=True)
+    async with await opened(there.open()) as again:
+        report = await feed(store, again).run(once=True)
+        assert (report.records, report.refused) == (1, 1)
+
+
+async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: MemoryStore) -> None:
+    async with await opened(disk().open()) as database:
+
+        async def no_store(refused: Sequence[RefusedRecord]) -> None:
+            raise Unavailable("the store is away")
+
+        with pytest.raises(Unavailable):
+            await FedTimeSeries(database).write_batch([b"\xff"], [METRICS_PAYLOAD], 0, no_store)
+        assert await database.stored_sequence() is None
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x01\x01\x01", b"\x02\x01\x01\x00", b"\x01\x03\x01\x00", b"\x01\x01\x02\x00"]
+)
+async def test_a_payload_that_says_something_else_sets_the_record_aside(
+    store: MemoryStore, payload: bytes
+) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], payload)])
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database).run(once=True)
+        assert (report.records, report.refused) == (0, 1)
+        assert await database.stored_sequence() == 0
+
+
+def test_a_record_has_the_payload_of_the_last_item_at_or_before_it() -> None:
+    items = [
+        Metadata(start_index=at, ingestion_time_ms=0, payload=text)
+        for at, text in ((2, b"two"), (4, b"four"))
+    ]
+    assert payload_per_record(items, 6) == [b"", b"", b"two", b"two", b"four", b"four"]
+    assert payload_per_record([], 2) == [b"", b""]
+
+
+class Crowded:
+    """A database that has no room for the first offers of each batch."""
+
+    def __init__(self, database: TimeSeries) -> None:
+        self._fed = FedTimeSeries(database)
+        self.offers: list[int] = []
+
+    async def write_batch(
+        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+    ) -> WriteHandle:
+        self.offers.append(sequence)
+        await set_aside([RefusedRecord(0, "no good")])
+        if self.offers.count(sequence) < 3:
+            raise Unavailable("no room")
+        return await self._fed.write_batch(records[1:], metadata[1:], sequence, set_aside)
+
+    async def stored_sequence(self) -> int | None:
+        return await self._fed.stored_sequence()
+
+    async def sync(self) -> None:
+        await self._fed.sync()
+
+
+async def test_a_batch_for_which_there_is_no_room_is_offered_again_and_its_letters_count_once(
+    store: MemoryStore,
+) -> None:
+    await produce(store, [([b"x", gauge("a", at, 1.0)], METRICS_PAYLOAD) for at in range(2)])
+    async with await opened(disk().open()) as database:
+        crowded = Crowded(database)
+        config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False))
+        report = await Feed(config, crowded).run(once=True)
+        assert crowded.offers == [0, 0, 0, 1, 1, 1]
+        assert (report.records, report.refused) == (2, 2)
+        assert await contents(database) == {"a{}": {0: 1.0, 1: 1.0}}
+
+
+async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    async with await opened(disk().open()) as database:
+        caught_up = asyncio.Event()
+        work = feed(store, database, on_progress=lambda report: report.caught_up and caught_up.set())
+        running = asyncio.create_task(work.run())
+        await caught_up.wait()
+        work.stop()
+        report = await running
+        assert (report.batches, report.through) == (1, 0)
+    assert await queue_length(store) == 0
+
+
+async def test_a_stop_ends_it_while_the_queue_is_away(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+
+    async def away(*arguments: object, **settings: object) -> Consumer:
+        tried.set()
+        raise Unavailable("the queue is away")
+
+    monkeypatch.setattr(Consumer, "open", away)
+    async with await opened(disk().open()) as database:
+        work = feed(store, database)
+        running = asyncio.create_task(work.run())
+        await tried.wait()
+        work.stop()
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(5):
+                await running
+
+
+async def test_a_newer_owner_of_the_queue_stops_it(store: MemoryStore) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    async with await opened(disk().open()) as database:
+        caught_up = asyncio.Event()
+        work = feed(store, database, on_progress=lambda report: report.caught_up and caught_up.set())
+        running = asyncio.create_task(work.run())
+        await caught_up.wait()
+        newer = await Consumer.open(ConsumerConfig(store=store, gc_enabled=False), 0)
+        with pytest.raises(FencedError):
+            async with asyncio.timeout(10):
+                await running
+        await newer.release()
+
+
+async def test_a_newer_writer_of_the_database_stops_it_and_the_batch_is_still_in_the_queue(
+    store: MemoryStore,
+) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    there = disk()
+    older = await opened(there.open())
+    assert await older.stored_sequence() is None
+    newer = await opened(there.open())
+    with pytest.raises(FlushFenced):
+        await feed(store, older).run(once=True)
+    with pytest.raises(FlushFenced):
+        await older.close()
+    report = await feed(store, newer).run(once=True)
+    assert report.records == 1
+    await newer.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_every_batch_counts_once_whatever_crashes(seed: int) -> None:
+    """Lives that end at any storage call of the database."""
+    rng = random.Random(seed)
+    store = MemoryStore(f"queue-{seed}")
+    batches = [
+        ([gauge("n", 10 * at + place, 1.0) for place in range(1 + at % 3)], METRICS_PAYLOAD)
+        for at in range(12)
+    ]
+    await produce(store, batches)
+    there = disk()
+    for life in range(40):
+        if await life_of(there, store, rng, last=life == 39):
+            break
+    async with await opened(there.open()) as database:
+        found = await contents(database)
+        assert sum(found["n{}"].values()) == sum(len(records) for records, _ in batches)
+        assert await database.stored_sequence() == 11
+
+
+async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, last: bool) -> bool:
+    """Whether the queue was emptied."""
+    storage = there.open(kept=rng.randrange(3))
+    database = await opened(storage, fold_blocks=2)
+    if not last:
+        storage.fail_at(rng.randrange(2, 12), rng.choice(list(StorageFault)))
+    try:
+        async with asyncio.timeout(20):
+            await feed(store, database).run(once=True)
+        await database.close()
+    except Exception:
+        await database._coordinator.abort()
+        return False
+    return True

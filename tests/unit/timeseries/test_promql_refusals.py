@@ -1,0 +1,167 @@
+"""Queries that get no answer, and what they are told."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.timeseries.promql_doubles import ENGINE, load
+
+from penstock.errors import ConfigError, InvalidInput, LimitExceeded
+from penstock.testing.clock import ManualClock
+from penstock.timeseries.promql import (
+    BadRange,
+    Engine,
+    EngineConfig,
+    ParseError,
+    QueryTimeout,
+    StaticSource,
+    TooManySamples,
+    UnsupportedQuery,
+    parse_selector,
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("", (1, 1)),
+        ("x +", (1, 4)),
+        ("x y", (1, 3)),
+        ("sum(x", (1, 6)),
+        ("x[5m", (1, 5)),
+        ('x{a="b"', (1, 8)),
+        ("x{a}", (1, 4)),
+        ('x{a="b}', (1, 5)),
+        ("1 +* 2", (1, 4)),
+        ("a\n  + b\n  + * c", (3, 5)),
+        ("rate(x)", (1, 7)),
+        ("rate(x[5m]) by (a)", (1, 13)),
+        ("foo(1)", (1, 4)),
+        ("x[5m] + 1", (1, 7)),
+        ("x and 1", (1, 7)),
+        ("1 == 2", (1, 6)),
+        ("x[0s]", (1, 3)),
+        ('sum(rate(http{a="b"}[5m]) by (x)', (1, 27)),
+        ('label_replace(x, "a", "b")', (1, 26)),
+        ("{}", (1, 2)),
+    ],
+)
+def test_a_parse_error_points_at_what_does_not_fit(query: str, place: tuple[int, int]) -> None:
+    with pytest.raises(ParseError) as caught:
+        ENGINE.instant(query, 0)
+    assert (caught.value.line, caught.value.column) == place
+    assert str(caught.value).startswith(f"{place[0]}:{place[1]}: parse error: ")
+    assert isinstance(caught.value, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["(" * 101 + "x" + ")" * 101, "-" * 101 + "x", "1+" * 3000 + "1", "x or " * 300 + "x", "x" * 70_000],
+)
+def test_a_query_that_is_too_deep_or_too_long_is_refused_before_it_can_hurt(query: str) -> None:
+    with pytest.raises(ParseError, match=r"nested|longer"):
+        ENGINE.instant(query, 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("histogram_fraction(0, 1, x)", "histogram_fraction"),
+        ("sum(holt_winters_like + info(x))", "info"),
+        ("limitk(2, x)", "limitk"),
+        ('x{a="1" or b="2"}', "or"),
+        ("a + fill(0) b", "fill"),
+        ("x @ -5", "@"),
+    ],
+)
+def test_what_is_not_supported_is_named(query: str, name: str) -> None:
+    with pytest.raises(UnsupportedQuery, match=name):
+        ENGINE.instant(query, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(10, 5, 1), (0, 10, 0), (0, 10, -1), (0, 11_000, 1), (0, 2**60, 2**50)]
+)
+def test_steps_that_cannot_be_are_refused(start: int, end: int, step: int) -> None:
+    with pytest.raises(BadRange):
+        ENGINE.range("x", start, end, step)
+
+
+def test_eleven_thousand_steps_are_allowed() -> None:
+    assert ENGINE.range("x", 0, 10_999, 1).selections
+
+
+@pytest.mark.parametrize("query", ["x[5m]", "x[5m:1m]", '"text"'])
+def test_a_range_query_has_to_be_a_vector_or_a_number(query: str) -> None:
+    with pytest.raises(ParseError, match="scalar or an instant vector"):
+        ENGINE.range(query, 0, 1, 1)
+
+
+def test_a_query_may_hold_so_many_samples_only() -> None:
+    source = load({"x": "0+1x100"})
+    with pytest.raises(TooManySamples):
+        Engine(EngineConfig(samples_max=50)).instant("sum_over_time(x[2h])", 6_000_000).evaluate(source)
+    with pytest.raises(TooManySamples):
+        Engine(EngineConfig(samples_max=1000)).instant("sum_over_time(x[2h:1s])", 6_000_000)
+    assert issubclass(TooManySamples, LimitExceeded)
+
+
+async def test_a_query_may_take_so_long_only() -> None:
+    clock = ManualClock()
+    source = load({"x": "1"})
+    prepared = Engine(EngineConfig(timeout="2s"), clock=clock).instant("x", 0)
+    await clock.advance(1.9)
+    assert prepared.evaluate(source).series
+    await clock.advance(0.2)
+    with pytest.raises(QueryTimeout, match="2s"):
+        prepared.evaluate(source)
+
+
+async def test_a_caller_may_shorten_the_time_but_not_lengthen_it() -> None:
+    clock = ManualClock()
+    source = load({"x": "1"})
+    engine = Engine(EngineConfig(timeout="2s"), clock=clock)
+    short, long = engine.instant("x", 0, timeout_s=1), engine.instant("x", 0, timeout_s=60)
+    await clock.advance(1.5)
+    with pytest.raises(QueryTimeout):
+        short.evaluate(source)
+    await clock.advance(1)
+    with pytest.raises(QueryTimeout):
+        long.evaluate(source)
+
+
+@pytest.mark.parametrize("text", ["sum(x)", "x[5m]", "1", "(x)"])
+def test_a_selector_is_nothing_but_a_selector(text: str) -> None:
+    with pytest.raises(ParseError):
+        parse_selector(text)
+
+
+@pytest.mark.parametrize("wrong", [{"lookback": 0}, {"samples_max": 0}, {"steps_max": 0}, {"timeout": "0s"}])
+def test_limits_have_to_make_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_hostile_expression_takes_linear_time() -> None:
+    source: StaticSource = load({f'x{{a="{"a" * 5000}"}}': "1"})
+    assert ENGINE.instant('x{a=~"(a+)+b"}', 0).evaluate(source).series == []
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("1 - 2 - 3", -4),
+        ("2 + 3 * 4 ^ 2", 50),
+        ("-2 ^ 2", -4),
+        ("8 / 4 * 2", 4),
+        ("7 % 4 % 2", 1),
+        ("1 > bool 0 + 1", 0),
+    ],
+)
+def test_operators_bind_as_documented(query: str, value: float) -> None:
+    (series,) = ENGINE.instant(query, 0).evaluate(load({})).series
+    assert series.values.tolist() == [value]
+
+
+def test_a_time_that_no_clock_shows_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="out of range"):
+        ENGINE.instant("x @ 1e20", 0)

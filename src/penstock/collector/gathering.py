@@ -1,7 +1,7 @@
 """Small requests that come at the same time, put together before they are turned into columns.
 
-Setting up the columns of a batch costs as much as some two hundred of its rows, whoever sends them. While
-groups are decoded and made durable the next one gathers by itself, so nobody waits for company.
+Setting up the columns of a batch costs as much as some two hundred of its rows, whoever sends them. While a
+group is decoded and made durable the next one gathers by itself, so nobody waits for company.
 
 Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
 holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
@@ -24,8 +24,6 @@ __all__ = ["Gathering", "Mixed", "Take"]
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
-_GROUPS_MAX: Final = 2
-"""So many groups of a signal are under way: one is decoded while another waits for the disk."""
 _Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Accepted]"]
 
 
@@ -50,23 +48,23 @@ class Gathering:
     def __init__(self, take: Take) -> None:
         self._take = take
         self._waiting: dict[Signal, deque[_Waiting]] = {signal: deque() for signal in Signal}
-        self._runners: dict[Signal, set[asyncio.Task[None]]] = {signal: set() for signal in Signal}
+        self._runners: dict[Signal, asyncio.Task[None]] = {}
 
     async def add(self, data: bytes, signal: Signal) -> Accepted:
         """The answer to one request. Raises what is wrong with it, and what keeping it raised."""
         check_framing(data)
         answer: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
         self._waiting[signal].append((data, answer))
-        runners = self._runners[signal]
-        if len(runners) < _GROUPS_MAX:
-            runner = asyncio.create_task(self._run(signal))
-            runners.add(runner)
-            runner.add_done_callback(runners.discard)
+        if signal not in self._runners:
+            self._runners[signal] = asyncio.create_task(self._run(signal))
         return await answer
 
     async def _run(self, signal: Signal) -> None:
-        while self._waiting[signal]:
-            await self._settle(self._group(signal), signal)
+        try:
+            while self._waiting[signal]:
+                await self._settle(self._group(signal), signal)
+        finally:
+            del self._runners[signal]
 
     def _group(self, signal: Signal) -> list[_Waiting]:
         waiting, size = self._waiting[signal], 0

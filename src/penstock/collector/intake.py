@@ -51,8 +51,15 @@ class Decoder:
     def __init__(self) -> None:
         self._alone = asyncio.Lock()
 
-    async def run(self, decode: Callable[[bytes, Signal], _Made], data: bytes, signal: Signal) -> _Made:
-        if len(data) <= _INLINE_BYTES:
+    async def run(
+        self,
+        decode: Callable[[bytes, Signal], _Made],
+        data: bytes,
+        signal: Signal,
+        *,
+        inline_bytes: int = _INLINE_BYTES,
+    ) -> _Made:
+        if len(data) <= inline_bytes:
             return decode(data, signal)
         if len(data) <= _ALONE_BYTES:
             return await asyncio.to_thread(decode, data, signal)
@@ -78,7 +85,10 @@ class RawIntake:
 
 
 class ArrowIntake:
-    """Requests as columns. Small ones that come at the same time become one bundle, others one each."""
+    """Requests as columns. Small ones that come at the same time become one bundle, others one each.
+
+    They are decoded on a thread, so that others can come meanwhile.
+    """
 
     def __init__(self, store: Store, *, decoder: Decoder | None = None) -> None:
         self._store = store
@@ -93,7 +103,7 @@ class ArrowIntake:
         return await self._gathering.add(data, signal)
 
     async def _keep(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
-        decoded = await self._decoder.run(otlp.decode, data, signal)
+        decoded = await self._decoder.run(otlp.decode, data, signal, inline_bytes=0)
         if decoded.rejected and not alone:
             raise Mixed("some items of some requests are refused")
         if decoded.items:

@@ -186,6 +186,7 @@ async def test_a_query_that_takes_too_long_is_told_so() -> None:
         (request(({"__name__": "long", "x": "y" * 20_000}, [(NOW_MS, 1.0)])), {}, 400),
         (b"", {"content-type": "application/x-protobuf;proto=io.prometheus.write.v2.Request"}, 415),
     ],
+    ids=["not snappy", "no name", "before 1970", "a long label", "version 2"],
 )
 async def test_a_bad_remote_write_is_refused_for_good(
     content: bytes, headers: dict[str, str], status: int

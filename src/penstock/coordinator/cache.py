@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from penstock.coordinator.errors import Lagged
+from penstock.coordinator.errors import Lagged, Shutdown
 from penstock.coordinator.events import FlushEvent
 from penstock.coordinator.subscription import Subscription
 from penstock.coordinator.watermarks import Watermark
+from penstock.errors import PenstockError
 
 __all__ = ["IncrementalCache"]
 
@@ -62,7 +63,10 @@ class IncrementalCache(Generic[D, S, T]):
         return self._epoch.value
 
     async def wait(self, epoch: int) -> None:
-        """Return when `state` holds `epoch`: a read of one's own flushed write."""
+        """Return when `state` holds `epoch`: a read of one's own flushed write.
+
+        Raises what stopped the coordinator, or `Shutdown`, if the cache was told that it never will.
+        """
         await self._epoch.wait(epoch)
 
     async def step(self) -> bool:
@@ -75,15 +79,24 @@ class IncrementalCache(Generic[D, S, T]):
         except Lagged:
             return True
         except StopAsyncIteration:
+            self._epoch.fail(lambda: Shutdown("the coordinator is closed, and the cache with it"))
             return False
+        except PenstockError:
+            self._epoch.fail(self._subscription.failure or Shutdown)
+            raise
         if isinstance(event, FlushEvent):
             await self._follow(event)
         return True
 
     async def run(self) -> None:
-        """Follow until the coordinator is closed."""
-        while await self.step():
-            pass
+        """Follow until the coordinator is closed. What else ends it, ends the cache for those who wait."""
+        try:
+            while await self.step():
+                pass
+        except Exception as error:
+            reason = f"the cache has stopped: {str(error) or type(error).__name__}"
+            self._epoch.fail(self._subscription.failure or (lambda: Shutdown(reason)))
+            raise
 
     async def _follow(self, event: FlushEvent[D, S]) -> None:
         if event.epoch_range.hi <= self.epoch:

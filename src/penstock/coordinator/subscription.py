@@ -52,6 +52,11 @@ class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D
             self._wake.clear()
             await self._wake.wait()
 
+    @property
+    def failure(self) -> Failure | None:
+        """Makes the error that ended it; None while it goes on, and when it ended in order."""
+        return self._failure
+
     def close(self) -> None:
         """Stop listening."""
         self._broadcast.remove(self)

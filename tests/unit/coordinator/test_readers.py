@@ -10,14 +10,17 @@ from tests.unit.coordinator.doubles import SIZE, WordDelta, Words, World, turns,
 
 from penstock.coordinator import (
     Durability,
+    FlushError,
     FlushEvent,
     FreezeEvent,
     IncrementalCache,
     Lagged,
+    Shutdown,
     StorageRead,
     Subscription,
 )
 from penstock.errors import Conflict
+from penstock.testing.memory_storage import StorageFault
 
 Events = Subscription[WordDelta, StorageRead]
 Cache = IncrementalCache[WordDelta, StorageRead, list[str]]
@@ -166,3 +169,38 @@ async def test_a_reader_can_wait_until_the_cache_holds_its_write(world: World) -
     await coordinator.close()
     await following
     await handle.wait(Durability.DURABLE)
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["closed", "failed"])
+async def test_nobody_waits_for_what_a_cache_will_never_hold(world: World, failed: bool) -> None:
+    coordinator = await world.open()
+    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=add)
+    waiting = asyncio.create_task(cache.wait(9))
+    following = asyncio.create_task(cache.run())
+    await turns()
+    if failed:
+        world.storage.fail_at(len(world.storage.calls) + 1, StorageFault.FAILED)
+        await coordinator.write("a")
+        await coordinator.flush()
+        with pytest.raises(FlushError):
+            await following
+    else:
+        await coordinator.close()
+        await following
+    for read in (waiting, asyncio.create_task(cache.wait(9))):
+        with pytest.raises(FlushError if failed else Shutdown):
+            await asyncio.wait_for(read, 5)
+
+
+async def test_a_cache_that_cannot_be_rebuilt_says_so_to_those_who_wait(world: World) -> None:
+    def broken(state: list[str], delta: WordDelta) -> list[str]:
+        raise Conflict("the words do not fit")
+
+    coordinator = await world.open()
+    cache: Cache = await IncrementalCache.open(coordinator.subscribe(), rebuild=words_in, apply=broken)
+    waiting = asyncio.create_task(cache.wait(1))
+    await flushed(coordinator, "a")
+    with pytest.raises(Conflict):
+        await cache.run()
+    with pytest.raises(Shutdown, match="do not fit"):
+        await asyncio.wait_for(waiting, 5)

@@ -47,6 +47,7 @@ class FedTimeSeries:
         if refused:
             await set_aside(refused)
         handle = await self._database.write(series, sequence=sequence)
+        await handle.epoch()  # a batch behind one that is refused would be stored, and hide it for ever
         self._rejected.inc(rejected)
         return handle
 

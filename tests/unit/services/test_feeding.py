@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from tests.unit.timeseries.database_doubles import START_MS, contents, disk, opened
 
 from penstock.buffer import Consumer, ConsumerConfig, FencedError, Metadata, Producer, ProducerConfig
-from penstock.coordinator import FlushFenced, WriteHandle
+from penstock.coordinator import ApplyError, FlushFenced, WriteHandle
 from penstock.errors import Unavailable
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
@@ -19,7 +19,7 @@ from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
 from penstock.services.feeding import payload_per_record
 from penstock.services.timeseries_feed import METRICS_PAYLOAD, FedTimeSeries
 from penstock.testing.memory_storage import MemoryDisk, StorageFault
-from penstock.timeseries import TimeSeries
+from penstock.timeseries import Labels, TimeSeries
 
 
 def gauge(name: str, at: int, value: float) -> bytes:
@@ -142,6 +142,20 @@ async def test_a_crash_after_the_letter_and_before_the_write_repeats_the_letter(
     async with await opened(there.open()) as again:
         report = await feed(store, again).run(once=True)
         assert (report.records, report.refused) == (1, 1)
+
+
+async def test_no_batch_is_stored_behind_one_that_the_database_refuses(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Labels, "fingerprint", lambda self: b"0123456789abcdef")
+    names = ("up", "other", "up")  # the second has the fingerprint of the first
+    await produce(store, [([gauge(name, at, 1.0)], METRICS_PAYLOAD) for at, name in enumerate(names)])
+    there = disk()
+    async with await opened(there.open()) as database:
+        with pytest.raises(ApplyError, match="fingerprint"):
+            await feed(store, database).run(once=True)
+    async with await opened(there.open()) as again:
+        assert await again.stored_sequence() == 0
 
 
 async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: MemoryStore) -> None:

@@ -105,6 +105,14 @@ def test_a_query_may_hold_so_many_samples_only() -> None:
     assert issubclass(TooManySamples, LimitExceeded)
 
 
+def test_counting_values_is_paid_for_by_the_values_before_there_is_room_for_them() -> None:
+    source = load({f'x{{n="{n}"}}': f"{n}+0.37x99" for n in range(5)})
+    engine = Engine(EngineConfig(samples_max=20_000))
+    with pytest.raises(TooManySamples):
+        engine.range('count_values("v", x)', 0, 99 * 60_000, 60_000).evaluate(source)
+    assert engine.range("count(x)", 0, 99 * 60_000, 60_000).evaluate(source).series
+
+
 async def test_a_query_may_take_so_long_only() -> None:
     clock = ManualClock()
     source = load({"x": "1"})

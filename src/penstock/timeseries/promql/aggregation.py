@@ -11,6 +11,7 @@ import numpy as np
 from penstock.timeseries.arrays import Floats, Integers
 from penstock.timeseries.float_text import plain_text
 from penstock.timeseries.model import METRIC_NAME, Labels
+from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.errors import ExecutionError
 from penstock.timeseries.promql.over_time import quantiles
 from penstock.timeseries.promql.summation import group_means, group_sums
@@ -140,10 +141,10 @@ def select_extremes(vectors: Vectors, grouping: Grouping, how_many: Floats, *, l
     return selected.compact()
 
 
-def count_values(vectors: Vectors, grouping: Grouping, label: str) -> Vectors:
+def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budget) -> Vectors:
     """How many series of each group have each value, which becomes the label.
 
-    Raises `ExecutionError` if the label has no name.
+    Raises `ExecutionError` if the label has no name, and as `Budget.charge` does: every value is a series.
     """
     if not label:
         raise ExecutionError("the name of the label of count_values() is empty")
@@ -151,6 +152,7 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str) -> Vectors:
     distinct, which = np.unique(vectors.values[row, step], return_inverse=True)
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
     cells, cell = np.unique(np.stack((numbers[row], which)), axis=1, return_inverse=True)
+    budget.charge(cells.shape[1] * vectors.values.shape[1])
     counts = np.zeros((cells.shape[1], vectors.values.shape[1]))
     np.add.at(counts, (cell.ravel(), step), 1.0)
     labels = [

@@ -136,7 +136,7 @@ class Evaluation:
             return aggregation.aggregate(op, vectors, grouping)
         assert node.param is not None
         if op == "count_values":
-            return aggregation.count_values(vectors, grouping, literal_text(node.param))
+            return aggregation.count_values(vectors, grouping, literal_text(node.param), self._budget)
         parameter = self.scalars(node.param).values
         if op == "quantile":
             return aggregation.quantile(vectors, grouping, parameter)

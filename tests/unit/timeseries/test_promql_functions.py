@@ -194,6 +194,12 @@ def test_absent_carries_what_equality_asked_for(source: StaticSource) -> None:
     assert at(source, 'absent_over_time(nonexistent{job="myjob"}[1h])', 0) == {'{job="myjob"}': 1}
 
 
+def test_a_job_of_several_metrics_can_be_missed() -> None:
+    source = load({'up{job="x"}': "1 _ _ 1", 'down{job="x"}': "1 _ _ _"})
+    values = over(source, 'absent_over_time({job="x"}[90s])', 0, 3)['{job="x"}']
+    assert [value == 1 for value in values] == [False, False, True, False]
+
+
 def test_absent_speaks_at_the_steps_that_miss(source: StaticSource) -> None:
     values = over(source, "absent(nothing)", 4, 7)["{}"]
     assert [value == 1 for value in values] == [False, False, True, True]

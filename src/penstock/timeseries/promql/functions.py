@@ -103,7 +103,7 @@ def _absent(evaluation: Evaluation, args: _Args) -> Vectors:
     labels = NO_LABELS
     if isinstance(selector, ast.VectorSelector):
         labels = label_functions.absent_labels(matchers_of(selector))
-    return label_functions.absence(evaluation.vectors(args[0]), labels)
+    return label_functions.absence(evaluation.vectors(args[0]).present, labels)
 
 
 def _absent_over_time(evaluation: Evaluation, args: _Args) -> Vectors:
@@ -111,7 +111,7 @@ def _absent_over_time(evaluation: Evaluation, args: _Args) -> Vectors:
     labels = NO_LABELS
     if isinstance(selector, ast.MatrixSelector):
         labels = label_functions.absent_labels(matchers_of(selector.vector_selector))
-    return label_functions.absence(over_time.count_over_time(evaluation.windows(args[0])), labels)
+    return label_functions.absence(evaluation.windows(args[0]).counts > 0, labels)
 
 
 def _round(evaluation: Evaluation, args: _Args) -> Vectors:

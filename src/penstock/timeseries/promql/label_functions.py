@@ -45,9 +45,9 @@ def label_join(vectors: Vectors, into: str, separator: str, sources: Sequence[st
     return merged(labels, vectors.values, vectors.present)
 
 
-def absence(present: Vectors, labels: Labels) -> Vectors:
-    """1, under `labels`, at the steps at which nothing is there."""
-    absent: Mask = np.logical_not(np.any(present.present, axis=0))
+def absence(present: Mask, labels: Labels) -> Vectors:
+    """1, under `labels`, at the steps at which no row is there."""
+    absent: Mask = np.logical_not(np.any(present, axis=0))
     return Vectors([labels], np.ones((1, len(absent))), absent[None]).compact()
 
 

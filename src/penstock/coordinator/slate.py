@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.coordinator.slate_binding import slatedb
-from penstock.coordinator.storage import KeyValue, Merge, MergeOperator, Operation, Put
+from penstock.coordinator.storage import KEY_BYTES_MAX, KeyValue, Merge, MergeOperator, Operation, Put
 from penstock.errors import (
     ConfigError,
     Corrupt,
@@ -30,7 +30,6 @@ from penstock.errors import (
 __all__ = ["SlateSnapshot", "SlateStorage", "SlateStore"]
 
 _PAGE = 1000
-_KEY_BYTES_MAX = 65_535
 _YIELD_AFTER = 32
 """Operations take some 15 us each to hand over: others on the loop must not wait for a whole batch."""
 
@@ -196,8 +195,8 @@ def _operator(merge: MergeOperator) -> Any:
 
 
 def _add(batch: Any, operation: Operation) -> None:
-    if not 0 < len(operation.key) <= _KEY_BYTES_MAX:
-        raise InvalidInput(f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(operation.key)}")
+    if not 0 < len(operation.key) <= KEY_BYTES_MAX:
+        raise InvalidInput(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(operation.key)}")
     if isinstance(operation, Put):
         if operation.expire_at_ms is None:
             batch.put(operation.key, operation.value)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 __all__ = [
+    "KEY_BYTES_MAX",
     "Delete",
     "KeyValue",
     "Merge",
@@ -21,6 +22,9 @@ __all__ = [
     "StorageRead",
     "pairs",
 ]
+
+KEY_BYTES_MAX: Final = 65_535
+"""Keys have 1 byte to this many. Who makes keys of what others say has to check it before taking a write."""
 
 
 class KeyValue(NamedTuple):

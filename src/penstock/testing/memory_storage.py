@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator.storage import KeyValue, Merge, MergeOperator, Operation, Put
+from penstock.coordinator.storage import KEY_BYTES_MAX, KeyValue, Merge, MergeOperator, Operation, Put
 from penstock.errors import Fenced, InvalidInput, OutcomeUnknown, Unavailable
 
 __all__ = ["MemoryDisk", "MemorySnapshot", "MemoryStorage", "StorageFault"]
@@ -204,5 +204,5 @@ class MemoryStorage:
 
 def _check_keys(operations: Sequence[Operation]) -> None:
     for operation in operations:
-        if not operation.key:
-            raise InvalidInput("a key has at least one byte")
+        if not 0 < len(operation.key) <= KEY_BYTES_MAX:
+            raise InvalidInput(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(operation.key)}")

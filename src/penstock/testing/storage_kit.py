@@ -14,7 +14,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.coordinator.storage import Delete, KeyValue, Merge, Operation, Put, Storage, pairs
+from penstock.coordinator.storage import (
+    KEY_BYTES_MAX,
+    Delete,
+    KeyValue,
+    Merge,
+    Operation,
+    Put,
+    Storage,
+    pairs,
+)
 from penstock.errors import Fenced, InvalidInput
 
 __all__ = ["STORAGE_CHECKS", "StorageCheck", "StorageWorld", "join_operands"]
@@ -147,14 +156,18 @@ async def check_a_fenced_writer_is_told(world: StorageWorld) -> None:
 
 async def check_a_wrong_batch_changes_nothing(world: StorageWorld) -> None:
     storage = await world.open()
-    operations: list[Operation] = [Put(b"a", b"1"), Put(b"", b"no key")]
-    try:
-        await storage.apply(operations)
-    except InvalidInput:
-        pass
-    else:
-        raise AssertionError("an empty key was accepted")
-    await _expect(storage, a=None)
+    for wrong in (b"", b"k" * (KEY_BYTES_MAX + 1)):
+        operations: list[Operation] = [Put(b"a", b"1"), Put(wrong, b"no key")]
+        try:
+            await storage.apply(operations)
+        except InvalidInput:
+            pass
+        else:
+            raise AssertionError(f"a key of {len(wrong)} bytes was accepted")
+        await _expect(storage, a=None)
+    longest = b"k" * KEY_BYTES_MAX
+    await storage.apply([Put(longest, b"1")])
+    assert await storage.get(longest) == b"1"
     await storage.close()
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.coordinator import Delta
+from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import InvalidInput
 from penstock.timeseries.arrays import Floats, Integers, Times
 from penstock.timeseries.bucket import MINUTE_MS, Bucket
 from penstock.timeseries.directory import Directory, NewSeries, check_labels
+from penstock.timeseries.keys import FAMILY_PREFIX
 from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series
 from penstock.timeseries.rows import ROW_BYTES, Rows
 
@@ -21,6 +23,7 @@ _HOUR_MS = 60 * MINUTE_MS
 _SERIES_BYTES = 400
 """A new series in memory and in the batch, without its texts."""
 _METADATA_BYTES_MAX = 65_535
+_FAMILY_BYTES_MAX = KEY_BYTES_MAX - len(FAMILY_PREFIX)
 _FAMILY_SUFFIXES = ("_bucket", "_count", "_sum")
 
 
@@ -53,12 +56,18 @@ def prepare_write(
         if one.metadata.metric_type is not MetricType.UNKNOWN or one.metadata.description:
             about.setdefault(_family(one), one.metadata)
     for name, known in about.items():
-        for text in (name, known.unit, known.description):
-            if len(_utf8(text)) > _METADATA_BYTES_MAX:
-                raise InvalidInput(f"the metadata of {name[:80]!r} hold a text of more than 65,535 bytes")
+        _check_texts(name, known)
     return SeriesWrite(
         parts=_parts([one for one in series if len(one.samples)]), families=about, sequence=sequence
     )
+
+
+def _check_texts(family: str, about: Metadata) -> None:
+    if len(_utf8(family)) > _FAMILY_BYTES_MAX:
+        raise InvalidInput(f"metadata for a name of more than {_FAMILY_BYTES_MAX:,} bytes: {family[:80]!r}")
+    for text in (about.unit, about.description):
+        if len(_utf8(text)) > _METADATA_BYTES_MAX:
+            raise InvalidInput(f"the metadata of {family[:80]!r} hold a text of more than 65,535 bytes")
 
 
 def check_series(series: Sequence[Series]) -> None:

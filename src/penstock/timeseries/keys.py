@@ -23,7 +23,9 @@ from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.model import Fingerprint, SeriesId
 
 __all__ = [
+    "FAMILY_PREFIX",
     "FINGERPRINT_BYTES",
+    "GLOBAL_PREFIX",
     "SUBSYSTEM_PREFIX",
     "DictionaryKey",
     "ForwardKey",
@@ -39,6 +41,9 @@ __all__ = [
 ]
 
 SUBSYSTEM_PREFIX: Final = b"\x01\x02"
+GLOBAL_PREFIX: Final = SUBSYSTEM_PREFIX + b"\xff\xff\xff\xff\x00"
+"""What belongs to the whole database stands under a bucket start that is no hour."""
+FAMILY_PREFIX: Final = GLOBAL_PREFIX + b"\x07"
 FINGERPRINT_BYTES: Final = 16
 _BUCKET: Final = struct.Struct(">IB")
 _ID: Final = struct.Struct(">I")

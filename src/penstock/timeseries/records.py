@@ -29,6 +29,8 @@ from penstock.timeseries.delta import BucketDelta, SeriesDelta
 from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.gorilla import decode_many, encode_many, merge_streams
 from penstock.timeseries.keys import (
+    FAMILY_PREFIX,
+    GLOBAL_PREFIX,
     SUBSYSTEM_PREFIX,
     DictionaryKey,
     ForwardKey,
@@ -62,9 +64,7 @@ __all__ = [
 ]
 
 _BLOCK: Final = b"\x06"
-_GLOBAL: Final = SUBSYSTEM_PREFIX + b"\xff\xff\xff\xff\x00"
-_FAMILY: Final = _GLOBAL + b"\x07"
-_SEQUENCE: Final = _GLOBAL + b"\x08"
+_SEQUENCE: Final = GLOBAL_PREFIX + b"\x08"
 _NUMBER: Final = struct.Struct(">I")
 _U64: Final = struct.Struct("<Q")
 _BUCKET: Final = struct.Struct(">IB")
@@ -81,12 +81,12 @@ def block_key(bucket: Bucket, number: int) -> bytes:
 
 
 def family_prefix() -> bytes:
-    return _FAMILY
+    return FAMILY_PREFIX
 
 
 def bucket_of(key: bytes) -> Bucket | None:
     """The bucket that a key belongs to; None for what belongs to the whole database. Raises `Corrupt`."""
-    if key.startswith(_GLOBAL):
+    if key.startswith(GLOBAL_PREFIX):
         return None
     try:
         return Bucket(*_BUCKET.unpack_from(key, len(SUBSYSTEM_PREFIX)))
@@ -114,7 +114,9 @@ def delta_operations(delta: SeriesDelta, retention_ms: int | None) -> list[Opera
     operations: list[Operation] = []
     for bucket, changed in delta.buckets.items():
         operations += _bucket_operations(bucket, changed, expiry_ms(bucket, retention_ms))
-    operations += [Put(_FAMILY + name.encode(), _encode_family(one)) for name, one in delta.families.items()]
+    operations += [
+        Put(FAMILY_PREFIX + name.encode(), _encode_family(one)) for name, one in delta.families.items()
+    ]
     if delta.sequence is not None:
         operations.append(Put(_SEQUENCE, _U64.pack(delta.sequence)))
     return operations
@@ -186,7 +188,8 @@ async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
 async def load_families(read: StorageRead) -> dict[str, Metadata]:
     """What is known of each metric. Raises `Corrupt`."""
     return {
-        key[len(_FAMILY) :].decode(): _decode_family(value) async for key, value in pairs(read.scan(_FAMILY))
+        key[len(FAMILY_PREFIX) :].decode(): _decode_family(value)
+        async for key, value in pairs(read.scan(FAMILY_PREFIX))
     }
 
 

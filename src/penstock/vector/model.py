@@ -13,7 +13,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import ConfigError, InvalidInput
+from penstock.vector.keys import metadata_key
 
 __all__ = [
     "COMPONENT_MAX",
@@ -43,6 +45,8 @@ _DIMENSIONS_MAX: Final = 65_535
 _TEXT_BYTES_MAX: Final = 65_535
 _ATTRIBUTES_MAX: Final = 65_534
 _INT64: Final = 2**63
+_NUMBER_BYTES: Final = 9
+"""A number in the index, with its tag."""
 
 
 class Metric(IntEnum):
@@ -94,6 +98,8 @@ class Field:
             raise ConfigError(f"{self.name}: type is one of {choices}, not {self.type!r}") from None
         if self.indexed and self.type is FieldType.TEXT:
             raise ConfigError(f"{self.name}: a text cannot be indexed; make it a string to filter by it")
+        if self.indexed and len(metadata_key(self.name, b"")) + _NUMBER_BYTES > KEY_BYTES_MAX:
+            raise ConfigError(f"{self.name[:80]}…: the name is too long for a field that is indexed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +131,13 @@ class Collection:
         self.check_components(vector.vector, vector.id)
         if len(vector.attributes) > _ATTRIBUTES_MAX:
             raise InvalidInput(f"{vector.id!r} has more than {_ATTRIBUTES_MAX:,} attributes")
-        schema = {one.name: one.type for one in self.fields} if self.fields else None
+        schema = {one.name: one for one in self.fields} if self.fields else None
         for name, value in vector.attributes.items():
             if schema is not None and name not in schema:
                 raise InvalidInput(f"{vector.id!r}: the schema has no field {name[:80]!r}")
-            check_attribute(vector.id, name, value, None if schema is None else schema[name])
+            check_attribute(vector.id, name, value, None if schema is None else schema[name].type)
+            if schema is not None and schema[name].indexed and isinstance(value, str):
+                _check_key(vector.id, name, value)
 
     def check_components(self, components: Floats, whose: str) -> None:
         """Raises `InvalidInput` if these are not as many finite numbers as the collection has dimensions."""
@@ -218,6 +226,12 @@ def check_attribute(whose: str, name: str, value: object, kind: FieldType | None
         raise InvalidInput(f"{whose!r}: attribute {name!r} is no text, 64-bit integer, number or flag")
     if isinstance(value, str) and _utf8_length(value) > _TEXT_BYTES_MAX:
         raise InvalidInput(f"{whose!r}: attribute {name!r} is longer than {_TEXT_BYTES_MAX:,} bytes")
+
+
+def _check_key(whose: str, name: str, value: str) -> None:
+    """An indexed text is part of a key, behind its field and a tag."""
+    if len(metadata_key(name, value.encode())) + 1 > KEY_BYTES_MAX:
+        raise InvalidInput(f"{whose!r}: attribute {name[:80]!r} is too long for a field that is indexed")
 
 
 def fits(value: object, kind: FieldType) -> bool:

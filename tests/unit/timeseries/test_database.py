@@ -18,6 +18,7 @@ from tests.unit.timeseries.database_doubles import (
 )
 
 from penstock.coordinator import ApplyError, Durability, FlushFenced, WriteTimeout
+from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import Corrupt, Fenced, InvalidInput
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
@@ -27,7 +28,7 @@ from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.keys import DictionaryKey, ForwardKey, RecordType, bucket_prefix, record_prefix
 from penstock.timeseries.model import SeriesId
 from penstock.timeseries.promql import StaticSource, TooManySamples, parse_selector
-from penstock.timeseries.records import block_prefix, merge_records
+from penstock.timeseries.records import block_prefix, family_prefix, merge_records
 
 FIRST = Bucket.at(START_MS)
 
@@ -278,6 +279,17 @@ async def test_what_writers_say_of_metrics_is_kept() -> None:
         assert database.metadata("warm") == {"warm": [about]}
         assert database.metadata("none") == {}
         assert set(database.metadata()) == {"warm", "h", "lone"}
+
+
+async def test_a_name_as_long_as_a_key_can_hold_is_stored_and_a_longer_one_is_refused() -> None:
+    longest = "m" * (KEY_BYTES_MAX - len(family_prefix()))
+    about = Metadata(metric_type=MetricType.GAUGE)
+    async with await opened(disk().open()) as database:
+        with pytest.raises(InvalidInput, match="metadata"):
+            await database.write([], families={longest + "m": about})
+        await database.write([], families={longest: about})
+        await database.sync()
+        assert database.metadata(longest)
 
 
 async def test_the_newest_samples_are_those_that_have_not_ended() -> None:

@@ -9,11 +9,15 @@ import pytest
 from tests.unit.vector.doubles import CONFIG, FIELDS, World, index_of, vector
 
 from penstock.coordinator import Durability, FlushError, FlushFenced
+from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import ConfigError, InvalidInput, OutcomeUnknown
 from penstock.testing.memory_storage import StorageFault
-from penstock.vector import Vector, VectorConfig, VectorStore, Write
-from penstock.vector.keys import RecordType, record_prefix
+from penstock.vector import Field, FieldType, Vector, VectorConfig, VectorStore, Write
+from penstock.vector.keys import RecordType, metadata_key, record_prefix
 from penstock.vector.values import decode_block, decode_ids
+
+LANG_BYTES_MAX = KEY_BYTES_MAX - len(metadata_key("lang", b"")) - 1
+"""An indexed text is part of a key, behind its field and a tag."""
 
 
 async def ids(store: VectorStore) -> list[str]:
@@ -84,7 +88,8 @@ async def test_deleting_what_is_not_there_is_no_error() -> None:
         vector("b", 1, 0, 0, year=2**63),
         vector("b", 1, 0, 0, rank=float("nan")),
         vector("b", 1, 0, 0, draft=1),
-        vector("b", 1, 0, 0, lang="x" * 65_536),
+        vector("b", 1, 0, 0, lang="x" * (LANG_BYTES_MAX + 1)),
+        vector("b", 1, 0, 0, body="x" * 65_536),
         vector("b", 1, 0, 0, lang="\ud800"),
     ],
     ids=[
@@ -98,7 +103,7 @@ async def test_deleting_what_is_not_there_is_no_error() -> None:
             "text-for-int",
             "flag-for-int",
         ),
-        *("large-int", "nan-attribute", "int-for-flag", "long-text", "no-unicode"),
+        *("large-int", "nan-attribute", "int-for-flag", "long-key", "long-text", "no-unicode"),
     ],
 )
 async def test_one_wrong_vector_refuses_the_whole_write(wrong: Vector) -> None:
@@ -112,6 +117,21 @@ async def test_one_wrong_vector_refuses_the_whole_write(wrong: Vector) -> None:
     assert await ids(store) == ["kept"]
     assert store.position is None
     await store.close()
+
+
+async def test_what_is_as_long_as_it_may_be_can_be_flushed() -> None:
+    name = "n" * (KEY_BYTES_MAX - len(metadata_key("", b"")) - 9)
+    fields = (*FIELDS, Field(name=name, type=FieldType.INT64, indexed=True))
+    store = await World(dataclasses.replace(CONFIG, fields=fields)).open()
+    long = vector("a", 1, 0, 0, lang="x" * LANG_BYTES_MAX, body="x" * 65_535, **{name: 1})
+    await store.upsert([long])
+    await store.flush()
+    found = await store.get("a")
+    assert found is not None
+    assert found.attributes == long.attributes
+    await store.close()
+    with pytest.raises(ConfigError, match="index"):
+        Field(name=name + "n", type=FieldType.INT64, indexed=True)
 
 
 async def test_without_a_schema_any_attribute_is_taken() -> None:

@@ -46,6 +46,7 @@ __all__ = ["OtlpSeries", "series_of_metrics"]
 _NOT_IN_A_METRIC: Final = re.compile(r"[^A-Za-z0-9_:]")
 _NOT_IN_A_LABEL: Final = re.compile(r"[^A-Za-z0-9_]")
 _NO_VALUE: Final = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+_EXPORTED: Final = "exported_"
 _NANOSECONDS_PER_MS: Final = 1_000_000
 _TEMPORALITIES: Final[dict[int, Temporality]] = {
     metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE: Temporality.CUMULATIVE,
@@ -75,7 +76,7 @@ def series_of_metrics(
     for resource in request.resource_metrics:
         base = _resource_labels(resource.resource, resource_labels)
         for scope in resource.scope_metrics:
-            shared = base | _scope_labels(scope.scope)
+            shared = _beside(_scope_labels(scope.scope), base)
             for metric in scope.metrics:
                 _Mapping(metric, shared, found).add()
     return found.finished()
@@ -194,7 +195,7 @@ class _Mapping:
             self._found.reject(1, f"metric {self._metric.name!r}: a point has no time")
             return None
         return _Point(
-            labels=self._shared | _labels(point.attributes),
+            labels=_beside(_labels(point.attributes), self._shared),
             about=about,
             at_ms=point.time_unix_nano // _NANOSECONDS_PER_MS,
             stale=bool(point.flags & _NO_VALUE),
@@ -213,7 +214,7 @@ class _Point:
     found: _Collected
 
     def add(self, name: str, value: float, **more: str) -> None:
-        labels = Labels.of(self.labels | more | {METRIC_NAME: name})
+        labels = Labels.of(_beside(more | {METRIC_NAME: name}, self.labels))
         self.found.add(labels, self.about, self.at_ms, float(STALE_MARKER) if self.stale else value)
 
 
@@ -243,7 +244,23 @@ def _resource_labels(resource: Resource, wanted: Sequence[str] | None) -> dict[s
     texts = {one.key: _text(one.value) for one in resource.attributes}
     labels = _labels(one for one in resource.attributes if wanted is None or one.key in wanted)
     job = "/".join(filter(None, (texts.get("service.namespace"), texts.get("service.name"))))
-    return labels | {"job": job, "instance": texts.get("service.instance.id", "")}
+    return _beside({"job": job, "instance": texts.get("service.instance.id", "")}, labels)
+
+
+def _beside(labels: dict[str, str], others: dict[str, str]) -> dict[str, str]:
+    """`labels` and `others`; where both have a name, that of the others gets `exported_` before it.
+
+    An empty value is no label, so it takes no name from another.
+    """
+    kept = {name: value for name, value in labels.items() if value}
+    both = others | kept
+    for name in sorted(kept.keys() & others.keys()):
+        if others[name]:
+            free = f"{_EXPORTED}{name}"
+            while free in both:
+                free = f"{_EXPORTED}{free}"
+            both[free] = others[name]
+    return both
 
 
 def _scope_labels(scope: InstrumentationScope) -> dict[str, str]:

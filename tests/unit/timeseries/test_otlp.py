@@ -127,6 +127,40 @@ def test_the_resource_makes_labels_and_job_and_instance() -> None:
     assert set(dict(series.labels)) == {"__name__", "host_name", "http_method", "instance", "job"}
 
 
+def test_resources_that_name_their_own_job_and_instance_stay_apart() -> None:
+    request = ExportMetricsServiceRequest()
+    for instance in "ab":
+        one = request.resource_metrics.add()
+        one.resource.attributes.extend([pair("job", "own"), pair("instance", instance)])
+        metric = m.Metric(name="g", gauge=m.Gauge(data_points=[number(1.0)]))
+        one.scope_metrics.add().metrics.append(metric)
+    assert set(values(series_of_metrics(request))) == {
+        'g{instance="a", job="own"}',
+        'g{instance="b", job="own"}',
+    }
+
+
+def test_what_a_resource_says_is_kept_beside_what_its_points_and_its_service_say() -> None:
+    resource = [pair("service.name", "shop"), pair("job", "own"), pair("zone", "eu")]
+    points = [number(1.0), number(2.0, zone="us"), number(3.0, job="me", zone="", otel_scope_name="s")]
+    found = mapped(
+        m.Metric(name="g", gauge=m.Gauge(data_points=points)), resource=resource, keep=["job", "zone"]
+    )
+    assert values(found) == {
+        'g{exported_job="own", job="shop", zone="eu"}': [1],
+        'g{exported_job="own", exported_zone="eu", job="shop", zone="us"}': [2],
+        'g{exported_exported_job="shop", exported_job="own", job="me", otel_scope_name="s", zone="eu"}': [
+            3
+        ],
+    }
+
+
+def test_a_bound_does_not_replace_an_attribute_of_its_name() -> None:
+    point = m.HistogramDataPoint(time_unix_nano=AT_NS, count=1, attributes=[pair("le", "mine")])
+    found = mapped(m.Metric(name="h", histogram=m.Histogram(data_points=[point])))
+    assert set(values(found)) == {'h_bucket{exported_le="mine", le="+Inf"}', 'h_count{le="mine"}'}
+
+
 def test_names_that_become_one_share_their_values() -> None:
     point = number(1.0, **{"a.b": "1", "a_b": "2", "1x": "3"})
     (series,) = mapped(m.Metric(name="1.g", gauge=m.Gauge(data_points=[point]))).series

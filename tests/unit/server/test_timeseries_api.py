@@ -23,8 +23,9 @@ from penstock.errors import ConfigError, Unavailable
 from penstock.metrics import Registry
 from penstock.server.auth import Keyring
 from penstock.server.timeseries import Acknowledge, TimeSeriesSettings, serve
+from penstock.server.timeseries.process import Ingest
 from penstock.testing.memory_storage import MemoryDisk
-from penstock.timeseries import TimeSeriesConfig
+from penstock.timeseries import TimeSeries, TimeSeriesConfig
 from penstock.timeseries.promql import EngineConfig
 
 NOW_MS = int(time.time() * 1000)
@@ -135,6 +136,22 @@ async def test_otlp_metrics_are_taken_and_points_without_series_are_told(packed:
         assert "odd" in told.partial_success.error_message
         found = (await client.get("/api/v1/query", params={"query": "warm"})).json()
         assert found["data"]["result"][0]["value"][1] == "3.5"
+
+
+async def test_writes_that_never_become_durable_by_themselves_are_not_waited_for() -> None:
+    config = TimeSeriesConfig.from_mapping({"coordinator": {"sync_mode": "explicit"}})
+    stop = asyncio.Event()
+    stop.set()
+    applied = TimeSeriesSettings(port=0, acknowledge=Acknowledge.APPLIED)
+
+    def ingest(database: TimeSeries, registry: Registry) -> Ingest:
+        raise AssertionError("nothing is fed")
+
+    with pytest.raises(ConfigError, match="sync_mode"):
+        await serve(disk().open(), TimeSeriesSettings(port=0), stop, config=config)
+    with pytest.raises(ConfigError, match="sync_mode"):
+        await serve(disk().open(), applied, stop, config=config, ingest=ingest)
+    await serve(disk().open(), applied, stop, config=config)
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,6 @@ def serve(
     }
     collection = _collection(config, {key: value for key, value in flags.items() if value is not None})
     consumer = _consumer(queue, manifest)
-    if consumer is not None and collection.sync_mode == "explicit":
-        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
     with Progress() as progress:
         _Service(collection, settings, consumer, poll_interval, progress, as_json=as_json).run()
     return ExitCode.OK

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import Storage
-from penstock.errors import PenstockError, Unavailable
+from penstock.coordinator import Storage, SyncMode
+from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.metrics import Registry
 from penstock.server.process import DRAIN_S, write_port_file
 from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
-from penstock.server.timeseries.settings import TimeSeriesSettings
+from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
 
 __all__ = ["Ingest", "serve"]
@@ -57,8 +57,10 @@ async def serve(
     """Serve the database in `store` until `stop` is set; then everything that was taken is durable.
 
     The port is taken first: a server that cannot have it does not fence the one that has. Raises `Fenced`
-    when a newer process has taken the database or its queue, and what else stops it.
+    when a newer process has taken the database or its queue, `ConfigError` if writes would be waited for that
+    nobody makes durable, and what else stops it.
     """
+    _check_sync(config, settings, fed=ingest is not None)
     registry = registry or Registry()
     api = TimeSeriesApi(settings, clock=clock, registry=registry)
     limits = HttpLimits(
@@ -77,6 +79,16 @@ async def serve(
             await _serve_open(api, database, listener, stop, ingest, clock, registry, on_ready)
     finally:
         await listener.drain(timeout_s=0)
+
+
+def _check_sync(config: TimeSeriesConfig | None, settings: TimeSeriesSettings, *, fed: bool) -> None:
+    """Nobody may wait for what never becomes durable by itself."""
+    if config is None or config.coordinator.sync_mode is not SyncMode.EXPLICIT:
+        return
+    if fed:
+        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
+    if settings.acknowledge is Acknowledge.DURABLE:
+        raise ConfigError("sync_mode: writes are answered when they are durable; make it every_flush")
 
 
 async def _serve_open(

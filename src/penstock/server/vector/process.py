@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.coordinator import SyncMode
+from penstock.errors import ConfigError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
 from penstock.server.database import Place, ServedDatabase, Source
@@ -28,8 +30,11 @@ async def serve(
 ) -> None:
     """Serve the collection until `stop` is set; then everything that was taken is durable.
 
-    Raises as `ServedDatabase.serve` and `VectorStore.open` do.
+    Raises as `ServedDatabase.serve` and `VectorStore.open` do, and `ConfigError` for a source whose vectors
+    nobody would make durable.
     """
+    if source is not None and config.sync_mode is SyncMode.EXPLICIT:
+        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
     registry = Registry()
     api = VectorApi(settings, clock=clock, registry=registry)
 

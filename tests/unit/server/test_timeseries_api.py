@@ -138,6 +138,33 @@ async def test_otlp_metrics_are_taken_and_points_without_series_are_told(packed:
         assert found["data"]["result"][0]["value"][1] == "3.5"
 
 
+def otlp_gauge(name: str) -> bytes:
+    message = ExportMetricsServiceRequest()
+    metric = message.resource_metrics.add().scope_metrics.add().metrics.add(name=name)
+    metric.gauge.data_points.add(time_unix_nano=NOW_MS * 1_000_000, as_double=1.0)
+    return message.SerializeToString()
+
+
+async def test_all_members_of_a_packed_body_are_read() -> None:
+    headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
+    members = [gzip.compress(otlp_gauge(name)) for name in ("one", "two", "three")]
+    async with served(max_body_bytes=4000) as client:
+        answer = await client.post("/v1/metrics", content=b"".join(members), headers=headers)
+        assert answer.status_code == 200
+        query = '{__name__=~"one|two|three"}'
+        found = (await client.get("/api/v1/query", params={"query": query})).json()
+        assert len(found["data"]["result"]) == 3
+        for wrong, told in (
+            (members[0] + members[1][:-1], "cut short"),
+            (members[0] + b"rest", "not gzip"),
+            (gzip.compress(b"") * 101, "more than 100 members"),
+            (gzip.compress(b"x" * 2000) + gzip.compress(b"x" * 2001), "more than 4,000 bytes"),
+            (gzip.compress(b"x" * 4000) + gzip.compress(b"x"), "more than 4,000 bytes"),
+        ):
+            answer = await client.post("/v1/metrics", content=wrong, headers=headers)
+            assert (answer.status_code, told in answer.text) == (400, True), answer.text
+
+
 async def test_writes_that_never_become_durable_by_themselves_are_not_waited_for() -> None:
     config = TimeSeriesConfig.from_mapping({"coordinator": {"sync_mode": "explicit"}})
     stop = asyncio.Event()

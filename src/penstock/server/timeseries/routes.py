@@ -46,6 +46,8 @@ _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _PROTOBUF: Final = b"application/x-protobuf"
 _INLINE_BYTES: Final = 16 * 1024
 """Below this, reading a body costs less than a hop to a thread."""
+_MEMBERS_MAX: Final = 100
+"""Each member of a gzip body costs a copy of what is behind it."""
 
 
 class TimeSeriesApi:
@@ -145,8 +147,7 @@ class TimeSeriesApi:
         return Response(204)
 
     async def otlp(self, call: Call) -> Response:
-        body = _unpacked(call.request, self._settings.body_bytes_max)
-        found = await asyncio.to_thread(_otlp_series, body)
+        found = await asyncio.to_thread(_otlp_series, call.request, self._settings.body_bytes_max)
         handle = await self._db.write(found.series, timeout=self._settings.write_timeout_s)
         await handle.wait(self._settings.acknowledge.level)
         answer = ExportMetricsServiceResponse()
@@ -203,13 +204,13 @@ def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeri
     )
 
 
-def _otlp_series(body: bytes) -> OtlpSeries:
-    request = ExportMetricsServiceRequest()
+def _otlp_series(request: Request, bytes_max: int) -> OtlpSeries:
+    message = ExportMetricsServiceRequest()
     try:
-        request.ParseFromString(body)
+        message.ParseFromString(_unpacked(request, bytes_max))
     except DecodeError as error:
         raise InvalidInput(f"the body is not an OTLP metrics request: {error}") from None
-    return series_of_metrics(request)
+    return series_of_metrics(message)
 
 
 def _unpacked(request: Request, bytes_max: int) -> bytes:
@@ -221,13 +222,23 @@ def _unpacked(request: Request, bytes_max: int) -> bytes:
         return request.body
     if encoding != b"gzip":
         raise UnsupportedMediaType(f"content-encoding {encoding.decode('ascii', 'replace')!r}: send gzip")
-    unpacking = zlib.decompressobj(wbits=31)
-    try:
-        body = unpacking.decompress(request.body, bytes_max)
-    except zlib.error as error:
-        raise InvalidInput(f"the body is not gzip: {error}") from None
-    if unpacking.unconsumed_tail:
-        raise LimitExceeded(f"the body unpacks to more than {bytes_max:,} bytes")
-    if not unpacking.eof:
-        raise InvalidInput("the body is gzip that was cut short")
-    return body
+    return _gunzipped(request.body, bytes_max)
+
+
+def _gunzipped(packed: bytes, bytes_max: int) -> bytes:
+    """All members one behind the other. Raises `InvalidInput` and `LimitExceeded`."""
+    body = b""
+    for _ in range(_MEMBERS_MAX):
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            body += unpacking.decompress(packed, bytes_max - len(body) + 1)
+        except zlib.error as error:
+            raise InvalidInput(f"the body is not gzip: {error}") from None
+        if len(body) > bytes_max:
+            raise LimitExceeded(f"the body unpacks to more than {bytes_max:,} bytes")
+        if not unpacking.eof:
+            raise InvalidInput("the body is gzip that was cut short")
+        packed = unpacking.unused_data
+        if not packed:
+            return body
+    raise InvalidInput(f"the body is gzip of more than {_MEMBERS_MAX} members")

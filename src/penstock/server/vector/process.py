@@ -33,7 +33,7 @@ async def serve(
     Raises as `ServedDatabase.serve` and `VectorStore.open` do, and `ConfigError` for a source whose vectors
     nobody would make durable.
     """
-    if source is not None and config.sync_mode is SyncMode.EXPLICIT:
+    if source is not None and config.sync_mode == SyncMode.EXPLICIT:
         raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
     registry = Registry()
     api = VectorApi(settings, clock=clock, registry=registry)

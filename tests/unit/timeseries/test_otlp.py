@@ -149,9 +149,7 @@ def test_what_a_resource_says_is_kept_beside_what_its_points_and_its_service_say
     assert values(found) == {
         'g{exported_job="own", job="shop", zone="eu"}': [1],
         'g{exported_job="own", exported_zone="eu", job="shop", zone="us"}': [2],
-        'g{exported_exported_job="shop", exported_job="own", job="me", otel_scope_name="s", zone="eu"}': [
-            3
-        ],
+        'g{exported_exported_job="shop", exported_job="own", job="me", otel_scope_name="s", zone="eu"}': [3],
     }
 
 

@@ -207,6 +207,8 @@ class Reference:
             found, end, width = self.window(args[-1] if name == "quantile_over_time" else args[0], t)
             scalars = {"quantile_over_time": args[:1], "predict_linear": args[1:]}.get(name, [])
             extra = [self.value(arg, t) for arg in scalars]
+            if name == "predict_linear":
+                extra = [extra[0] + (t - end) / 1000]
             result = []
             for labels, samples in found.items():
                 value = RANGE[name](samples, end, width, *extra)

@@ -102,6 +102,21 @@ def test_a_range_folds_into_one_value(source: StaticSource, query: str, value: f
     assert number_at(source, query, 7) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("predict_linear(steady_total[2m] offset 3m, 60)", 480),
+        ("predict_linear(steady_total[2m] @ 240, 60)", 480),
+        ("predict_linear(steady_total[2m:1m] offset 3m, 60)", 480),
+        ("deriv(steady_total[2m] offset 3m)", 1),
+    ],
+)
+def test_a_prediction_counts_from_the_step_wherever_its_samples_are_from(
+    source: StaticSource, query: str, value: float
+) -> None:
+    assert number_at(source, query, 7) == pytest.approx(value)
+
+
 def test_nan_counts_as_the_smallest_in_a_quantile(source: StaticSource) -> None:
     assert math.isnan(number_at(source, "quantile_over_time(0, odd[10m])", 5))
     assert number_at(source, "quantile_over_time(1, odd[10m])", 5) == 3

@@ -137,7 +137,9 @@ def _quantile_over_time(evaluation: Evaluation, args: _Args) -> Vectors:
 
 
 def _predict_linear(evaluation: Evaluation, args: _Args) -> Vectors:
-    return over_time.predict_linear(evaluation.windows(args[0]), evaluation.scalars(args[1]).values)
+    windows = evaluation.windows(args[0])
+    since_end_s = (evaluation.grid.times - windows.ends) / 1000.0  # offset and @ move windows, not the step
+    return over_time.predict_linear(windows, evaluation.scalars(args[1]).values + since_end_s)
 
 
 def _histogram_quantile(evaluation: Evaluation, args: _Args) -> Vectors:

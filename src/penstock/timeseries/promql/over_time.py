@@ -100,7 +100,7 @@ def deriv(windows: Windows) -> Vectors:
 
 
 def predict_linear(windows: Windows, ahead_s: Floats) -> Vectors:
-    """Where that line is `ahead_s` seconds after the step."""
+    """Where that line is `ahead_s` seconds after the window's end."""
 
     def predicted(block: Block) -> Floats:
         slope, at_end = _line(block)

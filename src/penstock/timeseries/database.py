@@ -113,10 +113,10 @@ class TimeSeries:
 
         A storage must merge with `merge_records`. Raises `ConfigError`, `Unavailable`, `Corrupt`.
         """
-        config = config or TimeSeriesConfig()
+        config, registry = config or TimeSeriesConfig(), registry or Registry()
         storage = await _opened(store) if isinstance(store, str | Path) else store
         try:
-            flusher = SeriesFlusher(storage, config, clock)
+            flusher = SeriesFlusher(storage, config, clock, registry)
             await flusher.load()
             directory = Directory(
                 families=await load_families(storage), sequence=await load_sequence(storage)
@@ -126,9 +126,7 @@ class TimeSeries:
             with suppress(PenstockError):
                 await storage.close()
             raise
-        database = cls(
-            storage, config, flusher, directory, snapshot, clock=clock, registry=registry or Registry()
-        )
+        database = cls(storage, config, flusher, directory, snapshot, clock=clock, registry=registry)
         database._coordinator.start()
         return database
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.coordinator import Delete, Flusher, Operation, Storage, StorageRead, pairs
+from penstock.errors import Corrupt
+from penstock.metrics import Registry
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
 from penstock.timeseries.delta import SeriesDelta
@@ -22,6 +25,7 @@ from penstock.timeseries.values import decode_forward
 
 __all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
 
+_LOG = logging.getLogger(__name__)
 _DROPS_MAX = 20_000
 """Keys of an expired bucket deleted with one flush, so that none takes long."""
 _AFTER_BUCKET = b"\xff"
@@ -53,13 +57,17 @@ async def find_buckets(read: StorageRead) -> list[Bucket]:
 class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     """One delta, one batch. What it knows of blocks and buckets changes after the storage has answered."""
 
-    def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock) -> None:
+    def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock, registry: Registry) -> None:
         self._storage = storage
         self._config = config
         self._clock = clock
         self._retention_ms = config.retention_ms
         self.blocks: dict[Bucket, Blocks] = {}
         self.buckets: set[Bucket] = set()
+        self._damaged: set[Bucket] = set()
+        self._given_up = registry.counter(
+            "timeseries.folds_given_up", "Buckets whose blocks stay as they are because records are missing."
+        )
 
     async def load(self) -> None:
         """Find every bucket, and what of it is to be folded."""
@@ -113,7 +121,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
         config = self._config
         for bucket, blocks in self.blocks.items():
-            if self._is_over(bucket, now_ms):
+            if bucket in self._damaged or self._is_over(bucket, now_ms):
                 continue
             quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
             if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
@@ -129,6 +137,16 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return drops
 
     async def _folds(self, bucket: Bucket) -> list[Operation]:
+        """Nothing for a bucket that is damaged: it is left as it is, and what was written is stored."""
+        try:
+            return await self._folded(bucket)
+        except Corrupt as error:
+            _LOG.warning("a bucket is not folded: %s", error)
+            self._damaged.add(bucket)
+            self._given_up.inc(1)
+            return []
+
+    async def _folded(self, bucket: Bucket) -> list[Operation]:
         blocks = [block async for block in pairs(self._storage.scan(block_prefix(bucket)))]
         stored = self._storage.scan(record_prefix(bucket, RecordType.SAMPLES))
         streams = {int.from_bytes(key[-4:]): value async for key, value in pairs(stored)}

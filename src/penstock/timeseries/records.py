@@ -150,12 +150,18 @@ def fold_operations(
 ) -> list[Operation]:
     """The blocks (oldest first) and the streams that their series have, as one stream each; the blocks go.
 
-    They are put, not merged: an operand costs every later read a call of the merge operator.
+    They are put, not merged: an operand costs every later read a call of the merge operator. Raises `Corrupt`
+    if a series has no labels in `metrics`.
     """
     added = Rows.joined(decode_block(value) for _, value in blocks)
     known = [one for one in np.unique(added.ids).tolist() if one in streams]
     folded = Rows.of_series(known, decode_many([streams[one] for one in known]))
     ids, samples = Rows.joined((folded, added)).in_order().by_series()
+    nameless = [one for one in ids if one not in metrics]
+    if nameless:
+        raise Corrupt(
+            f"bucket {bucket.start_minutes} has samples of series {nameless[0]}, not its labels"
+        )
     expire_at_ms = expiry_ms(bucket, retention_ms)
     puts = [
         Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)

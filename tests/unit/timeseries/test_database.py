@@ -20,6 +20,7 @@ from tests.unit.timeseries.database_doubles import (
 from penstock.coordinator import ApplyError, Durability, FlushFenced, WriteTimeout
 from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import Corrupt, Fenced, InvalidInput
+from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Labels, Metadata, MetricType, Samples, Series, TimeSeries
@@ -473,6 +474,22 @@ async def test_a_dictionary_that_lost_a_record_is_noticed() -> None:
             await database.write([series("up", (1, 1.0))])
         with pytest.raises(Corrupt, match="labels"):
             await contents(database, "up")
+
+
+async def test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on() -> None:
+    there = disk()
+    async with await opened(there.open()) as database:
+        await database.write([series("up", (0, 1.0)), series("down", (0, 2.0))])
+    there.persisted.pop(ForwardKey(FIRST, SeriesId(0)).encode())
+    blocks = [key for key in there.persisted if key.startswith(block_prefix(FIRST))]
+    registry = Registry()
+    async with await TimeSeries.open(there.open(), config(fold_blocks=1), registry=registry) as database:
+        for at in range(2):
+            await database.write([series("other", (HOUR_MS + at, 3.0))])
+            await database.sync()
+        assert await contents(database, "other") == {"other{}": {HOUR_MS: 3.0, HOUR_MS + 1: 3.0}}
+    assert set(blocks) <= there.persisted.keys()
+    assert "timeseries_folds_given_up 1" in registry.prometheus_text()
 
 
 def test_a_lookup_changes_nothing() -> None:

@@ -159,9 +159,7 @@ def fold_operations(
     ids, samples = Rows.joined((folded, added)).in_order().by_series()
     nameless = [one for one in ids if one not in metrics]
     if nameless:
-        raise Corrupt(
-            f"bucket {bucket.start_minutes} has samples of series {nameless[0]}, not its labels"
-        )
+        raise Corrupt(f"bucket {bucket.start_minutes} has samples of series {nameless[0]}, not its labels")
     expire_at_ms = expiry_ms(bucket, retention_ms)
     puts = [
         Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)

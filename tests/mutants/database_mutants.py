@@ -40,8 +40,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a bucket that is dropped is folded and comes back",
         file="timeseries/flusher.py",
-        old="            if self._is_over(bucket, now_ms):\n                continue\n",
-        new="",
+        old="if bucket in self._damaged or self._is_over(bucket, now_ms):",
+        new="if bucket in self._damaged:",
         test=f"{DATABASE}::test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention_is_set",
     ),
     Mutant(
@@ -80,5 +80,19 @@ DATABASE_MUTANTS = (
         old="if isinstance(error, FlushError | Shutdown):",
         new="if isinstance(error, Shutdown):",
         test=f"{API}::test_a_fenced_server_says_so_and_stops",
+    ),
+    Mutant(
+        name="a feed goes on behind a batch that is refused",
+        file="services/timeseries_feed.py",
+        old="        await handle.epoch()",
+        new="        ",
+        test=f"{FEEDING}::test_no_batch_is_stored_behind_one_that_the_database_refuses",
+    ),
+    Mutant(
+        name="a bucket that cannot be folded stops the database",
+        file="timeseries/flusher.py",
+        old="        except Corrupt as error:",
+        new="        except ZeroDivisionError as error:",
+        test=f"{DATABASE}::test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on",
     ),
 )

@@ -172,11 +172,7 @@ class HttpReceiver:
     def __init__(self, gate: Gate, *, request_bytes_max: int, reuse_port: bool = False) -> None:
         self._gate = gate
         self._reuse_port = reuse_port
-        limits = HttpLimits(
-            body_bytes_max=request_bytes_max,
-            body_screened_bytes=min(HttpLimits().body_screened_bytes, request_bytes_max),
-            held_bytes_max=max(HttpLimits().held_bytes_max, 2 * request_bytes_max),
-        )
+        limits = HttpLimits.for_bodies(request_bytes_max)
         self._listener = Listener(OtlpApplication(gate, request_bytes_max=request_bytes_max), limits)
 
     async def bind(self, address: Address) -> Address:

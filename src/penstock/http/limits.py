@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["ByteBudget", "HttpLimits"]
 
@@ -40,6 +40,17 @@ class HttpLimits:
     """How long a refused upload is still read, so that the client gets to see why."""
     ping_interval_s: int = 20
     ping_timeout_s: int = 20
+
+    @classmethod
+    def for_bodies(cls, bytes_max: int) -> HttpLimits:
+        """The defaults with another cap for bodies, and what depends on it."""
+        known = cls()
+        return replace(
+            known,
+            body_bytes_max=bytes_max,
+            body_screened_bytes=min(known.body_screened_bytes, bytes_max),
+            held_bytes_max=max(known.held_bytes_max, 2 * bytes_max),
+        )
 
 
 class ByteBudget:

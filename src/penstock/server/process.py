@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -130,14 +131,9 @@ async def _given_up(task: asyncio.Task[T]) -> None:
 
 def _limits(settings: ServerSettings) -> HttpLimits:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    known = HttpLimits()
+    known = HttpLimits.for_bodies(settings.body_bytes_max)
     most = known.connections_max if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
-    return HttpLimits(
-        body_bytes_max=settings.body_bytes_max,
-        body_screened_bytes=min(known.body_screened_bytes, settings.body_bytes_max),
-        connections_max=max(min(known.connections_max, most), 16),
-        held_bytes_max=max(known.held_bytes_max, 2 * settings.body_bytes_max),
-    )
+    return replace(known, connections_max=max(min(known.connections_max, most), 16))
 
 
 def write_port_file(path: str, host: str, port: int) -> None:

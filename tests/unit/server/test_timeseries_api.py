@@ -22,8 +22,8 @@ from penstock.coordinator import FlushFenced
 from penstock.errors import ConfigError, Unavailable
 from penstock.metrics import Registry
 from penstock.server.auth import Keyring
+from penstock.server.database import Source
 from penstock.server.timeseries import Acknowledge, TimeSeriesSettings, serve
-from penstock.server.timeseries.process import Ingest
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
 from penstock.timeseries.promql import EngineConfig
@@ -171,13 +171,13 @@ async def test_writes_that_never_become_durable_by_themselves_are_not_waited_for
     stop.set()
     applied = TimeSeriesSettings(port=0, acknowledge=Acknowledge.APPLIED)
 
-    def ingest(database: TimeSeries, registry: Registry) -> Ingest:
+    def ingest(database: TimeSeries, registry: Registry) -> Source:
         raise AssertionError("nothing is fed")
 
     with pytest.raises(ConfigError, match="sync_mode"):
         await serve(disk().open(), TimeSeriesSettings(port=0), stop, config=config)
     with pytest.raises(ConfigError, match="sync_mode"):
-        await serve(disk().open(), applied, stop, config=config, ingest=ingest)
+        await serve(disk().open(), applied, stop, config=config, source=ingest)
     await serve(disk().open(), applied, stop, config=config)
 
 

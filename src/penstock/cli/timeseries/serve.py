@@ -172,7 +172,7 @@ class _Service:
             self._settings,
             stop,
             config=self._database,
-            ingest=None if self._queue is None else self._make_feed,
+            source=None if self._queue is None else self._make_feed,
             on_bound=self._bound,
             on_ready=self._ready,
         )

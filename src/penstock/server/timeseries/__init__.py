@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.timeseries.process import Ingest, serve
+from penstock.server.timeseries.process import serve
 from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
 
-__all__ = ["Acknowledge", "Ingest", "TimeSeriesSettings", "serve"]
+__all__ = ["Acknowledge", "TimeSeriesSettings", "serve"]

@@ -56,10 +56,7 @@ async def serve(
         opened=opened,
         draining=draining,
         source=None if source is None else lambda store: source(store, registry),
-        limits=HttpLimits(
-            body_bytes_max=settings.body_bytes_max,
-            body_screened_bytes=min(HttpLimits().body_screened_bytes, settings.body_bytes_max),
-        ),
+        limits=HttpLimits.for_bodies(settings.body_bytes_max),
         clock=clock,
     )
     await served.serve(stop, on_bound=on_bound)

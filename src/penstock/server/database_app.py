@@ -1,0 +1,114 @@
+"""From a request to a handler of a database: key, path, method, scope, readiness, cap.
+
+How requests and errors are worded is the API's own.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from penstock.errors import Unavailable
+from penstock.http.message import Fault, Request, Response
+from penstock.http.routes import Router
+from penstock.server.auth import Keyring, Scope
+from penstock.server.errors import MethodNotAllowed, UnknownPath
+
+__all__ = ["RETRY", "DatabaseApp", "DatabaseRoute"]
+
+RETRY: Final = (b"retry-after", b"1")
+"""Goes with every answer that asks the client to come again."""
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseRoute(Generic[C]):
+    """A handler and what it takes to reach it."""
+
+    handler: Callable[[C], Awaitable[Response]]
+    scope: Scope = Scope.READ
+    at_any_time: bool = False
+    """Answered before the database is open, and however many requests are under way."""
+    is_probe: bool = False
+    """That, and without a key."""
+
+
+class DatabaseApp(abc.ABC, Generic[C]):
+    """An `Application` of routes behind keys."""
+
+    def __init__(
+        self,
+        router: Router[DatabaseRoute[C]],
+        keys: Keyring,
+        *,
+        check_ready: Callable[[], None],
+        requests_max: int,
+    ) -> None:
+        self._router = router
+        self._keys = keys
+        self._check_ready = check_ready
+        self._requests_max = requests_max
+        self._under_way = 0
+
+    @abc.abstractmethod
+    def call(self, request: Request, name: str) -> C:
+        """One admitted request, and the name in its path, as handlers take it."""
+
+    @abc.abstractmethod
+    def refusal(self, error: Exception, request: Request) -> Response:
+        """The answer to a request that failed. Never raises."""
+
+    @abc.abstractmethod
+    def fault(self, fault: Fault, message: str) -> Response:
+        """The answer to what never became a request."""
+
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        """Answer, whatever happens; see `Application.begin`."""
+        try:
+            route, name = self._admit(request)
+        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
+            deliver(self.refusal(error, request))
+            return None
+        return self._answer(route, request, name)
+
+    async def _answer(self, route: DatabaseRoute[C], request: Request, name: str) -> Response:
+        self._under_way += 1
+        try:
+            await asyncio.sleep(0)  # a task of its own: given up when the client leaves
+            return await route.handler(self.call(request, name))
+        except Exception as error:  # noqa: BLE001
+            return self.refusal(error, request)
+        finally:
+            self._under_way -= 1
+
+    def screen(self, request: Request) -> Response | None:
+        """The same checks by the head alone."""
+        try:
+            self._admit(request)
+        except Exception as error:  # noqa: BLE001
+            return self.refusal(error, request)
+        return None
+
+    def _admit(self, request: Request) -> tuple[DatabaseRoute[C], str]:
+        match = self._router.match(request.path)
+        route = match.methods.get(request.method) if match is not None else None
+        if route is not None and match is not None and route.is_probe:
+            return route, match.name
+        principal = self._keys.principal(request.headers.get(b"authorization"))
+        if match is None:
+            raise UnknownPath("nothing is at this path")
+        if route is None:
+            allowed = match.allowed
+            raise MethodNotAllowed(f"use {allowed.decode()} for this path", headers=[(b"allow", allowed)])
+        principal.require(route.scope)
+        if not route.at_any_time:
+            self._check_ready()
+            if self._under_way >= self._requests_max:
+                raise Unavailable(f"{self._requests_max} requests are under way, which is the cap")
+        return route, match.name

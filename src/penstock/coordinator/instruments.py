@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.metrics import DEFAULT_REGISTRY, Registry
+from typing import Final
+
+from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
 
 __all__ = ["Instruments"]
 
-_FINE = (
-    0.00001,
-    0.0001,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
+_FINE: Final = (0.00001, 0.0001, *SECONDS_BUCKETS)
 """From an admission without a wait to a flush that has gone badly wrong."""
 
 

@@ -12,31 +12,11 @@ import pyarrow.compute as pc
 from penstock.otlp.errors import Unflattenable
 from penstock.otlp.nesting import list_column, nanoseconds, pairs_of, refuse_negative_zero, struct_column
 from penstock.otlp.runs import Flags, changes
-from penstock.otlp.schema import METRIC_COLUMNS, POINT_TYPES
+from penstock.otlp.schema import METRIC_COLUMNS, POINT_COLUMNS, POINT_TYPES
 
 __all__ = ["metrics_of"]
 
-_POINT: Final = (
-    "start_time",
-    "time",
-    "flags",
-    "value_int",
-    "value_double",
-    "count",
-    "sum",
-    "min",
-    "max",
-    "bucket_counts",
-    "explicit_bounds",
-    "scale",
-    "zero_count",
-    "zero_threshold",
-    "positive",
-    "negative",
-    "quantiles",
-    "exemplars",
-    "attributes",
-)
+_POINT: Final = (*POINT_COLUMNS, "exemplars", "attributes")
 
 
 def metrics_of(

@@ -32,6 +32,7 @@ __all__ = [
     "METRICS",
     "METRIC_COLUMNS",
     "OTHER",
+    "POINT_COLUMNS",
     "POINT_TYPES",
     "QUANTILES",
     "RESOURCE_COLUMNS",
@@ -155,6 +156,26 @@ SCOPE_COLUMNS: Final = (
     "scope_dropped_attributes_count",
     "scope_schema_url",
 )
+POINT_COLUMNS: Final = (
+    "start_time",
+    "time",
+    "flags",
+    "value_int",
+    "value_double",
+    "count",
+    "sum",
+    "min",
+    "max",
+    "bucket_counts",
+    "explicit_bounds",
+    "scale",
+    "zero_count",
+    "zero_threshold",
+    "positive",
+    "negative",
+    "quantiles",
+)
+"""What a data point says of itself, but for its exemplars and attributes."""
 METRIC_COLUMNS: Final = ("name", "description", "unit", "metadata", "type", "temporality", "is_monotonic")
 """What rows of one resource, one scope and one metric have in common."""
 

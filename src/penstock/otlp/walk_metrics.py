@@ -9,38 +9,14 @@ import pyarrow as pa
 
 from penstock.otlp.builders import Attributes, Lists, columns_of
 from penstock.otlp.refusal import SPAN_ID_BYTES, TRACE_ID_BYTES, Refusals, id_fault
-from penstock.otlp.schema import EXEMPLARS, METRICS
+from penstock.otlp.schema import EXEMPLARS, METRICS, POINT_COLUMNS
 
 if TYPE_CHECKING:
     from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
 
 __all__ = ["PointRows"]
 
-_PLAIN: Final = (
-    "name",
-    "description",
-    "unit",
-    "type",
-    "temporality",
-    "is_monotonic",
-    "start_time",
-    "time",
-    "flags",
-    "value_int",
-    "value_double",
-    "count",
-    "sum",
-    "min",
-    "max",
-    "bucket_counts",
-    "explicit_bounds",
-    "scale",
-    "zero_count",
-    "zero_threshold",
-    "positive",
-    "negative",
-    "quantiles",
-)
+_PLAIN: Final = ("name", "description", "unit", "type", "temporality", "is_monotonic", *POINT_COLUMNS)
 _OWN: Final = _PLAIN.index("value_int")
 _NO_VALUES: Final[dict[str, object]] = dict.fromkeys(_PLAIN[_OWN:])
 

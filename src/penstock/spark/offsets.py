@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from penstock.errors import ConfigError, Corrupt, InvalidInput
 
@@ -38,6 +38,7 @@ __all__ = [
     "check_order",
     "check_reached",
     "lift",
+    "parse_places",
     "parse_position",
     "read_after",
     "read_offset",
@@ -46,6 +47,8 @@ __all__ = [
     "spread_start",
     "write_offset",
 ]
+
+K = TypeVar("K")
 
 Offset: TypeAlias = dict[int, int]
 After: TypeAlias = dict[int, str]
@@ -136,22 +139,40 @@ def sequence_of(value: object) -> int:
 
 def parse_position(text: str, option: str) -> Position:
     """`earliest`, `latest`, a sequence, or JSON with one of them per shard. Raises `ConfigError`."""
+    return parse_places(text, option, lambda shard: sequence_of(int(shard)), example='{"0": 17}')
+
+
+def parse_places(
+    text: str,
+    option: str,
+    key: Callable[[str], K],
+    *,
+    example: str,
+    number: str = "a sequence",
+    first: int = 0,
+) -> Place | dict[K, Place]:
+    """`earliest`, `latest`, a number from `first` on, or JSON with one of them per key.
+
+    Raises `ConfigError`, in which `number` and `example` say what was expected.
+    """
     plain = text.strip()
     try:
         if not plain.startswith("{"):
-            return _place(plain)
-        loaded = json.loads(plain)
-        return {sequence_of(int(shard)): _place(place) for shard, place in loaded.items()}
+            return _place(plain, first)
+        return {key(name): _place(place, first) for name, place in json.loads(plain).items()}
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f'{option}: expected earliest, latest, a sequence or JSON such as {{"0": 17}}, found {text!r}'
+            f"{option}: expected earliest, latest, {number} or JSON such as {example}, found {text!r}"
         ) from error
 
 
-def _place(value: object) -> Place:
+def _place(value: object, first: int) -> Place:
     if value == "earliest" or value == "latest":
         return "earliest" if value == "earliest" else "latest"
-    return sequence_of(int(value) if isinstance(value, str) else value)
+    place = sequence_of(int(value) if isinstance(value, str) else value)
+    if place < first:
+        raise ValueError(f"numbers begin at {first}")
+    return place
 
 
 def spread_start(position: Position, shards: Collection[int]) -> Position:

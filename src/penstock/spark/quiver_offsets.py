@@ -12,14 +12,13 @@ text: cores always stand in numeric order.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.errors import ConfigError, Corrupt
 from penstock.quiver.model import SegmentInfo
-from penstock.spark.offsets import Place, admit_batches, sequence_of
+from penstock.spark.offsets import Place, admit_batches, parse_places, sequence_of
 
 __all__ = [
     "Marks",
@@ -106,24 +105,9 @@ def _no_offset(stored: object) -> SegmentGap:
 
 def parse_position(text: str, option: str) -> Position:
     """`earliest`, `latest`, a number, or JSON with one of them per core. Raises `ConfigError`."""
-    plain = text.strip()
-    try:
-        if not plain.startswith("{"):
-            return _place(plain)
-        return {sequence_of(int(core)): _place(place) for core, place in json.loads(plain).items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f'{option}: expected earliest, latest, a number or JSON such as {{"0": 17}}, found {text!r}'
-        ) from error
-
-
-def _place(value: object) -> Place:
-    if value == "earliest" or value == "latest":
-        return "earliest" if value == "earliest" else "latest"
-    place = sequence_of(int(value) if isinstance(value, str) else value)
-    if place == 0:
-        raise ValueError("segments begin at 1")
-    return place
+    return parse_places(
+        text, option, lambda core: sequence_of(int(core)), example='{"0": 17}', number="a number", first=1
+    )
 
 
 def resolve(position: Position, bounds: Mapping[int, CoreBounds], option: str) -> SegmentOffset:

@@ -9,13 +9,12 @@ checked. Spark compares offsets as text, so topics always stand in the order of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from penstock.errors import ConfigError, Corrupt, InvalidInput
-from penstock.spark.offsets import Bounds, Place, admit_batches, sequence_of
+from penstock.spark.offsets import Bounds, Place, admit_batches, parse_places, sequence_of
 
 __all__ = [
     "Place",
@@ -101,25 +100,7 @@ def _no_offset(stored: object) -> TopicGap:
 
 def parse_position(text: str, option: str) -> Position:
     """`earliest`, `latest`, a sequence, or JSON with one of them per topic. Raises `ConfigError`."""
-    plain = text.strip()
-    try:
-        if not plain.startswith("{"):
-            return _place(plain)
-        return {str(topic): _place(place) for topic, place in json.loads(plain).items()}
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f'{option}: expected earliest, latest, a sequence or JSON such as {{"clicks": 17}}, '
-            f"found {text!r}"
-        ) from error
-
-
-def _place(value: object) -> Place:
-    if value == "earliest" or value == "latest":
-        return "earliest" if value == "earliest" else "latest"
-    place = sequence_of(int(value) if isinstance(value, str) else value)
-    if place == 0:
-        raise ValueError("sequences begin at 1")
-    return place
+    return parse_places(text, option, str, example='{"clicks": 17}', first=1)
 
 
 def resolve(position: Position, bounds: Mapping[str, Bounds], option: str) -> TopicOffset:

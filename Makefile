@@ -25,7 +25,7 @@ demo: env ## Run the whole path: a click stream through Spark into tables, with 
 test: check ## Run the static checks, then every tier of tests but those of `make long`
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 
-long: env ## Run the tests that kill and start Spark over and over, and the mutants
+long: env ## Run what takes minutes: Spark killed over and over, mutants, the rest of the sweeps, the demo
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m long
 
 check: env ## Lint, formatting, types and the floors

@@ -24,6 +24,7 @@ def running() -> list[str]:
     return lines
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_demo_balances_after_its_kills(tmp_path: Path) -> None:
     folder, store = tmp_path / "d", tmp_path / "s"

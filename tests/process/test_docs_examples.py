@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 import penstock
 
@@ -39,8 +40,14 @@ def test_every_python_example_is_marked_runnable(path: Path) -> None:
     assert {mark for mark, _ in examples(path)} == {"runnable"}
 
 
-@pytest.mark.timeout(250)  # some start Spark
-@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name)
+def tiered(path: Path) -> ParameterSet:
+    """What starts Spark takes its time, and is left to `make long`."""
+    starts_spark = any("penstock.spark" in code or "pyspark" in code for _, code in examples(path))
+    return pytest.param(path, id=name(path), marks=pytest.mark.long if starts_spark else ())
+
+
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("path", [tiered(path) for path in WITH_EXAMPLES])
 def test_the_examples_of_a_document_run(path: Path, tmp_path: Path) -> None:
     program = "\n\n".join(code for _, code in examples(path))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
+from tests.crash.fault_kinds import fault_name, spread
 from tests.unit.quiver.engine_doubles import StepClock, config, open_quiver, rows, take_all, words
 
 from penstock.errors import PenstockError
@@ -165,7 +166,7 @@ def test_without_a_fault_everything_is_delivered_once() -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("kind", CRASHES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
 def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: int) -> None:
     for call in range(part, call_count(), 4):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
@@ -173,7 +174,7 @@ def test_a_crash_at_every_call_loses_and_doubles_nothing(kind: DiskFault, part: 
             verify(after, notes, f"{kind.name} at call {call} ({disk.calls[-1]}), {why}", SETTINGS)
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
 def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> None:
     for call in range(call_count()):
         disk, notes = run_with(PlannedFault(call=call, kind=kind), SETTINGS)
@@ -181,7 +182,7 @@ def test_a_fault_at_every_call_loses_and_doubles_nothing(kind: DiskFault) -> Non
         verify(after, notes, f"{kind.name} at call {call} ({disk.calls[call]})", SETTINGS)
 
 
-@pytest.mark.parametrize("kind", [*CRASHES, DiskFault.FAIL_ONCE], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread([*CRASHES, DiskFault.FAIL_ONCE]), ids=fault_name)
 def test_a_fault_at_every_call_of_the_start_changes_nothing(kind: DiskFault) -> None:
     total = call_count()
     for call in range(total // 4, total, total // 4):

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from tests.crash.fault_kinds import fault_name, spread
 from tests.unit.topics.engine_doubles import COLD, World, read_all, rec
 
 from penstock.errors import PenstockError
@@ -351,7 +352,7 @@ def test_without_a_fault_everything_is_there() -> None:
     verify_all(disk, writer, "closed")
 
 
-@pytest.mark.parametrize("kind", CRASHES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
 def test_a_crash_at_any_call_loses_nothing_and_invents_nothing(kind: DiskFault) -> None:
     total = len(run_with(None, work_and_close)[0].calls)
     for call in some(total, kind, 23):
@@ -359,7 +360,7 @@ def test_a_crash_at_any_call_loses_nothing_and_invents_nothing(kind: DiskFault) 
         verify_all(disk, writer, f"{kind.name} at call {call} ({disk.calls[-1]})")
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
 def test_a_fault_at_any_call_fails_what_it_hits_and_nothing_comes_back(kind: DiskFault) -> None:
     total = len(run_with(None)[0].calls)
     for call in some(total, kind, 29):
@@ -367,7 +368,7 @@ def test_a_fault_at_any_call_fails_what_it_hits_and_nothing_comes_back(kind: Dis
         verify_all(disk, writer, f"{kind.name} at call {call} ({disk.calls[call]})")
 
 
-@pytest.mark.parametrize("kind", [*CRASHES, *FAULTS], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread([*CRASHES, *FAULTS]), ids=fault_name)
 def test_a_fault_at_any_call_of_a_recovery_changes_nothing(kind: DiskFault) -> None:
     """Crash in the middle of the work; start, with a fault at a call of the start; start again."""
     total = len(run_with(None, work_and_close)[0].calls)

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.crash.fault_kinds import fault_name, spread
 from tests.unit.topics.engine_doubles import World, read_all, rec
 
 from penstock.errors import PenstockError
@@ -190,7 +191,7 @@ def test_without_a_fault_the_work_is_done(leases_durable: bool) -> None:
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
-@pytest.mark.parametrize("kind", [*CRASHES, *FAULTS], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread([*CRASHES, *FAULTS]), ids=fault_name)
 def test_a_fault_at_any_call_loses_no_job_and_doubles_no_holder(
     kind: DiskFault, leases_durable: bool
 ) -> None:

@@ -18,6 +18,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from tests.crash.fault_kinds import fault_name, spread
 from tests.unit.topics.engine_doubles import World, settle
 from tests.unit.topics.router_notes import ROUTES, SOURCES, Notes, attempt
 
@@ -158,7 +159,7 @@ def test_without_a_fault_everything_is_there() -> None:
         verify_all(*run_with(None, run), "no fault")
 
 
-@pytest.mark.parametrize("kind", CRASHES, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
 def test_a_crash_at_any_call_keeps_what_was_read_and_copies_nothing_twice(kind: DiskFault) -> None:
     total = len(run_with(None, work_and_close)[0].calls)
     for call in some(total, kind, 131):
@@ -166,7 +167,7 @@ def test_a_crash_at_any_call_keeps_what_was_read_and_copies_nothing_twice(kind: 
         verify_all(disk, notes, clock, f"{kind.name} at call {call} ({disk.calls[-1]})")
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
 def test_a_fault_at_any_call_loses_no_copy(kind: DiskFault) -> None:
     total = len(run_with(None)[0].calls)
     for call in some(total, kind, 263):
@@ -174,7 +175,7 @@ def test_a_fault_at_any_call_loses_no_copy(kind: DiskFault) -> None:
         verify_all(disk, notes, clock, f"{kind.name} at call {call} ({disk.calls[call]})")
 
 
-@pytest.mark.parametrize("kind", [*CRASHES, DiskFault.FAIL_ONCE], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", spread([*CRASHES, DiskFault.FAIL_ONCE]), ids=fault_name)
 def test_a_fault_at_any_call_of_a_recovery_changes_nothing(kind: DiskFault) -> None:
     """Crash in the middle of the work; start, with a fault at a call of the start; start again."""
     total = len(run_with(None, work_and_close)[0].calls)

@@ -44,6 +44,7 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/otlp.py
 	$(BIN)/python benchmarks/coordinator.py
 	$(BIN)/python benchmarks/promql.py
+	$(BIN)/python benchmarks/timeseries.py
 	$(BIN)/python benchmarks/vector.py
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`

@@ -23,7 +23,7 @@ from penstock.otlp import Signal, decode
 from penstock.quiver import Quiver, QuiverConfig
 from penstock.testing.otlp_kit import telemetry
 from rounds import Plan, interleave, scratch
-from sections import option_parser, run_sections, workdir
+from sections import run_planned
 from table import Row
 
 SPANS = 1000
@@ -297,15 +297,11 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
 }
 
 
-def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
-    parser = option_parser("Measure the durable buffer for Arrow batches.", SECTIONS)
-    parser.add_argument("--quick", action="store_true", help="about a minute, with coarser figures")
-    options = parser.parse_args()
-    with workdir(options.dir) as data:
-        plan = Plan(quick=options.quick, workdir=data)
-        return run_sections(options, {name: partial(section, plan) for name, section in SECTIONS.items()})
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        run_planned(
+            "Measure the durable buffer for Arrow batches.",
+            SECTIONS,
+            quick="about a minute, with coarser figures",
+        )
+    )

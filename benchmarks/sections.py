@@ -11,14 +11,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from rounds import Plan
 from table import Row, print_table, write_json
 
-__all__ = ["Section", "option_parser", "run_sections", "workdir"]
+__all__ = ["PlannedSection", "Section", "option_parser", "run_planned", "run_sections", "workdir"]
 
 Section: TypeAlias = Callable[[], list[Row]]
+PlannedSection: TypeAlias = Callable[[Plan], list[Row]]
 
 
 def option_parser(description: str, sections: Iterable[str]) -> argparse.ArgumentParser:
@@ -57,3 +60,16 @@ def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -
     if options.json is not None:
         write_json(rows, options.json)
     return 1 if options.strict and any(row.met is False for row in rows) else 0
+
+
+def run_planned(description: str, sections: Mapping[str, PlannedSection], *, quick: str) -> int:
+    """A whole benchmark whose sections follow one plan. Returns the exit code.
+
+    `quick` says what `--quick` leaves out.
+    """
+    parser = option_parser(description, sections)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    options = parser.parse_args()
+    with workdir(options.dir) as data:
+        plan = Plan(quick=options.quick, workdir=data)
+        return run_sections(options, {name: partial(section, plan) for name, section in sections.items()})

@@ -12,17 +12,18 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 
 import cramjam
 import numpy as np
 
 from penstock.coordinator import Durability
+from penstock.coordinator.slate import SlateStorage
+from penstock.coordinator.storage import Put
 from penstock.timeseries import Labels, Samples, Series, TimeSeries, TimeSeriesConfig
 from penstock.timeseries.remote_write import decode_remote_write
 from rounds import Plan
-from sections import option_parser, run_sections, workdir
+from sections import run_planned
 from table import Row
 
 START_MS = 1_700_000_000_000 // 3_600_000 * 3_600_000
@@ -79,6 +80,19 @@ async def fill(directory: Path, write: Callable[[TimeSeries, int], Awaitable[Non
         return time.process_time() - cpu, time.perf_counter() - began
 
 
+async def put_by_hand(directory: Path) -> float:
+    """Seconds of CPU until the same samples, as bare arrays without labels or an index, are durable."""
+    storage = await SlateStorage.open(directory.as_uri(), "samples")
+    arrays = [(one.samples.timestamps.tobytes(), one.samples.values.tobytes()) for one in scrape(0)]
+    cpu = time.process_time()
+    for step in range(STEPS):
+        await storage.apply([Put(b"%06d" % step, b"".join(part for pair in arrays for part in pair))])
+    await storage.flush()
+    seconds = time.process_time() - cpu
+    await storage.close()
+    return seconds
+
+
 def ingest(plan: Plan) -> list[Row]:
     """From what writers have to durable."""
     scrapes, bodies = [scrape(step) for step in range(STEPS)], [body(step) for step in range(STEPS)]
@@ -90,10 +104,11 @@ def ingest(plan: Plan) -> list[Row]:
         await database.write(decode_remote_write(bodies[step]).series)
 
     rows = []
+    rounds = range(plan.pick(5, 2))
+    bare = statistics.median(asyncio.run(put_by_hand(plan.workdir / f"bare-{place}")) for place in rounds)
     for what, write in (("series", by_series), ("remote writes", by_remote_write)):
         runs = [
-            asyncio.run(fill(plan.workdir / f"{what}-{place}".replace(" ", "-"), write))
-            for place in range(plan.pick(5, 2))
+            asyncio.run(fill(plan.workdir / f"{what}-{place}".replace(" ", "-"), write)) for place in rounds
         ]
         cpu, clock = (statistics.median(column) for column in zip(*runs, strict=True))
         note = f"{SERIES * STEPS / clock / 1e3:,.0f}k/s by the clock; one sample of {SERIES:,} series a write"
@@ -102,7 +117,10 @@ def ingest(plan: Plan) -> list[Row]:
                 section="ingest",
                 what=f"{what} until durable",
                 ours=SERIES * STEPS / cpu / 1e3,
+                ceiling=SERIES * STEPS / bare / 1e3,
+                ratio=bare / cpu,
                 unit="k samples/s of CPU",
+                against="bare arrays put into SlateDB",
                 note=note,
             )
         )
@@ -146,15 +164,9 @@ def queries(plan: Plan) -> list[Row]:
 SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {"ingest": ingest, "queries": queries}
 
 
-def main() -> int:
-    """Run the sections asked for and print one table."""
-    parser = option_parser("Measure the database of time series.", SECTIONS)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, with coarser figures")
-    options = parser.parse_args()
-    with workdir(options.dir) as data:
-        plan = Plan(quick=options.quick, workdir=data)
-        return run_sections(options, {name: partial(section, plan) for name, section in SECTIONS.items()})
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        run_planned(
+            "Measure the database of time series.", SECTIONS, quick="a few seconds, with coarser figures"
+        )
+    )

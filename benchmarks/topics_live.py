@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import topics_jobs
 import topics_streams
 from rounds import Plan
-from sections import option_parser, run_sections, workdir
+from sections import run_planned
 from table import Row
 
 SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
@@ -26,15 +25,11 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
 }
 
 
-def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
-    parser = option_parser("Measure live delivery by the event-log server.", SECTIONS)
-    parser.add_argument("--quick", action="store_true", help="about a minute, with coarser figures")
-    options = parser.parse_args()
-    with workdir(options.dir) as data:
-        plan = Plan(quick=options.quick, workdir=data)
-        return run_sections(options, {name: partial(section, plan) for name, section in SECTIONS.items()})
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        run_planned(
+            "Measure live delivery by the event-log server.",
+            SECTIONS,
+            quick="about a minute, with coarser figures",
+        )
+    )

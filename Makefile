@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 BENCH_STAMP := $(VENV)/.stamp-bench
+DOCS_STAMP := $(VENV)/.stamp-docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JOBS ?= 2
 LOCK := uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate \
 	--generate-hashes --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test long check bench soak lock clean
+.PHONY: help env demo test long check bench docs soak lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -47,6 +48,10 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/timeseries.py
 	$(BIN)/python benchmarks/vector.py
 
+docs: env $(DOCS_STAMP) ## Build the documentation site into build/site
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/docs_site.py
+	@echo "Read it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
 		-m 'soak or simulation' --timeout 7200
@@ -57,6 +62,8 @@ lock: env ## Compute the lock files anew from pyproject.toml
 		pyproject.toml -o requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra bench -c requirements.lock \
 		pyproject.toml -o requirements-bench.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) --upgrade --extra docs -c requirements.lock \
+		pyproject.toml -o requirements-docs.lock
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -79,5 +86,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 $(BENCH_STAMP): requirements-bench.lock $(STAMP)
+	$(PIP) install --no-compile --no-deps --require-hashes -r $<
+	@touch $@
+
+$(DOCS_STAMP): requirements-docs.lock $(STAMP)
 	$(PIP) install --no-compile --no-deps --require-hashes -r $<
 	@touch $@

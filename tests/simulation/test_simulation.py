@@ -10,6 +10,7 @@ import os
 from collections import Counter
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.simulation.world import HOUR_MS, World
 
 from penstock.testing import DEFAULT_RATES, FaultKind, FaultPlan, Simulation, run_simulation
@@ -74,8 +75,13 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert run(1)[0] != run(2)[0]
 
 
+def chunks() -> list[ParameterSet]:
+    """Half of the seeds wait for the long tests."""
+    return [pytest.param(one, marks=pytest.mark.long if one % 2 else ()) for one in range(CHUNKS)]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks())
 def test_nothing_is_lost_doubled_or_leaked_on_any_seed(chunk: int) -> None:
     seen: Counter[str] = Counter()
     seeds = [int(ONE_SEED)] if ONE_SEED else range(chunk, SEEDS, CHUNKS)

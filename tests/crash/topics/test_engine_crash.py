@@ -352,7 +352,7 @@ def test_without_a_fault_everything_is_there() -> None:
     verify_all(disk, writer, "closed")
 
 
-@pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
+@pytest.mark.parametrize("kind", spread(CRASHES), ids=fault_name)
 def test_a_crash_at_any_call_loses_nothing_and_invents_nothing(kind: DiskFault) -> None:
     total = len(run_with(None, work_and_close)[0].calls)
     for call in some(total, kind, 23):

@@ -159,7 +159,7 @@ def test_without_a_fault_everything_is_there() -> None:
         verify_all(*run_with(None, run), "no fault")
 
 
-@pytest.mark.parametrize("kind", CRASHES, ids=fault_name)
+@pytest.mark.parametrize("kind", spread(CRASHES), ids=fault_name)
 def test_a_crash_at_any_call_keeps_what_was_read_and_copies_nothing_twice(kind: DiskFault) -> None:
     total = len(run_with(None, work_and_close)[0].calls)
     for call in some(total, kind, 131):

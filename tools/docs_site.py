@@ -57,7 +57,7 @@ def main() -> int:
     settings = yaml.safe_load(SETTINGS.read_text(encoding="utf-8")) | {"nav": navigation()}
     configured = BUILD / "mkdocs.yml"
     configured.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    build = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", configured]
+    build = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(configured)]
     return subprocess.run(build, check=False).returncode
 
 

@@ -450,10 +450,7 @@ class OsFileSystem:
         with _explained(path, "allocate"):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                if reserve_only and size:
-                    os.posix_fallocate(fd, 0, size)
-                    os.fsync(fd)
-                else:
+                if not (reserve_only and size and _is_reserved(fd, size)):
                     _fill_with_zeros(fd, size)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -616,6 +613,18 @@ def _write_all_at(fd: int, offset: int, buffers: Sequence[Buffer], size: int, fl
         rest = memoryview(b"".join(buffers))
         while written < len(rest):
             written += os.pwritev(fd, [rest[written:]], offset + written, flags)
+
+
+def _is_reserved(fd: int, size: int) -> bool:
+    """Take the room for so many bytes; False where the file system cannot."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        return False
+    os.fsync(fd)
+    return True
 
 
 def _fill_with_zeros(fd: int, size: int) -> None:

@@ -35,6 +35,10 @@ _PREPARED = "next-"
 _ERASED_BYTES = 64
 _SPARE_BYTES = 64 * 1024
 """Kept free in every file for what must be possible when the device is full."""
+_BULK_BYTES = 512 * 1024
+"""From such appends on, to write the zeros costs more than they save: a sync has mostly data to carry, and a
+file is full before the next one is made.
+"""
 
 
 class AppendLog:
@@ -76,6 +80,8 @@ class AppendLog:
         self._file: LogFile | None = None
         self._broken = False
         self._number = self._end = self._durable = self._vouched = self._salt = 0
+        self._appends = 0
+        """How many the active file has."""
         self.rotations = 0
         self.syncs = 0
 
@@ -99,6 +105,7 @@ class AppendLog:
         where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
         for the number of the new file. A `layout` is the one of the scan; without it files are numbered ones.
         With `reserve_only` new files are not filled with zeros ahead: better for entries of many kilobytes.
+        Without it they are, unless the appends to the last file were large ones.
         """
         fs.make_dirs(directory)
         layout = layout or NumberedLayout(fmt)
@@ -202,6 +209,7 @@ class AppendLog:
         if marked:
             self._vouched = self._durable
         self._next_frame += frame_count + marked
+        self._appends += 1
         self._end = end
         if sync:
             self._durable = end
@@ -362,6 +370,7 @@ class AppendLog:
         self._salt = salt
         self._end = self._durable = end
         self._vouched = end
+        self._appends = 0
         self._broken = False
         self.rotations += old is not None
         if old is not None:
@@ -395,7 +404,8 @@ class AppendLog:
 
     def _allocate(self, size: int) -> str:
         path = self._path(f"{_PREPARED}{uuid.uuid4().hex}.tmp")
-        self._fs.allocate(path, size, reserve_only=self._reserve_only)
+        is_bulk = 0 < self._appends * _BULK_BYTES <= self._end
+        self._fs.allocate(path, size, reserve_only=self._reserve_only or is_bulk)
         return path
 
     def _discard(self, path: str) -> None:

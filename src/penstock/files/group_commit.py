@@ -35,7 +35,8 @@ _WARY_FACTOR = 100
 """For so many times as long as a stall took, nobody but the thread waits for the disk: who submits loses no
 more than a hundredth of its time to stalls, and a processor that was busy once does not count for long.
 """
-_LONE_BYTES_MAX = 64 * 1024
+_SMALL_BYTES = 64 * 1024
+"""Up to this the time of a sync is the disk's own, whatever it has to carry."""
 
 
 class QueueFull(Unavailable):
@@ -144,8 +145,9 @@ class GroupCommitter:
     entries of one commit together; it must not raise. `submit`, `flush` and `resume` belong to one thread,
     such as an event loop's.
     What needs no sync is delivered after the write and synced within `sync_interval_s`. `on_sync` is told how
-    long each sync took. Where it is usually less than `quick_sync_s`, `flush` may wait for it itself. With
-    `one_by_one` no entry shares its write or its sync with another.
+    long each sync took. Where a small one usually takes less than `quick_sync_s`, `flush` may wait for it
+    itself, and no commit waits for company. With `one_by_one` no entry shares its write or its sync with
+    another.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class GroupCommitter:
 
     def _commit_alone(self, entries: list[Entry]) -> bool:
         """Commit a lone durable entry here and now, if nothing else is under way and the disk is quick."""
-        is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _LONE_BYTES_MAX
+        is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _SMALL_BYTES
         if not is_lone or self._submitted - self._taken != 1 or not self._is_quick():
             return False
         if not self._turn.acquire(blocking=False):
@@ -257,7 +259,7 @@ class GroupCommitter:
     def widen(self, window_s: float) -> None:
         """From now on let a commit wait up to so long for more, as long as more comes.
 
-        0 leaves it to wait where that pays by itself.
+        Only where syncs are not quick. 0 leaves it to wait where that pays by itself.
         """
         self._window_s = window_s
 
@@ -339,7 +341,8 @@ class GroupCommitter:
         self._taken += len(first)
         closing = self._drain(batch)
         expects_more = self._usual_sync_s > 2 * _SLICE_S and len(batch) * 2 < self._last_size
-        window_s = self._window_s
+        # A sync that is quick is not worth waiting for company: the one under way is window enough.
+        window_s = 0.0 if self._usual_sync_s < self._quick_sync_s else self._window_s
         if batch and not closing and (window_s or expects_more):
             start_s = time.perf_counter()
             closing = self._linger(batch, window_s or self._window_max_s)
@@ -424,16 +427,18 @@ class GroupCommitter:
         self._batches += 1
         self._entries += len(done)
         self._frames += sum([entry.frame_count for entry in done])
-        self._bytes += sum([entry.byte_count for entry in done])
+        byte_count = sum([entry.byte_count for entry in done])
+        self._bytes += byte_count
         if done and done[-1].sync_s:
-            self._note_sync(done[-1].sync_s)
+            self._note_sync(done[-1].sync_s, byte_count)
 
-    def _note_sync(self, seconds: float) -> None:
-        # Down at once and up slowly: a sync that only waited for the processor does not make the disk slow.
+    def _note_sync(self, seconds: float, byte_count: int) -> None:
         if seconds > _STALL_S:
             self._wary_until_s = time.monotonic() + seconds * _WARY_FACTOR
-        slower = seconds - self._usual_sync_s
-        self._usual_sync_s += slower / 64 if slower > 0 else slower
+        if byte_count <= _SMALL_BYTES:
+            # Down at once and up slowly: one that only waited for the processor does not make the disk slow.
+            usual_s = self._usual_sync_s
+            self._usual_sync_s = usual_s + (seconds - usual_s) / 64 if 0 < usual_s < seconds else seconds
         if self._on_sync is not None:
             self._on_sync(seconds)
 
@@ -453,9 +458,10 @@ class GroupCommitter:
             if self._log.is_durable:
                 self._log.mark()
             else:
+                byte_count = self._log.end.offset - self._log.durable_end.offset
                 start_s = time.perf_counter()
                 self._log.sync()
-                self._note_sync(time.perf_counter() - start_s)
+                self._note_sync(time.perf_counter() - start_s, byte_count)
             self._sync_due_s = float("inf")
         except PenstockError:
             self._failures += 1

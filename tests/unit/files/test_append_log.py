@@ -243,3 +243,31 @@ def test_a_log_opens_with_a_small_file_and_goes_on_in_full_ones() -> None:
     log.rotate()
     assert disk.stat(f"{DIRECTORY}/wal-{log.end.file:016d}.log").size == 5 * 1024**2
     assert not log.wants_next
+
+
+class _WatchedDisk(FakeDisk):
+    """Knows which files were only reserved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reserved: list[bool] = []
+
+    def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
+        self.reserved.append(reserve_only)
+        super().allocate(path, size, reserve_only=reserve_only)
+
+
+def test_after_large_appends_the_next_file_is_reserved_and_not_filled() -> None:
+    disk = _WatchedDisk()
+    log = open_log(disk, file_bytes=5 * 1024**2)
+    assert append(log, b"x" * 1024**2)
+    log.prepare_next()
+    log.rotate()
+    assert append(log, b"x" * 1024**2)
+    assert append(log, b"y")
+    assert append(log, b"z")
+    log.prepare_next()
+    log.rotate()
+    log.prepare_next()  # nothing is known of a file without an append
+    assert disk.reserved == [False, True, False, False]
+    assert bodies(scan(disk, DIRECTORY, TINY)) == [b"x" * 1024**2, b"x" * 1024**2, b"y", b"z"]

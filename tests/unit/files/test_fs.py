@@ -205,3 +205,26 @@ def test_a_file_that_cannot_be_allocated_is_not_left_behind(
     with pytest.raises(StorageFull):
         OsFileSystem().allocate(str(tmp_path / "log"), 100)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_room_cannot_be_reserved_the_zeros_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "x")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    OsFileSystem().allocate(str(tmp_path / "log"), 3_000_000, reserve_only=True)
+    assert (tmp_path / "log").read_bytes() == bytes(3_000_000)
+
+
+def test_a_file_whose_room_cannot_be_reserved_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "x")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageFull):
+        OsFileSystem().allocate(str(tmp_path / "log"), 100, reserve_only=True)
+    assert list(tmp_path.iterdir()) == []

@@ -127,6 +127,7 @@ def test_what_queues_up_during_a_commit_shares_the_next_one(committer: GroupComm
     gate.wait_for(7)
     assert numbers(gate.entries) == list(range(7))
     assert gate.batches == [1, 6]
+    until(lambda: committer.stats().batches == 2)  # counted when those who wait have heard
     stats = committer.stats()
     assert (stats.entries, stats.frames, stats.batches, stats.syncs) == (7, 7, 2, 2)
     assert stats.queue_peak == 6
@@ -372,6 +373,19 @@ def test_where_syncs_are_quick_a_lone_entry_is_committed_by_who_submits_it(
     until(lambda: not log.wants_mark)  # the thread vouches for it, though it was never handed the entry
 
 
+def stall(log: AppendLog, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every append takes at least so long from now on."""
+    append = log.append
+
+    def stalled(
+        buffers: Sequence[Buffer], byte_count: int, frame_count: int, *, sync: bool, urgent: bool = False
+    ) -> LogPosition:
+        threading.Event().wait(seconds)
+        return append(buffers, byte_count, frame_count, sync=sync, urgent=urgent)
+
+    monkeypatch.setattr(log, "append", stalled)
+
+
 def test_after_a_stall_only_the_thread_waits_for_the_disk(
     quick: GroupCommitter, gate: Gate, log: AppendLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,15 +393,7 @@ def test_after_a_stall_only_the_thread_waits_for_the_disk(
     quick.submit(entry(0))
     gate.wait_for(1)
     until(lambda: quick.stats().entries == 1 and not log.wants_mark)
-    append = log.append
-
-    def stalled(
-        buffers: Sequence[Buffer], byte_count: int, frame_count: int, *, sync: bool, urgent: bool = False
-    ) -> LogPosition:
-        threading.Event().wait(0.02)
-        return append(buffers, byte_count, frame_count, sync=sync, urgent=urgent)
-
-    monkeypatch.setattr(log, "append", stalled)
+    stall(log, monkeypatch, 0.02)
     quick.submit(entry(1))
     monkeypatch.undo()
     gate.open.clear()
@@ -395,6 +401,22 @@ def test_after_a_stall_only_the_thread_waits_for_the_disk(
     gate.open.set()
     gate.wait_for(3)
     assert numbers(gate.entries) == [0, 1, 2]
+
+
+def test_a_disk_is_as_slow_as_its_first_sync(
+    log: AppendLog, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committer = GroupCommitter(log, gate.deliver, mark_after_s=0.001, quick_sync_s=0.002)
+    stall(log, monkeypatch, 0.004)
+    committer.start()
+    committer.submit(entry(0))
+    gate.wait_for(1)
+    until(lambda: committer.stats().entries == 1 and not log.wants_mark)
+    gate.open.clear()
+    committer.submit(entry(1))  # would not come back if the delivery were made by this thread
+    gate.open.set()
+    gate.wait_for(2)
+    committer.close()
 
 
 def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, gate: Gate) -> None:
@@ -416,6 +438,19 @@ def test_in_a_wider_window_a_commit_waits_as_long_as_more_comes(log: AppendLog, 
     gate.wait_for(5)
     assert gate.entries[-1].held_s == 0.0
     committer.close()
+
+
+def test_where_syncs_are_quick_no_commit_is_held_open(log: AppendLog, gate: Gate) -> None:
+    pauses: list[float] = []
+    committer = GroupCommitter(log, gate.deliver, quick_sync_s=60.0, pause=pauses.append)
+    committer.widen(60.0)
+    committer.start()
+    for n in range(3):
+        committer.submit(entry(n))
+        gate.wait_for(n + 1)
+    committer.close()
+    assert pauses == []
+    assert [done.held_s for done in gate.entries] == [0.0, 0.0, 0.0]
 
 
 def test_the_order_is_kept_whoever_commits(quick: GroupCommitter, gate: Gate) -> None:

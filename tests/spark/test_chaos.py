@@ -16,19 +16,18 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
+from tests.spark.database_queues import entries_in, points_in, queued
 
 import penstock
-from penstock.buffer import BatchDescriptor, Consumer, ConsumerConfig, Producer, ProducerConfig
-from penstock.buffer.inspect import QueueReader
+from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.config import Setting
-from penstock.objects import LocalStore
 from penstock.spark.pipeline import Pipeline, RunningPipeline
 from penstock.spark.pipeline.ledger import Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
 from penstock.spark.pipeline.spec import read_spec
 
 DRIVER = Path(__file__).with_name("chaos_driver.py")
-SINKS = 5
+SINKS = 7
 LAST_STEP = SINKS + 2  # the plan, every sink, the dead letters, the ledger
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -72,6 +71,15 @@ class Works:
                     "delta": {"path": "totals", "merge": {"keys": ["part"], "add": ["records", "total"]}},
                     "transform": "SELECT part, count(*) AS records, sum(n) AS total FROM transformed "
                     "GROUP BY part",
+                },
+                "points": {
+                    "timeseries": {"store": "points", "metric": "n"},
+                    "transform": "SELECT CAST(part AS string) AS part, n AS value, "
+                    "timestamp_seconds(1700000000 + n) AS timestamp FROM transformed",
+                },
+                "vectors": {
+                    "vector": {"store": "vectors"},
+                    "transform": "SELECT CAST(n AS string) AS id, array(float(n)) AS vector FROM transformed",
                 },
             },
             "trigger": {"max_batches": 3},
@@ -125,7 +133,9 @@ class Works:
         iceberg = load_catalog(**self.catalog).load_table("lake.chaos").scan().to_arrow()
         for table in (delta, parquet, iceberg):
             assert Counter(table.column("n").to_pylist()) == self.good
-        assert Counter(int(record) for record in self.copies()) == self.good
+        assert Counter(int(record) for record, _ in queued(self.root / "copies")) == self.good
+        assert Counter(value for _, value in points_in(self.root / "points", "part")) == self.good
+        assert Counter(int(name) for name, _ in entries_in(self.root / "vectors")) == self.good
         letters = DeltaTable(str(self.root / "delta_dead_letters")).to_pyarrow_table(columns=["value"])
         assert Counter(letters.column("value").to_pylist()) == self.bad
         totals = DeltaTable(str(self.root / "totals")).to_pyarrow_table().to_pylist()
@@ -135,18 +145,6 @@ class Works:
             if (numbers := [n for n in self.good.elements() if n % 3 == part])
         }
         assert {row["part"]: (row["records"], row["total"]) for row in totals} == expected
-
-    def copies(self) -> list[bytes]:
-        async def work() -> list[bytes]:
-            reader = QueueReader(LocalStore(str(self.root / "copies")), "ingest/manifest")
-            index = await reader.index()
-            found: list[bytes] = []
-            for place in range(len(index)):
-                batch = await reader.fetch(BatchDescriptor.of(index[place]))
-                found += batch.entries
-            return found
-
-        return asyncio.run(work())
 
 
 @pytest.fixture
@@ -241,7 +239,7 @@ def test_a_consumer_that_takes_over_in_the_middle_stops_the_pipeline_and_a_resta
     works.columns = "fail_once(n) AS n"
     marker = str(works.root / "fenced")
     deed = (
-        "import asyncio; from penstock.buffer import BatchDescriptor, Consumer, ConsumerConfig; "
+        "import asyncio; from penstock.buffer import Consumer, ConsumerConfig; "
         f"asyncio.run(Consumer.open(ConsumerConfig(store={str(works.root / 'store')!r})))"
     )
     works.extra["functions"] = {"fail_once": _FAIL_ONCE.format(number=10, marker=marker, deed=deed)}

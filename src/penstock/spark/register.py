@@ -32,8 +32,8 @@ def check_spark(version: str | None = None) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `penstock-buffer`, `penstock-quiver` and the tables `penstock-delta`, `penstock-parquet` and
-    `penstock-iceberg` known to `spark`.
+    """Make `penstock-buffer`, `penstock-quiver`, the tables `penstock-delta`, `penstock-parquet` and
+    `penstock-iceberg`, and the databases `penstock-timeseries` and `penstock-vector` known to `spark`.
 
     With `penstock[topics]` installed, `penstock-topic` too. Doing it again is harmless.
 
@@ -42,11 +42,13 @@ def register(spark: SparkSession) -> None:
     """
     check_spark()
     check_spark(spark.version)
+    from penstock.spark.databases.format import TimeSeriesFormat, VectorFormat
     from penstock.spark.quiver_source import QuiverSource
     from penstock.spark.source import BufferSource
     from penstock.spark.tables.format import DeltaFormat, IcebergFormat, ParquetFormat
 
-    for source in (BufferSource, QuiverSource, DeltaFormat, ParquetFormat, IcebergFormat):
+    tables = (DeltaFormat, ParquetFormat, IcebergFormat)
+    for source in (BufferSource, QuiverSource, *tables, TimeSeriesFormat, VectorFormat):
         spark.dataSource.register(source)
     if importlib.util.find_spec("httpx") is not None:
         from penstock.spark.topic_source import TopicSource

@@ -14,7 +14,7 @@ from penstock.objects import StoreConfig
 from penstock.spark.options import FORMAT, BufferOptions
 from penstock.units import parse_size
 
-__all__ = ["SinkOptions", "parse_transaction"]
+__all__ = ["QUEUE_OPTIONS", "SinkOptions", "parse_transaction"]
 
 _STORE_PREFIX: Final = "store."
 _SHARED: Final = ("data_path_prefix", "manifest_path", "path", "sharded", "store")
@@ -22,7 +22,8 @@ _SHARED: Final = ("data_path_prefix", "manifest_path", "path", "sharded", "store
 _OWN: Final = ("batch_bytes", "compression", "txnAppId", "txnVersion")
 _SPARKS: Final = frozenset({"checkpointlocation"})
 """What Spark keeps for itself and shows to the sink all the same."""
-_FOLDED: Final = {name.replace("_", "").lower(): name for name in (*_SHARED, *_OWN)}
+QUEUE_OPTIONS: Final = (*_SHARED, *_OWN)
+_FOLDED: Final = {name.replace("_", "").lower(): name for name in QUEUE_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class SinkOptions:
 def _known(key: str) -> str:
     name = _FOLDED.get(key.replace("_", "").lower())
     if name is None:
-        raise unknown_key(f"{FORMAT}: option {key!r}", key, [*_SHARED, *_OWN, _STORE_PREFIX + "*"])
+        raise unknown_key(f"{FORMAT}: option {key!r}", key, [*QUEUE_OPTIONS, _STORE_PREFIX + "*"])
     return name
 
 

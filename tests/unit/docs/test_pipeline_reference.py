@@ -22,6 +22,8 @@ SECTIONS = {
     "parquet": spec.ParquetSinkSpec,
     "iceberg": spec.IcebergSinkSpec,
     "buffer": spec.BufferSinkSpec,
+    "timeseries": spec.TimeSeriesSinkSpec,
+    "vector": spec.VectorSinkSpec,
     "Trigger": spec.TriggerSpec,
 }
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.spark.columns import COLUMNS
+from penstock.spark.databases.series_columns import SERIES_OPTIONS
+from penstock.spark.databases.vector_columns import VECTOR_OPTIONS
 from penstock.spark.options import _NAMES
 from penstock.spark.topic_columns import TOPIC_COLUMNS
 from penstock.spark.topic_options import _NAMES as TOPIC_NAMES
@@ -21,3 +23,8 @@ def test_the_reference_names_every_option_and_column(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*TOPIC_NAMES, *TOPIC_SINK_NAMES, *TOPIC_COLUMNS} - {"path"}))
 def test_the_reference_names_every_option_and_column_of_topics(name: str) -> None:
     assert f"`{name}`" in TEXT.split("## Topics")[1].split("## Sinks")[0]
+
+
+@pytest.mark.parametrize("name", sorted({*SERIES_OPTIONS, *VECTOR_OPTIONS}))
+def test_the_reference_names_every_option_of_the_databases(name: str) -> None:
+    assert f"`{name}`" in TEXT.split("`penstock-timeseries` and")[1].split("## Gaps")[0]

@@ -414,6 +414,9 @@ def _check_one_to_one(name: str, facts: Facts) -> Iterator[Finding]:
                 f"{spans_text(_of(line))}",
                 spans=_of(line),
             )
+    left_out = sum(line.left_out.get(name, 0) for line in facts.lines)
+    if left_out:
+        yield _note(f"sink {name}", f"{left_out:,} rows were left out as its section says")
     if several:
         yield _note(
             f"sink {name}", "its rows do not correspond to records one to one, so only rows are compared"

@@ -22,10 +22,11 @@ from penstock.spark.java import find_java
 from penstock.spark.offsets import Bounds
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.database_rows import check_database_columns
 from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
 from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
 from penstock.spark.pipeline.errors import explain_pipeline
-from penstock.spark.pipeline.outputs import sink_options, table_of
+from penstock.spark.pipeline.outputs import queue_of, table_of
 from penstock.spark.pipeline.pipeline import Pipeline
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
@@ -216,11 +217,13 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
 
 
 def _queue_target(sink: SinkSpec, schema: StructType) -> str:
-    from penstock.spark.sink_options import SinkOptions
     from penstock.spark.sink_rows import check_columns
 
-    check_columns(schema)
-    options = SinkOptions.parse(sink_options(sink))
+    if sink.kind == "buffer":
+        check_columns(schema)
+    else:
+        check_database_columns(sink, schema)
+    options = queue_of(sink)
     _check_writable(options.store)
     queue = BufferOptions(
         store=options.store,
@@ -228,7 +231,10 @@ def _queue_target(sink: SinkSpec, schema: StructType) -> str:
         data_path_prefix=options.data_path_prefix,
         sharded=options.sharded,
     )
-    following = sum(bound.following for bound in _bounds(queue).values())
+    bounds = _bounds(queue)
+    if sink.kind != "buffer" and len(bounds) > 1:
+        raise ConfigError(f"{sink.place} has shards, and a database is fed from a queue without")
+    following = sum(bound.following for bound in bounds.values())
     return f"{sink.place} was given {following:,} batches so far"
 
 

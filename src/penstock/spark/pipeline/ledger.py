@@ -47,6 +47,8 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rows that each sink got."""
     one_to_one: dict[str, bool] = {}
     """Sinks whose every row is one record, so that records without a row were dropped by the transform."""
+    left_out: dict[str, int] = {}
+    """Rows of a transform that a sink does not take and was told to leave out."""
     at_ms: int
 
     def dropped(self, sink: str) -> int | None:
@@ -161,6 +163,59 @@ class Ledger:
 
         return self._run(read, f"reading the ledger of {app}")
 
+    def last(self, app: str, count: int) -> list[BatchLine]:
+        """The last lines of a query, in order, without reading those before. Raises as `lines`."""
+
+        async def read() -> list[BatchLine]:
+            found: list[BatchLine] = []
+            for key in reversed(await self._chunks(app)):
+                found = [*await self._held(key), *found]
+                if len(found) >= count:
+                    break
+            return found[-count:] if count else []
+
+        return self._run(read, f"reading the ledger of {app}")
+
+    def line(self, app: str, batch: int) -> BatchLine | None:
+        """The line of one micro-batch. Raises as `lines`."""
+
+        async def read() -> BatchLine | None:
+            lines = await self._held(_chunk_key(app, batch))
+            return next((line for line in lines if line.batch == batch), None)
+
+        return self._run(read, f"reading the ledger of {app}")
+
+    def find(self, app: str, shard: int, sequence: int) -> BatchLine | None:
+        """The line of the micro-batch that read a sequence. Raises as `lines`.
+
+        Offsets only rise, so it looks into a few objects, however many there are.
+        """
+
+        async def read() -> BatchLine | None:
+            keys = await self._chunks(app)
+            low, high = 0, len(keys)
+            while low < high:
+                middle = (low + high) // 2
+                lines = await self._held(keys[middle])
+                if lines and lines[-1].end.get(shard, 0) <= sequence:
+                    low = middle + 1
+                else:
+                    high = middle
+            lines = await self._held(keys[low]) if low < len(keys) else []
+            return next((line for line in lines if _covers(line, shard, sequence)), None)
+
+        return self._run(read, f"searching the ledger of {app}")
+
+    async def _chunks(self, app: str) -> list[str]:
+        return sorted(info.key for info in await self._store.list(app) if info.key.endswith(".jsonl"))
+
+    async def _held(self, key: str) -> list[BatchLine]:
+        try:
+            blob = await self._store.get(key)
+        except NotFound:
+            return []
+        return decode_lines(bytes(blob.data), f"{key} in {self.url}")
+
     def apps(self) -> list[str]:
         """The queries that have lines. Raises `StorageError`."""
 
@@ -251,6 +306,10 @@ class Ledger:
             raise
         except PenstockError as error:
             raise storage_error(error, f"{doing} in {self.url}") from error
+
+
+def _covers(line: BatchLine, shard: int, sequence: int) -> bool:
+    return line.start.get(shard, 0) <= sequence < line.end.get(shard, 0)
 
 
 def _plan_key(app: str) -> str:

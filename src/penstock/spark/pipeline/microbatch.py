@@ -26,6 +26,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.database_rows import leaves_rows_out, rows_to_write
 from penstock.spark.pipeline.dead_letters import letters_of
 from penstock.spark.pipeline.decode import REASON, decode
 from penstock.spark.pipeline.ledger import BatchLine, BatchPlan, Ledger
@@ -79,6 +80,7 @@ class MicroBatches:
         self._on_line = on_line
         self._app: str | None = None
         self._shapes: dict[str, Shape] = {}
+        self._left_out: dict[str, int] = {}
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Deliver one micro-batch. Raises what Spark, a sink or the ledger raises; repeating is safe."""
@@ -177,10 +179,18 @@ class MicroBatches:
             check_shape(name, sink, self._shapes[name])
         if sink.merge is not None:
             return self._merge(sink, output, batch)
-        observation = Observation()
-        self._save(output.observe(observation, F.count(F.lit(1)).alias("rows")), sink, batch)
+        counted_rows = F.count(F.lit(1)).alias("rows")
+        given, observation = Observation(), Observation()
+        if leaves_rows_out(sink):
+            output = output.observe(given, counted_rows)
+        written = rows_to_write(sink, output)
+        self._save(written.observe(observation, counted_rows), sink, batch)
         found = _observed(observation)
-        return output.count() if found is None else found["rows"]
+        rows = written.count() if found is None else found["rows"]
+        if leaves_rows_out(sink):
+            found = _observed(given)
+            self._left_out[name] = (output.count() if found is None else found["rows"]) - rows
+        return rows
 
     def _merge(self, sink: SinkSpec, output: DataFrame, batch: int) -> int:
         from penstock.spark.tables.merge import merge_into
@@ -219,6 +229,7 @@ class MicroBatches:
             gaps=counts.gaps,
             rows=rows,
             one_to_one={name: shape is Shape.ONE_TO_ONE for name, shape in self._shapes.items()},
+            left_out={name: count for name, count in self._left_out.items() if count},
             at_ms=SYSTEM_CLOCK.now_ms(),
         )
 

@@ -10,20 +10,29 @@ from penstock.buffer.sharded import shard_config, shard_of
 from penstock.objects import open_store
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
-from penstock.spark.pipeline.spec import (
+from penstock.spark.pipeline.sink_spec import (
     BufferSinkSpec,
-    BufferSourceSpec,
     IcebergSinkSpec,
-    PipelineSpec,
     SinkSpec,
+    TimeSeriesSinkSpec,
+    VectorSinkSpec,
 )
+from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 from penstock.spark.queues import count_shards
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
 
-__all__ = ["check_options", "last_version_of", "sink_format", "sink_options", "source_options", "table_of"]
+__all__ = [
+    "check_options",
+    "last_version_of",
+    "queue_of",
+    "sink_format",
+    "sink_options",
+    "source_options",
+    "table_of",
+]
 
 
 def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -31,7 +40,7 @@ def _prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def table_of(sink: SinkSpec) -> TableSpec | None:
-    """The table behind a sink; None for a buffer. Raises `ConfigError` for what cannot be one."""
+    """The table behind a sink; None for a queue. Raises `ConfigError` for what cannot be one."""
     target = sink.target
     if isinstance(target, BufferSinkSpec):
         return None
@@ -58,6 +67,12 @@ def sink_options(sink: SinkSpec) -> dict[str, str]:
         return table.to_options()
     target = sink.target
     assert isinstance(target, BufferSinkSpec)
+    if isinstance(target, TimeSeriesSinkSpec | VectorSinkSpec):
+        return _queue_options(target) | target.columns.to_options()
+    return _queue_options(target)
+
+
+def _queue_options(target: BufferSinkSpec) -> dict[str, str]:
     return {
         "store": target.store,
         "manifest_path": target.manifest_path,
@@ -68,13 +83,19 @@ def sink_options(sink: SinkSpec) -> dict[str, str]:
     }
 
 
+def queue_of(sink: SinkSpec) -> SinkOptions:
+    """The queue behind a sink that is no table. Raises `ConfigError` for what cannot be one."""
+    target = sink.target
+    assert isinstance(target, BufferSinkSpec)
+    return SinkOptions.parse(_queue_options(target))
+
+
 def check_options(spec: PipelineSpec) -> None:
     """Raise `ConfigError` for values that only the source, a sink or the ledger can judge. Asks nobody."""
     BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
     for sink in (*spec.outputs.values(), *([spec.letters] if spec.letters is not None else [])):
-        options = sink_options(sink)
-        if sink.kind == "buffer":
-            SinkOptions.parse(options)
+        if table_of(sink) is None:
+            queue_of(sink)
     _ = spec.ledger_config
 
 
@@ -95,7 +116,7 @@ def last_version_of(sink: SinkSpec, app: str) -> int | None:
         finally:
             await store.close()
 
-    return loop_thread().run(look(SinkOptions.parse(sink_options(sink))))
+    return loop_thread().run(look(queue_of(sink)))
 
 
 def source_options(spec: PipelineSpec, columns: tuple[str, ...]) -> dict[str, str]:

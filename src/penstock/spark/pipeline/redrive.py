@@ -43,7 +43,7 @@ from penstock.spark.pipeline.redrive_plan import Letters, Position, Wanted, choo
 from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.tables.spec import TableSpec
 
-__all__ = ["Redrive", "RedriveDriver", "Redriven", "redrive"]
+__all__ = ["Redrive", "RedriveDriver", "Redriven", "redrive", "redriven_places"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +113,20 @@ def redrive(spec: PipelineSpec, wanted: Wanted, *, dry_run: bool = False) -> Red
     return asyncio.run(_redrive(spec, wanted, dry_run))
 
 
+def redriven_places(spec: PipelineSpec) -> set[Position]:
+    """The letters that some redrive has taken, finished or not. Blocking; raises `Corrupt`."""
+    return asyncio.run(_redriven_places(spec))
+
+
+async def _redriven_places(spec: PipelineSpec) -> set[Position]:
+    ledger = open_store(spec.ledger_config)
+    try:
+        plans, _ = await RedriveDriver(spec, ledger, ledger).plans()
+        return {place for plan in plans.values() for place in plan.letters}
+    finally:
+        await ledger.close()
+
+
 async def _redrive(spec: PipelineSpec, wanted: Wanted, dry_run: bool) -> Redrive:
     buffer = spec.source.buffer
     ledger = open_store(spec.ledger_config)
@@ -154,7 +168,7 @@ class RedriveDriver:
 
     async def preview(self, wanted: Wanted) -> Redrive:
         """What `run` would choose. Changes nothing."""
-        plans, done = await self._plans()
+        plans, done = await self.plans()
         chosen, left = await self._choose(plans, wanted)
         return Redrive(
             found=chosen.num_rows,
@@ -165,7 +179,7 @@ class RedriveDriver:
 
     async def run(self, wanted: Wanted) -> Redrive:
         """Finish what was cut short, then redrive what is wanted."""
-        plans, done = await self._plans()
+        plans, done = await self.plans()
         finished = [
             await self._finish(number, plans[number], resumed=True)
             for number in sorted(plans)
@@ -181,7 +195,8 @@ class RedriveDriver:
             finished=tuple(finished), done=result, found=chosen.num_rows, reasons=plan.reasons, left=left
         )
 
-    async def _plans(self) -> tuple[dict[int, _Plan], set[int]]:
+    async def plans(self) -> tuple[dict[int, _Plan], set[int]]:
+        """What each redrive has taken, by its number, and which of them are finished."""
         keys = [info.key for info in await self._ledger.list(_FOLDER)]
         done = {int(found[1]) for key in keys if (found := _DONE.fullmatch(key))}
         numbers = [int(found[1]) for key in keys if (found := _PLAN.fullmatch(key))]

@@ -39,6 +39,8 @@ class Wanted:
     since_ms: int | None = None
     """When the letter was written, at the earliest."""
     limit: int | None = None
+    positions: frozenset[Position] | None = None
+    """These letters alone."""
 
 
 def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wanted) -> Letters:
@@ -58,6 +60,8 @@ def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wan
         since = pa.scalar(wanted.since_ms * 1000, pa.timestamp("us", "UTC"))
         rows = rows.filter(pc.greater_equal(rows["at"].cast(pa.timestamp("us", "UTC")), since))
     rows = _without(_distinct(rows), taken)
+    if wanted.positions is not None:
+        rows = pick(rows, pipeline, sorted(wanted.positions))
     return rows if wanted.limit is None else rows.slice(0, wanted.limit)
 
 

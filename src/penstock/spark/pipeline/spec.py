@@ -26,6 +26,16 @@ from penstock.config import Setting, build, load_mapping
 from penstock.errors import ConfigError
 from penstock.objects import StoreConfig
 from penstock.objects.settings import StoreAddress
+from penstock.spark.pipeline.sink_spec import (
+    BufferSinkSpec,
+    DeltaSinkSpec,
+    IcebergSinkSpec,
+    MergeSpec,
+    ParquetSinkSpec,
+    SinkSpec,
+    TimeSeriesSinkSpec,
+    VectorSinkSpec,
+)
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = [
@@ -39,7 +49,9 @@ __all__ = [
     "PipelineSpec",
     "SinkSpec",
     "SourceSpec",
+    "TimeSeriesSinkSpec",
     "TriggerSpec",
+    "VectorSinkSpec",
     "load_spec",
     "read_spec",
 ]
@@ -103,109 +115,6 @@ class DecodeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeSpec:
-    """Keep one row per key: columns in `add` are added up, all others take the newest value."""
-
-    keys: tuple[str, ...]
-    add: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.keys or not self.add:
-            raise ConfigError("merge needs the columns that tell rows apart (keys) and those to add up (add)")
-        if both := set(self.keys) & set(self.add):
-            raise ConfigError(f"merge: {', '.join(sorted(both))} cannot be both a key and added up")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSinkSpec:
-    path: str
-    partition_by: tuple[str, ...] = ()
-    compression: str = "snappy"
-    target_file_size: SizeLike = "128MiB"
-    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    merge: MergeSpec | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetSinkSpec:
-    path: str
-    partition_by: tuple[str, ...] = ()
-    compression: str = "snappy"
-    target_file_size: SizeLike = "128MiB"
-    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergSinkSpec:
-    table: str
-    catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What pyiceberg's `load_catalog` takes: `type`, `uri`, `warehouse`, credentials."""
-    partition_by: tuple[str, ...] = ()
-    compression: str = "snappy"
-    target_file_size: SizeLike = "128MiB"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSinkSpec:
-    """Another queue. The transform must give a column `value` and may give `metadata`."""
-
-    store: str
-    manifest_path: str = "ingest/manifest"
-    data_path_prefix: str = "ingest"
-    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    compression: Literal["none", "zstd"] = "none"
-    batch_size: SizeLike = "16MiB"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkSpec:
-    """One output: exactly one kind, and perhaps a transform of its own.
-
-    A sink's own transform reads from `transformed` (what the pipeline's transform gives) or from `input`.
-    """
-
-    delta: DeltaSinkSpec | None = None
-    parquet: ParquetSinkSpec | None = None
-    iceberg: IcebergSinkSpec | None = None
-    buffer: BufferSinkSpec | None = None
-    transform: str | None = None
-    per_batch: bool = False
-    """Says that rows which are grouped within one micro-batch, and so are partial, are meant."""
-
-    def __post_init__(self) -> None:
-        if sum(choice is not None for choice in self._choices) != 1:
-            raise ConfigError("a sink is exactly one of delta, parquet, iceberg, buffer")
-
-    @property
-    def _choices(self) -> tuple[object, ...]:
-        return (self.delta, self.parquet, self.iceberg, self.buffer)
-
-    @property
-    def target(self) -> DeltaSinkSpec | ParquetSinkSpec | IcebergSinkSpec | BufferSinkSpec:
-        target = self.delta or self.parquet or self.iceberg or self.buffer
-        assert target is not None
-        return target
-
-    @property
-    def kind(self) -> str:
-        return next(
-            kind for kind in ("delta", "parquet", "iceberg", "buffer") if getattr(self, kind) is not None
-        )
-
-    @property
-    def merge(self) -> MergeSpec | None:
-        return self.delta.merge if self.delta else None
-
-    @property
-    def place(self) -> str:
-        """Where it writes, for people."""
-        target = self.target
-        if isinstance(target, BufferSinkSpec):
-            return f"{target.manifest_path} in {target.store}"
-        return target.table if isinstance(target, IcebergSinkSpec) else target.path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerSpec:
     """When a micro-batch starts and how much goes into it."""
 
@@ -262,11 +171,11 @@ class PipelineSpec:
         if letters is not None:
             if self.on_error != "dead_letter" and self.on_gap != "record":
                 raise ConfigError("dead_letter: nothing goes there with this on_error; leave it out")
-            if letters.buffer is not None or letters.transform is not None or letters.merge is not None:
+            if letters.is_queue or letters.transform is not None or letters.merge is not None:
                 raise ConfigError("dead_letter: expected a plain delta, parquet or iceberg table")
-        elif self.keeps_letters and next(iter(self.outputs.values())).kind == "buffer":
+        elif self.keeps_letters and (first := next(iter(self.outputs.values()))).is_queue:
             raise ConfigError(
-                "dead_letter: required when the first sink is a buffer; give a table for bad records"
+                f"dead_letter: required when the first sink is a {first.kind}; give a table for bad records"
             )
         written = [*self.outputs.values(), *([self.letters] if self.letters is not None else [])]
         _refuse_same_place(self.source.buffer, written)
@@ -442,6 +351,10 @@ def _anchored(spec: PipelineSpec, base: Path) -> PipelineSpec:
             return replace(one, parquet=replace(one.parquet, path=place(one.parquet.path)))
         if one.buffer is not None:
             return replace(one, buffer=replace(one.buffer, store=place(one.buffer.store)))
+        if one.timeseries is not None:
+            return replace(one, timeseries=replace(one.timeseries, store=place(one.timeseries.store)))
+        if one.vector is not None:
+            return replace(one, vector=replace(one.vector, store=place(one.vector.store)))
         return one
 
     buffer = spec.source.buffer

@@ -77,6 +77,13 @@ def check_shape(name: str, sink: SinkSpec, shape: Shape) -> None:
             f"sink {name}: its transform has a LIMIT, OFFSET or sample, which would drop other records each "
             "time a micro-batch is run again; filter by a condition instead"
         )
+    if shape is Shape.GROUPED and sink.timeseries is not None and not sink.per_batch:
+        raise ConfigError(
+            f"sink {name}: its transform groups rows, and a pipeline sees one micro-batch at a time: of two "
+            "points of one series and time, from two micro-batches, the later one would count alone. Group "
+            "in a stream of your own with a watermark and write that to penstock-timeseries, or say "
+            "per_batch: true if no two micro-batches give points of one series and time"
+        )
     if shape is Shape.GROUPED and sink.merge is None and not sink.per_batch:
         raise ConfigError(
             f"sink {name}: its transform groups rows, and a pipeline sees one micro-batch at a time, so the "

@@ -142,6 +142,17 @@ def test_letters_are_appended_in_order_and_never_again() -> None:
     assert bench.queued() == [b"0-1-0", b"0-2-1", b"0-3-0"]
 
 
+def test_chosen_letters_go_back_alone_and_are_remembered() -> None:
+    bench = Bench(letters((0, 1, 0), (0, 1, 1), (0, 2, 0)))
+    done = bench.run(Wanted(positions=frozenset({(0, 1, 1), (0, 9, 9)})))
+    assert (done.found, done.left) == (1, 0)
+    assert bench.queued() == [b"0-1-1"]
+    plans, finished = asyncio.run(bench.driver().plans())
+    assert ([plan.letters for plan in plans.values()], finished) == ([[(0, 1, 1)]], {1})
+    bench.run()
+    assert bench.queued() == [b"0-1-1", b"0-1-0", b"0-2-0"]
+
+
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("write", range(len(WRITES)), ids=WRITES)
 def test_a_redrive_that_is_killed_is_finished_by_the_next(write: int, applied: bool) -> None:

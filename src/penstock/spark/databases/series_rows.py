@@ -1,0 +1,183 @@
+"""From rows to OTLP metrics requests, a column at a time.
+
+A record is one request of up to `RECORD_BYTES`: a metric for each name in it, each with its points. The
+points keep the order of their rows. What the database would refuse is refused here, before anything is
+stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidInput
+from penstock.spark.databases.series_columns import LABEL_NAME, METRIC_NAME, SeriesColumns, SeriesLayout
+from penstock.spark.databases.wire import (
+    RECORD_COLUMNS,
+    Part,
+    as_column,
+    content,
+    ends_of,
+    field,
+    fixed_rows,
+    flag,
+    joined,
+    message,
+    pieces,
+    present,
+    rows_of,
+)
+
+__all__ = ["LABEL_BYTES_MAX", "METRICS_PAYLOAD", "RECORD_BYTES", "SERIES_BYTES_MAX", "metrics_records"]
+
+METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
+"""What the queue's metadata say beside OTLP metrics: version 1, metrics, protobuf."""
+RECORD_BYTES: Final = 1 << 20
+LABEL_BYTES_MAX: Final = 16 * 1024
+"""Name and value of a label together, as the database takes them."""
+SERIES_BYTES_MAX: Final = 64 * 1024
+"""All labels of a point together."""
+
+_YEAR_2554_US: Final = (1 << 64) // 1000
+_POINT_BYTES: Final = 18
+_TIME, _DOUBLE = 0x19, 0x21
+_CUMULATIVE: Final = 2
+
+
+def metrics_records(
+    batches: Iterable[pa.RecordBatch], columns: SeriesColumns, layout: SeriesLayout
+) -> Iterator[pa.RecordBatch]:
+    """Columns `value` and `metadata` of a queue's records. Raises `InvalidInput` for what is no point."""
+    for batch in batches:
+        if batch.num_rows:
+            records = list(_requests(batch, columns, layout))
+            payloads = [METRICS_PAYLOAD] * len(records)
+            yield pa.RecordBatch.from_pydict({"value": records, "metadata": payloads}, RECORD_COLUMNS)
+
+
+def _requests(batch: pa.RecordBatch, columns: SeriesColumns, layout: SeriesLayout) -> Iterator[bytes]:
+    names: pa.Array | None = None
+    if columns.metric_column is not None:
+        names = _names(batch.column(columns.metric_column), columns.metric_column)
+        order = pc.sort_indices(names)  # stable, so that the rows of a metric keep their order
+        batch, names = batch.take(order), names.take(order)
+    labels: list[Part] = [_label(name, batch.column(name)) for name in layout.columns]
+    if layout.map_column is not None:
+        labels.append(_mapped(layout.map_column, batch.column(layout.map_column), layout.columns))
+    points = field(1, *labels, _numbers(batch, columns))
+    if pc.max(pc.binary_length(points)).as_py() > SERIES_BYTES_MAX:
+        raise InvalidInput(f"the labels of some rows take more than {SERIES_BYTES_MAX} bytes together")
+    for start, stop in pieces(points, RECORD_BYTES):
+        yield _request(points, start, stop, names, columns)
+
+
+def _request(
+    points: pa.LargeBinaryArray, start: int, stop: int, names: pa.Array | None, columns: SeriesColumns
+) -> bytes:
+    """The points of some rows, by metric."""
+    starts, called = [0], [columns.metric]
+    if names is not None:
+        runs = pc.run_end_encode(names[start:stop])
+        starts, called = [0, *runs.run_ends.to_pylist()[:-1]], runs.values.to_pylist()
+    metrics = []
+    for place, (first, name) in enumerate(zip(starts, called, strict=True)):
+        last = starts[place + 1] if place + 1 < len(starts) else stop - start
+        metrics.append(_metric(str(name), content(points, start + first, start + last), columns))
+    return message(1, message(2, b"".join(message(2, metric) for metric in metrics)))
+
+
+def _metric(name: str, points: bytes, columns: SeriesColumns) -> bytes:
+    about = message(1, name.encode())
+    for number, text in ((2, columns.description), (3, columns.unit)):
+        if text:
+            about += message(number, text.encode())
+    if columns.kind == "counter":
+        return about + message(7, points + flag(2, _CUMULATIVE) + flag(3, 1))
+    return about + message(5, points)
+
+
+def _numbers(batch: pa.RecordBatch, columns: SeriesColumns) -> pa.LargeBinaryArray:
+    """Time and value of every point."""
+    times, values = batch.column(columns.timestamp), batch.column(columns.value)
+    for name, column in ((columns.timestamp, times), (columns.value, values)):
+        if column.null_count:
+            raise InvalidInput(
+                f"{name} is null in {column.null_count} rows, and a point has a time and a value: filter "
+                "them out; in a pipeline `on_null: drop` does, and counts them"
+            )
+    micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if micros.min() <= 0 or micros.max() >= _YEAR_2554_US:
+        raise InvalidInput(f"{columns.timestamp} is not between 1970 and 2554 in some rows")
+    points = np.empty((len(micros), _POINT_BYTES), np.uint8)
+    points[:, 0], points[:, 9] = _TIME, _DOUBLE
+    points[:, 1:9] = _bytes_of(micros.astype("<u8") * 1000)
+    floats = pc.cast(values, pa.float64(), safe=False)  # a large whole number becomes the nearest float
+    points[:, 10:] = _bytes_of(floats.to_numpy(zero_copy_only=False).astype("<f8"))
+    return fixed_rows(points)
+
+
+def _bytes_of(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), 8)
+
+
+def _names(column: pa.Array, name: str) -> pa.Array:
+    if column.null_count:
+        raise InvalidInput(f"{name} is null in {column.null_count} rows, and it names the metric")
+    distinct = pc.unique(column)
+    wrong = distinct.filter(pc.invert(pc.match_substring_regex(distinct, f"^{METRIC_NAME}$")))
+    if len(wrong):
+        raise InvalidInput(
+            f"{name} is {wrong[0].as_py()!r} in some rows: a metric's name has letters, digits, '_' and ':', "
+            "and no digit first"
+        )
+    _check_lengths(distinct, len("__name__"), name)
+    return column
+
+
+def _label(name: str, column: pa.Array) -> pa.LargeBinaryArray:
+    """The attribute of every row that has this label; each distinct value is encoded once."""
+    coded = column.dictionary_encode()
+    _check_lengths(coded.dictionary, len(name), name)
+    encoded = _attributes(message(1, name.encode()), as_column(coded.dictionary))
+    return present(encoded.take(coded.indices))
+
+
+def _mapped(name: str, column: pa.MapArray, taken: tuple[str, ...]) -> pa.LargeBinaryArray:
+    """The attributes of a map's entries. A null map is an empty one."""
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar([], column.type))
+    ends = np.asarray(column.offsets).astype(np.int64)
+    keys, values = (part[ends[0] : ends[-1]] for part in (column.keys, column.items))
+    distinct = pc.unique(keys)
+    wrong = pc.or_(
+        pc.invert(pc.match_substring_regex(distinct, f"^{LABEL_NAME}$")), pc.starts_with(distinct, "__")
+    )
+    wrong = pc.or_(wrong, pc.is_in(distinct, pa.array(taken, distinct.type)))
+    if pc.any(wrong).as_py():
+        found = distinct.filter(wrong)[0].as_py()
+        raise InvalidInput(
+            f"{name} has the key {found!r}, which cannot be the name of a label, or is a column as well: "
+            "letters, digits and '_', no digit first, no '__' first"
+        )
+    longest = pc.max(pc.binary_length(keys)).as_py() or 0
+    _check_lengths(values, longest, name)
+    encoded = present(_attributes(field(1, as_column(keys)), as_column(values)))
+    return rows_of(np.frombuffer(encoded.buffers()[2] or b"", np.uint8), ends_of(encoded)[ends - ends[0]])
+
+
+def _attributes(key: Part, values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """A point's attribute, a text; null where the value is."""
+    return field(7, joined(key, field(2, field(1, values))))
+
+
+def _check_lengths(texts: pa.Array, name_bytes: int, name: str) -> None:
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if name_bytes + longest > LABEL_BYTES_MAX:
+        raise InvalidInput(
+            f"{name} holds a text of {longest} bytes; a label has at most {LABEL_BYTES_MAX} with its name"
+        )

@@ -45,7 +45,7 @@ class _AdminApp:
     def screen(self, request: Request) -> Response | None:
         return None
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         return Response(_STATUS[fault], message.encode(), content_type=_TEXT)
 
 

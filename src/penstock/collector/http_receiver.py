@@ -69,12 +69,12 @@ class OtlpApplication:
             return _response(request, self._gate.refusal(error, signal))
         return None
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         refusal = _FAULTS[fault]
         words = Refusal(
             code=refusal.code, status=refusal.status, message=message, retry_after_s=refusal.retry_after_s
         )
-        return _refused(words, _PROTOBUF)
+        return _refused(words, _PROTOBUF) if head is None else _response(head, words)
 
     async def _answer(self, request: Request, signal: Signal) -> Response:
         # A task of its own: what comes next may use timeouts, and ends when the client leaves.

@@ -106,8 +106,8 @@ class Application(Protocol):
         """Judge a request by its head alone, before a large body is read: a refusal, or None to go on."""
         ...
 
-    def fault(self, fault: Fault, message: str) -> Response:
-        """The answer to what never became a request."""
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        """The answer to what never became a request; `head` is what is known of it, if anything is."""
         ...
 
 

@@ -226,9 +226,10 @@ class H1Connection(asyncio.Protocol):
         limits, app = self._host.limits, self._host.app
         if length > limits.body_bytes_max:
             raise _Refused(self._body_too_large())
-        refusal = app.screen(Request(self._parser.get_method(), self._url, self._headers))
+        head = self._head()
+        refusal = app.screen(head)
         if refusal is None and not self._host.budget.fits(length):
-            refusal = self._overloaded()
+            refusal = self._overloaded(head)
         if refusal is not None:
             raise _Refused(refusal)
         if self._headers.get(b"expect", b"").lower() == b"100-continue":
@@ -245,7 +246,7 @@ class H1Connection(asyncio.Protocol):
         if self._body_bytes > self._host.limits.body_bytes_max:
             raise _Refused(self._body_too_large())
         if self._host.budget.is_spent:
-            raise _Refused(self._overloaded())
+            raise _Refused(self._overloaded(self._head()))
         self._host.budget.take(self._body_bytes - self._body_held_bytes)
         self._body_held_bytes = self._body_bytes
 
@@ -258,10 +259,15 @@ class H1Connection(asyncio.Protocol):
 
     def _body_too_large(self) -> Response:
         most = self._host.limits.body_bytes_max
-        return self._host.app.fault(Fault.TOO_LARGE, f"the request's body is larger than {most} bytes")
+        words = f"the request's body is larger than {most} bytes"
+        return self._host.app.fault(Fault.TOO_LARGE, words, self._head())
 
-    def _overloaded(self) -> Response:
-        return self._host.app.fault(Fault.OVERLOADED, "the server holds as many bytes for clients as it may")
+    def _overloaded(self, head: Request) -> Response:
+        words = "the server holds as many bytes for clients as it may"
+        return self._host.app.fault(Fault.OVERLOADED, words, head)
+
+    def _head(self) -> Request:
+        return Request(self._parser.get_method(), self._url, self._headers)
 
     def _head_without_upgrade(self) -> bytes:
         """The head once more, without the wish for another protocol, which only the application can grant.
@@ -330,7 +336,7 @@ class H1Connection(asyncio.Protocol):
         self._keep_alive = keep_alive and not self._host.draining
         self._is_head_request = request.method == b"HEAD"
         if self._host.budget.is_spent and not held_bytes:
-            self._deliver(self._overloaded())
+            self._deliver(self._overloaded(request))
             return
         self._flight = flight = Flight(self._deliver)
         flight.start(self._host.app, request)

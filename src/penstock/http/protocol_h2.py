@@ -161,10 +161,10 @@ class H2Connection(asyncio.Protocol):
         if stream.is_complete or (length is not None and length <= limits.body_screened_bytes):
             return None
         if length is not None and length > limits.body_bytes_max:
-            return self._too_large()
-        refusal = app.screen(stream.request())
+            return self._too_large(stream)
+        refusal = app.screen(stream.head())
         if refusal is None and not self._host.budget.fits(length or 0):
-            refusal = self._overloaded()
+            refusal = self._overloaded(stream)
         return refusal
 
     def _take_body(self, event: h2.events.DataReceived) -> None:
@@ -181,9 +181,9 @@ class H2Connection(asyncio.Protocol):
         if stream.body_bytes <= limits.body_screened_bytes:
             return
         if stream.body_bytes > limits.body_bytes_max:
-            self._answer(stream, self._too_large())
+            self._answer(stream, self._too_large(stream))
         elif budget.is_spent:
-            self._answer(stream, self._overloaded())
+            self._answer(stream, self._overloaded(stream))
         else:
             budget.take(stream.body_bytes - stream.held_bytes)
             stream.held_bytes = stream.body_bytes
@@ -196,12 +196,14 @@ class H2Connection(asyncio.Protocol):
         if self._resets > self._host.limits.resets_per_tick_max:
             self._close(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
 
-    def _too_large(self) -> Response:
+    def _too_large(self, stream: H2Stream) -> Response:
         most = self._host.limits.body_bytes_max
-        return self._host.app.fault(Fault.TOO_LARGE, f"the request's body is larger than {most} bytes")
+        words = f"the request's body is larger than {most} bytes"
+        return self._host.app.fault(Fault.TOO_LARGE, words, stream.head())
 
-    def _overloaded(self) -> Response:
-        return self._host.app.fault(Fault.OVERLOADED, "the server holds as many bytes for clients as it may")
+    def _overloaded(self, stream: H2Stream) -> Response:
+        words = "the server holds as many bytes for clients as it may"
+        return self._host.app.fault(Fault.OVERLOADED, words, stream.head())
 
     # --- answering -----------------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class H2Connection(asyncio.Protocol):
             if stream.id not in self._streams:
                 continue
             if self._host.budget.is_spent and not stream.held_bytes:
-                self._answer(stream, self._overloaded())
+                self._answer(stream, self._overloaded(stream))
             else:
                 stream.fly(self._host.app, self._deliver)
 

@@ -86,6 +86,10 @@ class H2Stream:
         text = self._headers.get(b"content-length", b"")
         return int(text) if text.isdigit() else None
 
+    def head(self) -> Request:
+        """The request without its body."""
+        return Request(self._method, self._target, self._headers)
+
     def request(self) -> Request:
         return Request(self._method, self._target, self._headers, b"".join(self.body))
 

@@ -135,7 +135,7 @@ class App:
             return response_to(error)
         return None
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         return error_response(_FAULTS[fault], message)
 
     def _admit(self, request: Request) -> tuple[Route, Call]:

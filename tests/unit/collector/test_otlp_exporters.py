@@ -148,7 +148,7 @@ class _App:
     def screen(self, request: Request) -> Response | None:
         return None
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         return Response(400)
 
 

@@ -196,6 +196,9 @@ async def test_too_large_is_final_and_says_so_without_a_hint() -> None:
         assert answer.status_code == 413
         assert "retry-after" not in answer.headers
         assert status_pb2.Status.FromString(answer.content).code == 8
+        answer = await made.post(Signal.LOGS, bytes(LIMIT + 1), {"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["code"]) == (413, 8)
+        assert answer.headers["content-type"] == "application/json"
 
 
 async def test_wrong_type_method_encoding_and_path() -> None:

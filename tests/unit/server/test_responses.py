@@ -23,6 +23,7 @@ class OneAnswer:
 
     def __init__(self, answer: Answering) -> None:
         self.answer = answer
+        self.faults: list[tuple[Fault, Request | None]] = []
 
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
@@ -32,7 +33,8 @@ class OneAnswer:
     def screen(self, request: Request) -> Response | None:
         return None
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        self.faults.append((fault, head))
         return Response(400, message.encode())
 
 
@@ -259,3 +261,35 @@ async def test_a_machine_that_vanished_without_a_word_is_noticed() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
         writer.close()
+
+
+@pytest.mark.parametrize("overloaded", [False, True], ids=["too large", "overloaded"])
+@pytest.mark.parametrize("announced", [False, True], ids=["chunks", "length"])
+async def test_who_words_a_fault_knows_the_head_of_its_request(
+    http2: bool, announced: bool, overloaded: bool
+) -> None:
+    async def answer(request: Request) -> Response:
+        raise AssertionError("it is never reached")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield b"x" * 1000
+
+    app = OneAnswer(answer)
+    held = {"body_bytes_max": 10**6, "held_bytes_max": 100} if overloaded else {"body_bytes_max": 2000}
+    limits = HttpLimits(body_screened_bytes=50, **held)
+    listener = Listener(app, limits)
+    host, port = await listener.bind("127.0.0.1", 0)
+    async with http(http2=http2) as client:
+        response = await client.post(
+            f"http://{host}:{port}/path?a=1",
+            content=b"x" * 4000 if announced else pieces(),
+            headers={"content-type": "application/json"},
+        )
+    assert response.status_code == 400
+    ((fault, head),) = app.faults
+    assert fault is (Fault.OVERLOADED if overloaded else Fault.TOO_LARGE)
+    assert head is not None
+    assert (head.method, head.path, head.query_text) == (b"POST", b"/path", b"a=1")
+    assert head.headers[b"content-type"] == b"application/json"
+    await listener.drain(timeout_s=1)

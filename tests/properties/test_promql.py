@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import promql_parser as ast
@@ -13,7 +14,14 @@ from tests.unit.timeseries.promql_reference import Conflict, Reference, bits
 
 from penstock.timeseries import Labels, Samples, Series
 from penstock.timeseries.model import STALE_BITS, STALE_MARKER
-from penstock.timeseries.promql import Engine, ExecutionError, StaticSource
+from penstock.timeseries.promql import (
+    Engine,
+    ExecutionError,
+    ParseError,
+    StaticSource,
+    TooManySamples,
+    UnsupportedQuery,
+)
 
 pytestmark = pytest.mark.properties
 
@@ -132,3 +140,20 @@ def test_every_step_at_once_equals_one_step_at_a_time(
 
 def test_a_stale_marker_of_the_examples_has_its_bits() -> None:
     assert bits(float(STALE_MARKER)) == STALE_BITS
+
+
+PLACES = [
+    "x[{}]", "x[5m:{}]", "x offset {}", "x offset -{}", "x @ {}", "x[5m] @ {} offset {}", "rate(x[{}:{}])",
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    place=st.sampled_from(PLACES),
+    number=st.floats(min_value=0) | st.integers(min_value=0),
+    unit=st.sampled_from(["", "", "ms", "s", "m", "h", "d", "w", "y"]),
+)
+def test_any_number_is_a_duration_or_a_time_or_refused(place: str, number: float, unit: str) -> None:
+    text = f"{number}{unit}"
+    with suppress(ParseError, UnsupportedQuery, TooManySamples):
+        Engine().instant(place.format(text, text), START_MS)

@@ -6,14 +6,14 @@ The snapshot does not change, so everything that a query reads is of one instant
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 from pyroaring import BitMap
 
-from penstock.coordinator import StorageRead, pairs
+from penstock.coordinator import KeyValue, StorageRead
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.gorilla import decode_many
@@ -29,7 +29,7 @@ from penstock.timeseries.keys import (
 )
 from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
 from penstock.timeseries.model import Labels, Samples, SeriesId
-from penstock.timeseries.promql import SelectedSeries, Selection, TooManySamples
+from penstock.timeseries.promql import Budget, SelectedSeries, Selection
 from penstock.timeseries.records import block_prefix
 from penstock.timeseries.rows import Ids, Rows, decode_block
 from penstock.timeseries.values import decode_forward, decode_series_ids
@@ -41,8 +41,15 @@ _GETS_MAX = 64
 _GET_COST = 4
 """A record that is asked for by its key takes as long as so many that a scan passes."""
 _GETS_AT_ONCE = 256
-_CACHED_MAX = 500_000
-"""Series whose labels are remembered between queries, about 1 KB each."""
+_STREAM_BYTES_MAX = 1024 * 1024
+"""Streams that are decoded together, half a million samples as they are, four million at the very most."""
+_LABELS_COST = 10
+"""The labels of a series take as much memory as so many samples."""
+_LIMITED_AT_ONCE = 1000
+_CACHED_BYTES_MAX = 512 * 1024 * 1024
+"""Labels that are remembered between queries, about half a million series."""
+_CACHED_COST, _CACHED_PAIR_COST = 200, 150
+"""What a series and each of its labels take besides their texts."""
 
 
 @dataclass(slots=True)
@@ -50,7 +57,7 @@ class LabelCache:
     """Labels by bucket and id. They never change once they are stored, so they are read once."""
 
     buckets: dict[Bucket, dict[int, Labels]] = field(default_factory=dict)
-    count: int = 0
+    size_bytes: int = 0
     live: Callable[[Bucket], Mapping[int, Labels]] = lambda bucket: {}
     """Labels that somebody else holds anyway, by id; more than the snapshot has, maybe."""
     expires: bool = False
@@ -60,51 +67,92 @@ class LabelCache:
     def of(self, bucket: Bucket) -> dict[int, Labels]:
         return self.buckets.setdefault(bucket, {})
 
-    def note(self, added: int) -> None:
+    def note(self, added: Iterable[Labels]) -> None:
         """Forget everything when it is too much: what is asked for again is read again."""
-        self.count += added
-        if self.count > _CACHED_MAX:
+        for labels in added:
+            texts = sum(len(name) + len(value) for name, value in labels)
+            self.size_bytes += _CACHED_COST + _CACHED_PAIR_COST * len(labels) + texts
+        if self.size_bytes > _CACHED_BYTES_MAX:
             self.buckets.clear()
-            self.count = 0
+            self.size_bytes = 0
 
 
 class BucketReader:
-    """One bucket of one snapshot."""
+    """One bucket of one snapshot. All of it raises `TooManySamples` and `QueryTimeout` as the budget does."""
 
-    def __init__(self, read: StorageRead, bucket: Bucket, cache: LabelCache | None = None) -> None:
+    def __init__(
+        self, read: StorageRead, bucket: Bucket, budget: Budget, cache: LabelCache | None = None
+    ) -> None:
         self._read = read
         self._bucket = bucket
+        self._budget = budget
         self._cache = cache or LabelCache()
         self._expires = self._cache.expires
 
-    async def series(self, matchers: Sequence[Matcher]) -> dict[int, Labels]:
-        """Every series that satisfies all matchers, by id."""
-        labels = await self._labels(await self._candidates(matchers))
-        ids = list(labels)
-        return {ids[row]: labels[ids[row]] for row in select_labels(matchers, [labels[one] for one in ids])}
+    async def series(self, matchers: Sequence[Matcher], limit: int | None = None) -> dict[int, Labels]:
+        """Every series that satisfies all matchers, by id; with a limit, that many of them or some more."""
+        found: dict[int, Labels] = {}
+        async for labels in self._candidate_labels(matchers, limit):
+            found |= _matching(labels, matchers)
+            if limit is not None and len(found) >= limit:
+                break
+        return found
 
     async def rows(self, series: dict[int, Labels], start_ms: int, end_ms: int) -> Rows:
-        """The samples of these series within the times, in order."""
+        """The samples of these series within the times, in order.
+
+        They are charged piece by piece as they are read.
+        """
         wanted: Ids = np.array(sorted(series), np.uint32)
-        blocks = [value async for _, value in pairs(self._read.scan(block_prefix(self._bucket)))]
-        ids, streams = await self._streams(series)
-        return await asyncio.to_thread(_rows, wanted, ids, streams, blocks, start_ms, end_ms)
+        within = partial(_within, start_ms=start_ms, end_ms=end_ms, budget=self._budget)
+        parts: list[Rows] = []
+        async for ids, streams in self._streams(series):
+            parts += await asyncio.to_thread(within, _of_streams(ids, streams))
+        async for page in self._pages(block_prefix(self._bucket)):
+            parts += await asyncio.to_thread(within, _of_blocks(page, wanted))
+        # What was written later stands later: blocks win over what was folded, later blocks over earlier.
+        return await asyncio.to_thread(_in_order, parts)
 
-    async def values_of(self, label: str) -> list[str]:
-        """Every value of a label."""
+    async def add_values(self, found: set[str], label: str, limit: int | None) -> None:
+        """Add the values of a label, or the first `limit` in their order. New ones are charged."""
         prefix = inverted_prefix(self._bucket, label)
-        return [_text(key[len(prefix) :]) async for key, _ in pairs(self._read.scan(prefix))]
+        wanted = limit
+        async for page in self._pages(prefix):
+            before = len(found)
+            found.update(_text(key[len(prefix) :]) for key, _ in page[:wanted])
+            self._budget.charge(len(found) - before)
+            if wanted is not None:
+                wanted -= len(page)
+                if wanted <= 0:
+                    break
 
-    async def names(self) -> list[str]:
-        """Every name of a label: one look for each."""
+    async def names(self, limit: int | None) -> list[str]:
+        """The names of labels in their order, the first `limit` of them if there is one: a look for each."""
         prefix = record_prefix(self._bucket, RecordType.INVERTED)
         found: list[str] = []
         start = b""
-        while (page := await anext(self._read.scan(prefix, start=start), None)) is not None:
+        while limit is None or len(found) < limit:
+            self._budget.charge(1)
+            page = await anext(self._read.scan(prefix, start=start), None)
+            if page is None:
+                break
             name, _ = unterminated(page[0].key[len(prefix) :])
             found.append(_text(name))
             start = terminated(name)[:-1] + b"\x01"  # behind every value of it, before any longer name
         return found
+
+    async def _candidate_labels(
+        self, matchers: Sequence[Matcher], limit: int | None
+    ) -> AsyncIterator[dict[int, Labels]]:
+        """The labels of what may match: in pages if they are scanned or limited, otherwise at once."""
+        candidates = await self._candidates(matchers)
+        if candidates is None:
+            async for labels in self._label_pages():
+                yield labels
+            return
+        size = len(candidates) if limit is None else max(limit, _LIMITED_AT_ONCE)
+        for at in range(0, len(candidates), max(size, 1)):
+            yield await self._labels(candidates[at : at + size])
 
     async def _candidates(self, matchers: Sequence[Matcher]) -> BitMap | None:
         """Ids that may match by the inverted index; None if it cannot tell."""
@@ -125,15 +173,13 @@ class BucketReader:
             return BitMap() if value is None else decode_series_ids(value)
         prefix = inverted_prefix(self._bucket, matcher.name)
         ids = BitMap()
-        async for page in self._read.scan(prefix):
+        async for page in self._pages(prefix):
             accepted = matcher.accepts([_text(key[len(prefix) :]) for key, _ in page])
             maps = [decode_series_ids(row.value) for row, fits in zip(page, accepted, strict=True) if fits]
             ids = reduce(BitMap.__or__, maps, ids)
         return ids
 
-    async def _labels(self, candidates: BitMap | None) -> dict[int, Labels]:
-        if candidates is None:
-            return await self._scan_labels(None)
+    async def _labels(self, candidates: BitMap) -> dict[int, Labels]:
         known, live = self._cache.of(self._bucket), self._cache.live(self._bucket)
         missing = [one for one in candidates if one not in live and one not in known]
         if not missing:
@@ -144,12 +190,13 @@ class BucketReader:
             added = await self._get_labels(missing)
         known.update(added)
         found = {one: labels for one in candidates if (labels := live.get(one) or known.get(one)) is not None}
-        self._cache.note(len(added))
+        self._cache.note(added.values())
         return found
 
     async def _get_labels(self, wanted: list[int]) -> dict[int, Labels]:
         found: dict[int, Labels] = {}
         for at in range(0, len(wanted), _GETS_AT_ONCE):
+            self._budget.check()
             some = wanted[at : at + _GETS_AT_ONCE]
             values = await asyncio.gather(*map(self._forward, some))
             found |= {one: value for one, value in zip(some, values, strict=True) if value is not None}
@@ -163,53 +210,93 @@ class BucketReader:
             return None
         raise Corrupt(f"series {series_id} of bucket {self._bucket.start_minutes} has no labels")
 
-    async def _scan_labels(self, wanted: list[int] | None) -> dict[int, Labels]:
-        prefix = record_prefix(self._bucket, RecordType.FORWARD)
-        start = b"" if wanted is None else wanted[0].to_bytes(4)
-        stop = None if wanted is None else wanted[-1].to_bytes(4) + b"\0"
-        among = None if wanted is None else set(wanted)
+    async def _scan_labels(self, wanted: list[int]) -> dict[int, Labels]:
+        among = set(wanted)
         found: dict[int, Labels] = {}
-        async for key, value in pairs(self._read.scan(prefix, start=start, stop=stop)):
-            series_id = int.from_bytes(key[len(prefix) :])
-            if among is None or series_id in among:
-                found[series_id] = decode_forward(value)[0]
-        if among is not None and len(found) != len(among) and not self._expires:
+        async for labels in self._label_pages(wanted[0].to_bytes(4), wanted[-1].to_bytes(4) + b"\0", among):
+            found |= labels
+        if len(found) != len(among) and not self._expires:
             raise Corrupt(f"bucket {self._bucket.start_minutes} lacks the labels of some series")
         return found
 
-    async def _streams(self, series: dict[int, Labels]) -> tuple[list[int], list[bytes]]:
-        """Ids and streams of those that were folded, by metric."""
+    async def _label_pages(
+        self, start: bytes = b"", stop: bytes | None = None, among: set[int] | None = None
+    ) -> AsyncIterator[dict[int, Labels]]:
+        """The labels of all series, or of those in `among`, a page at a time."""
+        prefix = record_prefix(self._bucket, RecordType.FORWARD)
+        async for page in self._pages(prefix, start=start, stop=stop):
+            ids = ((int.from_bytes(key[len(prefix) :]), value) for key, value in page)
+            yield {one: decode_forward(value)[0] for one, value in ids if among is None or one in among}
+
+    async def _streams(self, series: dict[int, Labels]) -> AsyncIterator[tuple[list[int], list[bytes]]]:
+        """Ids and streams of those that were folded, in pieces of bounded size."""
         metrics: dict[str, list[int]] = {}
         for series_id, labels in series.items():
             metrics.setdefault(labels.metric, []).append(series_id)
         ids: list[int] = []
         streams: list[bytes] = []
+        size = 0
         for metric, members in metrics.items():
-            for series_id, value in await self._metric_streams(metric, members):
+            async for series_id, stream in self._metric_streams(metric, members):
                 ids.append(series_id)
-                streams.append(value)
-        return ids, streams
+                streams.append(stream)
+                size += len(stream)
+                if size > _STREAM_BYTES_MAX:
+                    yield ids, streams
+                    ids, streams, size = [], [], 0
+        if ids:
+            yield ids, streams
 
-    async def _metric_streams(self, metric: str, members: list[int]) -> list[tuple[int, bytes]]:
+    async def _metric_streams(self, metric: str, members: list[int]) -> AsyncIterator[tuple[int, bytes]]:
         if len(members) <= _GETS_MAX:
+            self._budget.check()
             keys = [SamplesKey(self._bucket, metric, SeriesId(one)).encode() for one in members]
             values = await asyncio.gather(*map(self._read.get, keys))
-            return [(one, value) for one, value in zip(members, values, strict=True) if value]
+            for one, value in zip(members, values, strict=True):
+                if value:
+                    yield one, value
+            return
         prefix = record_prefix(self._bucket, RecordType.SAMPLES) + terminated(metric.encode())
         wanted = set(members)
-        return [
-            (series_id, value)
-            async for key, value in pairs(self._read.scan(prefix))
-            if (series_id := int.from_bytes(key[len(prefix) :])) in wanted
-        ]
+        async for page in self._pages(prefix):
+            for key, value in page:
+                if (series_id := int.from_bytes(key[len(prefix) :])) in wanted:
+                    yield series_id, value
+
+    async def _pages(
+        self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
+    ) -> AsyncIterator[list[KeyValue]]:
+        """The pages of a scan, with a look at the time for each."""
+        async for page in self._read.scan(prefix, start=start, stop=stop):
+            self._budget.check()
+            yield page
 
 
-def _rows(
-    wanted: Ids, ids: list[int], streams: list[bytes], blocks: list[bytes], start_ms: int, end_ms: int
-) -> Rows:
-    folded = Rows.of_series(ids, decode_many(streams)) if ids else Rows.empty()
-    parts = [folded, *(decode_block(block).of(wanted) for block in blocks)]
-    return Rows.joined(part.between(start_ms, end_ms) for part in parts).in_order()
+def _matching(labels: dict[int, Labels], matchers: Sequence[Matcher]) -> dict[int, Labels]:
+    ids = list(labels)
+    return {ids[row]: labels[ids[row]] for row in select_labels(matchers, [labels[one] for one in ids])}
+
+
+def _of_streams(ids: list[int], streams: list[bytes]) -> Iterator[Rows]:
+    yield Rows.of_series(ids, decode_many(streams))
+
+
+def _of_blocks(page: Sequence[KeyValue], wanted: Ids) -> Iterator[Rows]:
+    for _, value in page:
+        yield decode_block(value).of(wanted)
+
+
+def _within(parts: Iterator[Rows], *, start_ms: int, end_ms: int, budget: Budget) -> list[Rows]:
+    """What of each part lies within the times, charged before the next one is decoded."""
+    kept: list[Rows] = []
+    for part in parts:
+        kept.append(part.between(start_ms, end_ms))
+        budget.charge(len(kept[-1]))
+    return kept
+
+
+def _in_order(parts: list[Rows]) -> Rows:
+    return Rows.joined(parts).in_order()
 
 
 def _text(data: bytes) -> str:
@@ -220,30 +307,23 @@ def _text(data: bytes) -> str:
 
 
 async def select(
-    read: StorageRead,
-    buckets: Iterable[Bucket],
-    selection: Selection,
-    cache: LabelCache,
-    *,
-    samples_max: int,
+    read: StorageRead, buckets: Iterable[Bucket], selection: Selection, cache: LabelCache, budget: Budget
 ) -> list[SelectedSeries]:
     """What a selector finds in a snapshot: each label set once, its samples in order.
 
-    Raises `TooManySamples` as soon as there are more than allowed, and `Corrupt`.
+    Labels and samples are charged as they are read, so that no more are held than the budget has. Raises
+    `TooManySamples`, `QueryTimeout` and `Corrupt`.
     """
     parts: dict[Labels, list[Samples]] = {}
-    total = 0
     for bucket in buckets:
         if bucket.end_ms <= selection.start_ms or bucket.start_ms > selection.end_ms:
             continue
-        reader = BucketReader(read, bucket, cache)
+        reader = BucketReader(read, bucket, budget, cache)
         series = await reader.series(selection.matchers)
+        budget.charge(sum(labels not in parts for labels in series.values()) * _LABELS_COST)
         if not series:
             continue
         rows = await reader.rows(series, selection.start_ms, selection.end_ms)
-        total += len(rows)
-        if total > samples_max:
-            raise TooManySamples(f"the query reads more than {samples_max:,} samples")
         for series_id, samples in zip(*rows.by_series(), strict=True):
             parts.setdefault(series[series_id], []).append(samples)
     joined = ((labels, Samples.joined(samples)) for labels, samples in parts.items())
@@ -255,21 +335,37 @@ async def matching_series(
     buckets: Iterable[Bucket],
     selectors: Sequence[Sequence[Matcher]],
     cache: LabelCache,
+    budget: Budget,
+    limit: int | None = None,
 ) -> set[Labels]:
-    """The series of these buckets that satisfy any of the selectors, or all series if there is none."""
+    """The series of these buckets that satisfy any of the selectors, or all series if there is none.
+
+    Nothing further is read once there are `limit`. Raises as `select` does.
+    """
     found: set[Labels] = set()
     for bucket in buckets:
-        reader = BucketReader(read, bucket, cache)
+        reader = BucketReader(read, bucket, budget, cache)
         for matchers in selectors or ((),):
-            found.update((await reader.series(matchers)).values())
+            before = len(found)
+            found.update((await reader.series(matchers, limit)).values())
+            budget.charge((len(found) - before) * _LABELS_COST)
+            if limit is not None and len(found) >= limit:
+                return found
     return found
 
 
-async def label_names(read: StorageRead, buckets: Iterable[Bucket]) -> set[str]:
-    """The names of all labels."""
-    return {name for bucket in buckets for name in await BucketReader(read, bucket).names()}
+async def label_names(
+    read: StorageRead, buckets: Iterable[Bucket], budget: Budget, limit: int | None = None
+) -> set[str]:
+    """The names of labels: all, or at least the first `limit` in their order."""
+    return {name for one in buckets for name in await BucketReader(read, one, budget).names(limit)}
 
 
-async def label_values(read: StorageRead, buckets: Iterable[Bucket], label: str) -> set[str]:
-    """The values of one label."""
-    return {value for bucket in buckets for value in await BucketReader(read, bucket).values_of(label)}
+async def label_values(
+    read: StorageRead, buckets: Iterable[Bucket], label: str, budget: Budget, limit: int | None = None
+) -> set[str]:
+    """The values of one label: all, or at least the first `limit` in their order."""
+    found: set[str] = set()
+    for bucket in buckets:
+        await BucketReader(read, bucket, budget).add_values(found, label, limit)
+    return found

@@ -6,12 +6,15 @@ import dataclasses
 import re
 from pathlib import Path
 
+from tests.unit.timeseries.promql_expectations import data_sets
+
 from penstock.timeseries.promql import EngineConfig, errors
 from penstock.timeseries.promql.aggregation import AGGREGATIONS
 from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS
 from penstock.timeseries.promql.functions import FUNCTIONS
 
-TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "promql.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "reference" / "promql.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
@@ -39,3 +42,10 @@ def test_the_reference_names_every_limit_with_its_default() -> None:
 
 def test_the_reference_names_every_error() -> None:
     assert set(errors.__all__) <= words(section("Errors"))
+
+
+def test_the_reference_tells_how_many_expectations_are_compared() -> None:
+    count = sum(len(one.cases) for one in data_sets())
+    assert f"holds {count} expectations" in section("Compared with Prometheus")
+    decision = (ROOT / "docs" / "decisions" / "0032-promql.md").read_text(encoding="utf-8")
+    assert f"{count} expectations that the Prometheus project publishes" in decision

@@ -14,7 +14,7 @@ from penstock.timeseries.api.answers import (
     query_answer,
     series_answer,
 )
-from penstock.timeseries.api.federation import federation_answer
+from penstock.timeseries.api.federation import federation_answer, reads_any_name
 from penstock.timeseries.api.parameters import Parameters, parse_step, parse_time
 from penstock.timeseries.api.requests import (
     InstantRequest,
@@ -46,6 +46,7 @@ __all__ = [
     "parse_time",
     "query_answer",
     "range_request",
+    "reads_any_name",
     "series_answer",
     "series_request",
 ]

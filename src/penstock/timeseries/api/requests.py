@@ -14,7 +14,7 @@ from penstock.timeseries.api.parameters import (
     single,
 )
 from penstock.timeseries.matcher import Matcher
-from penstock.timeseries.promql import ParseError, parse_selector
+from penstock.timeseries.promql import QUERY_CHARACTERS_MAX, ParseError, parse_selector
 
 __all__ = [
     "InstantRequest",
@@ -61,6 +61,11 @@ class SeriesRequest:
     start_ms: int | None
     end_ms: int | None
     limit: int | None
+
+    @property
+    def read_max(self) -> int | None:
+        """How many to read: one more than are wanted tells that there are more."""
+        return None if self.limit is None else self.limit + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +124,13 @@ def labels_request(parameters: Parameters) -> SeriesRequest:
     start_ms, end_ms = optional_time(parameters, "start"), optional_time(parameters, "end")
     if start_ms is not None and end_ms is not None and end_ms < start_ms:
         raise InvalidInput('invalid parameter "end": end timestamp must not be before start time')
+    texts = parameters.get("match[]") or ()
+    if sum(map(len, texts)) > QUERY_CHARACTERS_MAX:
+        raise InvalidInput(
+            f'invalid parameter "match[]": all of them are longer than {QUERY_CHARACTERS_MAX:,} characters'
+        )
     return SeriesRequest(
-        selectors=tuple(_selector(text) for text in parameters.get("match[]") or ()),
+        selectors=tuple(map(_selector, texts)),
         start_ms=start_ms,
         end_ms=end_ms,
         limit=optional_limit(parameters, "limit"),

@@ -8,6 +8,7 @@ not supported is refused by name; see `docs/reference/promql.md`.
 
 from __future__ import annotations
 
+from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.engine import (
     Engine,
     EngineConfig,
@@ -26,10 +27,13 @@ from penstock.timeseries.promql.errors import (
     UnsupportedQuery,
 )
 from penstock.timeseries.promql.source import FetchedSource, SelectedSeries, SeriesSource, StaticSource
+from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX
 from penstock.timeseries.promql.tree import Selection
 
 __all__ = [
+    "QUERY_CHARACTERS_MAX",
     "BadRange",
+    "Budget",
     "Engine",
     "EngineConfig",
     "ExecutionError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.errors import ExecutionError
 from penstock.timeseries.promql.over_time import quantiles
 from penstock.timeseries.promql.summation import group_means, group_sums
-from penstock.timeseries.promql.vectors import Vectors, group_by, merged
+from penstock.timeseries.promql.vectors import Vectors, group_by, rows_by_group
 
 __all__ = ["AGGREGATIONS", "Grouping", "aggregate", "count_values", "quantile", "select_extremes"]
 
@@ -61,10 +61,9 @@ class _Groups:
             reduced: Floats = ufunc.reduceat(values[order], starts, axis=0)
         return reduced
 
-    def members(self) -> Iterator[Integers]:
+    def members(self) -> list[Integers]:
         """The rows of each group."""
-        order = np.argsort(self.numbers, kind="stable")
-        yield from np.split(order, np.cumsum(np.bincount(self.numbers, minlength=self.count))[:-1])
+        return rows_by_group(self.numbers, self.count)
 
 
 def _sum(groups: _Groups) -> Floats:
@@ -102,19 +101,22 @@ def aggregate(op: str, vectors: Vectors, grouping: Grouping) -> Vectors:
     return Vectors(keys, AGGREGATIONS[op](groups), groups.counts > 0)
 
 
-def quantile(vectors: Vectors, grouping: Grouping, which: Floats) -> Vectors:
+def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget) -> Vectors:
     """The quantile of each group, which may differ from step to step."""
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
     steps = vectors.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
-    for group, rows in enumerate(_Groups(vectors, numbers, len(keys)).members() if keys else ()):
+    for group, rows in enumerate(_Groups(vectors, numbers, len(keys)).members()):
+        budget.check()
         inside = vectors.present[rows]
         values[group] = quantiles(vectors.values[rows], inside, which)
         present[group] = inside.any(axis=0)
     return Vectors(keys, values, present)
 
 
-def select_extremes(vectors: Vectors, grouping: Grouping, how_many: Floats, *, largest: bool) -> Vectors:
+def select_extremes(
+    vectors: Vectors, grouping: Grouping, how_many: Floats, budget: Budget, *, largest: bool
+) -> Vectors:
     """The `how_many` largest or smallest of each group at each step, as they are.
 
     NaN comes last either way; of equal values the one whose labels sort first is taken. For one step
@@ -126,7 +128,8 @@ def select_extremes(vectors: Vectors, grouping: Grouping, how_many: Floats, *, l
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
     chosen = np.zeros(vectors.present.shape, np.bool_)
     ranking: list[Integers] = []
-    for rows in _Groups(vectors, numbers, len(keys)).members() if keys else ():
+    for rows in _Groups(vectors, numbers, len(keys)).members():
+        budget.check()
         values, present = vectors.values[rows], vectors.present[rows]
         sortable = np.where(np.isnan(values), np.inf, -values if largest else values)
         missing = np.where(present, np.isnan(values), 2)
@@ -151,11 +154,13 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
     row, step = np.nonzero(vectors.present)
     distinct, which = np.unique(vectors.values[row, step], return_inverse=True)
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
-    cells, cell = np.unique(np.stack((numbers[row], which)), axis=1, return_inverse=True)
-    budget.charge(cells.shape[1] * vectors.values.shape[1])
-    counts = np.zeros((cells.shape[1], vectors.values.shape[1]))
-    np.add.at(counts, (cell.ravel(), step), 1.0)
-    labels = [
-        keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in cells.T.tolist()
-    ]
-    return merged(labels, counts, counts > 0)
+    cells, cell = np.unique(numbers[row] * len(distinct) + which, return_inverse=True)
+    budget.charge(len(cells) * vectors.values.shape[1])
+    pairs = zip(*(part.tolist() for part in np.divmod(cells, max(len(distinct), 1))), strict=True)
+    # The label may be one that was grouped by: then groups become one where the value is the same.
+    labels, place = group_by(
+        [keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in pairs]
+    )
+    counts = np.zeros((len(labels), vectors.values.shape[1]))
+    np.add.at(counts, (place[cell], step), 1.0)
+    return Vectors(labels, counts, counts > 0)

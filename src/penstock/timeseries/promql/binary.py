@@ -81,7 +81,7 @@ def between_vectors(
     swapped = matching.cardinality is Cardinality.ONE_TO_MANY
     many, one = (right, left) if swapped else (left, right)
     many_keys, one_keys = _signatures(many, one, matching)
-    _refuse_duplicates(many, one, one_keys, "left" if swapped else "right")
+    _refuse_duplicates(many, one, one_keys, "left" if swapped else "right", budget)
     pairs = _pairs(many_keys, one_keys)
     steps = many.values.shape[1]
     budget.charge(len(pairs[0]) * steps)
@@ -90,7 +90,7 @@ def between_vectors(
     values, keep = _combined(op, *sides, as_bool=as_bool)
     present = many.present[pairs[0]] & one.present[pairs[1]] & keep
     if matching.cardinality is Cardinality.ONE_TO_ONE:
-        _refuse_many(many_keys[pairs[0]], present)
+        _refuse_many(many_keys[pairs[0]], present, budget)
     keep_name = op in COMPARISONS and not as_bool
     labels = [
         matching.result(many.labels[at_many], one.labels[at_one], keep_name=keep_name)
@@ -99,9 +99,10 @@ def between_vectors(
     return merged(labels, values, present, _MANY_GROUPED).compact()
 
 
-def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching) -> Vectors:
+def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget) -> Vectors:
     """`and`, `or`, `unless`: which series are there, by what they match on; values stay as they are."""
     left_keys, right_keys = _signatures(left, right, matching)
+    budget.charge((len(left.labels) + len(right.labels)) * left.values.shape[1])
     if op == "or":
         absent = ~_any_of(left, left_keys, right_keys)
         added = right.where(absent)
@@ -150,9 +151,9 @@ def _combined(op: str, left: Floats, right: Floats, *, as_bool: bool) -> tuple[F
     return left, holds
 
 
-def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str) -> None:
+def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str, budget: Budget) -> None:
     """At a step where the other side is empty nothing can match, so nothing is refused there."""
-    clash = _clash(keys, one.present & many.present.any(axis=0))
+    clash = _clash(keys, one.present & many.present.any(axis=0), budget)
     if clash is None:
         return
     row_labels: Sequence[Labels] = [one.labels[row] for row in clash]
@@ -163,20 +164,22 @@ def _refuse_duplicates(many: Vectors, one: Vectors, keys: Integers, side: str) -
     )
 
 
-def _refuse_many(keys: Integers, present: Mask) -> None:
-    if _clash(keys, present) is not None:
+def _refuse_many(keys: Integers, present: Mask, budget: Budget) -> None:
+    if _clash(keys, present, budget) is not None:
         raise ExecutionError(_MANY_IMPLICIT)
 
 
-def _clash(keys: Integers, present: Mask) -> tuple[int, int] | None:
+def _clash(keys: Integers, present: Mask, budget: Budget) -> tuple[int, int] | None:
     """Two rows of one key that have a value at one step, if there are any."""
-    if len(np.unique(keys)) == len(keys):
+    distinct, numbers = np.unique(keys, return_inverse=True)
+    if len(distinct) == len(keys):
         return None
-    counts = np.zeros((int(keys.max()) + 1, present.shape[1]), np.int64)
-    np.add.at(counts, keys, present)
+    budget.charge(len(distinct) * present.shape[1])
+    counts = np.zeros((len(distinct), present.shape[1]), np.int64)
+    np.add.at(counts, numbers, present)
     found = np.argwhere(counts > 1)
     if not len(found):
         return None
     key, step = found[0]
-    first, second = np.flatnonzero((keys == key) & present[:, step])[:2].tolist()
+    first, second = np.flatnonzero((numbers == key) & present[:, step])[:2].tolist()
     return first, second

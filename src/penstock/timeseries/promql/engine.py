@@ -16,7 +16,7 @@ import numpy as np
 import promql_parser as ast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidInput
 from penstock.timeseries.arrays import Floats, Times
 from penstock.timeseries.matcher import Matcher
 from penstock.timeseries.model import NO_LABELS, Labels
@@ -27,13 +27,15 @@ from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS, Evalu
 from penstock.timeseries.promql.functions import FUNCTIONS
 from penstock.timeseries.promql.grid import Grid
 from penstock.timeseries.promql.source import SeriesSource
-from penstock.timeseries.promql.syntax import parse
+from penstock.timeseries.promql.syntax import bad_expression, out_of_range, parse
 from penstock.timeseries.promql.tree import (
+    OutOfRange,
     Placement,
     Selection,
     check_supported,
     matchers_of,
     selections,
+    shared_selections,
     unwrapped,
 )
 from penstock.timeseries.promql.vectors import Scalars, Text, Vectors
@@ -139,24 +141,32 @@ class Engine:
         return self._prepared(query, Grid(start_ms, step_ms, count), timeout_s, instant=False)
 
     def _prepared(self, query: str, grid: Grid, timeout_s: float | None, *, instant: bool) -> Prepared:
-        config = self._config
+        config, budget = self._config, self.budget(timeout_s)
         tree = unwrapped(parse(query))
         if not instant and isinstance(tree, ast.MatrixSelector | ast.SubqueryExpr | ast.StringLiteral):
             raise ParseError("a range query has to be a scalar or an instant vector", 1, 1)
         check_supported(tree, FUNCTIONS, frozenset(AGGREGATIONS) | PARAMETRIC_AGGREGATIONS)
-        limit = parse_duration(config.timeout)
-        budget = Budget(
-            samples_max=config.samples_max,
-            timeout_s=limit if timeout_s is None else min(limit, timeout_s),
-            clock=self._clock,
-        )
         placement = Placement(
             query=grid,
             lookback_ms=round(parse_duration(config.lookback) * 1000),
             subquery_step_ms=round(parse_duration(config.subquery_step) * 1000),
             steps_max=config.samples_max,
         )
-        return Prepared(tree, grid, placement, budget, instant=instant)
+        try:
+            return Prepared(tree, grid, placement, budget, instant=instant)
+        except (OutOfRange, OverflowError):  # the parser's own durations overflow when they are looked at
+            raise out_of_range(query) from None
+        except InvalidInput as error:
+            raise bad_expression(query, str(error)) from None
+
+    def budget(self, timeout_s: float | None = None) -> Budget:
+        """What a query may take, or whatever else is read; its time runs from now."""
+        limit = parse_duration(self._config.timeout)
+        return Budget(
+            samples_max=self._config.samples_max,
+            timeout_s=limit if timeout_s is None else min(limit, timeout_s),
+            clock=self._clock,
+        )
 
 
 class Prepared:
@@ -168,16 +178,18 @@ class Prepared:
         self._tree = tree
         self._grid = grid
         self._placement = placement
-        self._budget = budget
         self._instant = instant
-        self.selections: tuple[Selection, ...] = tuple(dict.fromkeys(selections(tree, grid, placement)))
+        self.budget = budget
+        """What is left of what the query may take. Who reads for it charges it."""
+        self.selections: tuple[Selection, ...] = shared_selections(selections(tree, grid, placement))
 
-    def evaluate(self, source: SeriesSource) -> QueryResult:
-        """The answer, of what `source` gives for each of `selections`.
+    def evaluate(self, source: SeriesSource, *, charged: bool = False) -> QueryResult:
+        """The answer, of what `source` gives for each of `selections` and parts of them.
 
-        Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`.
+        `charged` says that its samples were charged to `budget` when they were read. Raises
+        `ExecutionError`, `TooManySamples` or `QueryTimeout`.
         """
-        evaluation = Evaluation(self._grid, self._placement, source, self._budget)
+        evaluation = Evaluation(self._grid, self._placement, source, self.budget, charged=charged)
         if isinstance(self._tree, ast.MatrixSelector | ast.SubqueryExpr):
             return self._result(ResultType.MATRIX, _samples_of(evaluation.windows(self._tree)))
         value = evaluation.value(self._tree)
@@ -197,7 +209,7 @@ class Prepared:
             result_type=result_type,
             series=series,
             at_ms=self._grid.start_ms,
-            samples_used=self._budget.samples_used,
+            samples_used=self.budget.samples_used,
         )
 
 
@@ -206,8 +218,20 @@ def parse_selector(text: str) -> tuple[Matcher, ...]:
     tree = parse(text)
     if not isinstance(tree, ast.VectorSelector):
         raise ParseError("a series selector is expected", 1, 1)
+    if _has_modifiers(tree):
+        raise ParseError("offset and @ have no meaning in a series selector", 1, 1)
     check_supported(tree, frozenset(), frozenset())
-    return matchers_of(tree)
+    try:
+        return matchers_of(tree)
+    except InvalidInput as error:
+        raise bad_expression(text, str(error)) from None
+
+
+def _has_modifiers(tree: ast.VectorSelector) -> bool:
+    try:
+        return tree.at is not None or tree.offset is not None
+    except OverflowError:
+        return True
 
 
 def _in_range(time_ms: int) -> int:

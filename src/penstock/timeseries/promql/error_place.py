@@ -13,7 +13,10 @@ from typing import Final
 
 import promql_parser as ast
 
-__all__ = ["CLOSING", "Token", "place_of_error", "tokens_of"]
+from penstock.errors import InvalidInput
+from penstock.timeseries.patterns import Pattern
+
+__all__ = ["CLOSING", "Token", "parsed", "place_of_error", "place_of_expression", "tokens_of"]
 
 _WORK_MAX: Final = 10_000_000
 """Squares of the lengths of all attempts, which is the time they take: some tenths of a second in all.
@@ -57,17 +60,27 @@ def place_of_error(query: str, tokens: list[Token], message: str) -> int:
     """The place of the first token that does not fit, or the end of a text that is not finished."""
     if not tokens:
         return 0
-    if "regex" in message and (bad_expression := _first_bad_expression(tokens)) is not None:
+    if "regex" in message and (bad_expression := place_of_expression(tokens)) is not None:
         return bad_expression
     return _Search(query, tokens).place()
 
 
-def _first_bad_expression(tokens: list[Token]) -> int | None:
-    """Where a regular expression is none."""
+def place_of_expression(tokens: list[Token]) -> int | None:
+    """Where a regular expression is none, to the parser or to RE2."""
     for operator, text in pairwise(tokens):
-        if operator.text in ("=~", "!~") and not _parses(f"x{{a{operator.text}{text.text}}}"):
+        if operator.text in ("=~", "!~") and not _is_expression(text.text):
             return text.at
     return None
+
+
+def _is_expression(literal: str) -> bool:
+    try:
+        node = parsed(f"x{{a=~{literal}}}")
+        if isinstance(node, ast.VectorSelector):
+            Pattern(node.matchers.matchers[0].value)
+    except (ValueError, InvalidInput):
+        return False
+    return True
 
 
 class _Search:
@@ -127,9 +140,23 @@ def _second_fillers(closing: str) -> list[str]:
     return []
 
 
+def parsed(text: str) -> ast.Expr:
+    """The parser's tree. Raises `ValueError`, `OverflowError`, `RecursionError`; a panic is a `ValueError`.
+
+    Otherwise a panic would pass every handler of errors, and end whatever asked.
+    """
+    try:
+        tree: ast.Expr = ast.parse(text)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"the parser cannot read it: {error}") from None
+        raise
+    return tree
+
+
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
+        parsed(text)
     except (ValueError, OverflowError, RecursionError):
         return False
     return True

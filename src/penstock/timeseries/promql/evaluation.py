@@ -30,11 +30,14 @@ _CARDINALITIES: Final = (
 class Evaluation:
     """One query, or one subquery, over the steps of `grid`."""
 
-    def __init__(self, grid: Grid, placement: Placement, source: SeriesSource, budget: Budget) -> None:
+    def __init__(
+        self, grid: Grid, placement: Placement, source: SeriesSource, budget: Budget, *, charged: bool
+    ) -> None:
         self.grid = grid
+        self.budget = budget
         self._placement = placement
         self._source = source
-        self._budget = budget
+        self._charged = charged
 
     def value(self, node: ast.Expr) -> Value:
         """What the node is worth. Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`."""
@@ -45,7 +48,7 @@ class Evaluation:
             return Scalars(np.full(self.grid.count, node.val))
         if isinstance(node, ast.StringLiteral):
             return Text(node.val)
-        self._budget.charge(self.grid.count)
+        self.budget.charge(self.grid.count)
         if isinstance(node, ast.UnaryExpr):
             return self._negated(node)
         if isinstance(node, ast.BinaryExpr):
@@ -71,7 +74,7 @@ class Evaluation:
         """The newest sample of each series within the lookback, and when it was taken."""
         lookback_ms = self._placement.lookback_ms
         rows = self._rows(node, lookback_ms)
-        self._budget.charge(len(rows.labels) * self.grid.count)
+        self.budget.charge(len(rows.labels) * self.grid.count)
         return latest(rows, self._placement.times(node, self.grid), lookback_ms)
 
     def windows(self, node: ast.Expr) -> Windows:
@@ -85,13 +88,14 @@ class Evaluation:
             range_ms = milliseconds(node.range)
             rows = self._rows(node.vector_selector, range_ms).without_stale()
             ends = self._placement.times(node.vector_selector, self.grid)
-        self._budget.charge(len(rows.labels) * self.grid.count)
-        return Windows.over(rows, ends, range_ms)
+        self.budget.charge(len(rows.labels) * self.grid.count)
+        return Windows.over(rows, ends, range_ms, self.budget.check)
 
     def _rows(self, node: ast.VectorSelector, range_ms: int) -> Rows:
         wanted = self._placement.selection(node, self.grid, range_ms)
         series = self._source.select(wanted.matchers, wanted.start_ms, wanted.end_ms)
-        self._budget.charge(sum(len(timestamps) for _, timestamps, _ in series))
+        if not self._charged:
+            self.budget.charge(sum(len(timestamps) for _, timestamps, _ in series))
         return Rows.of(series)
 
     def _subquery(self, node: ast.SubqueryExpr) -> Rows:
@@ -99,7 +103,7 @@ class Evaluation:
         grid = self._placement.inner_grid(node, self.grid)
         if not grid.count:
             return Rows.of([])
-        inner = Evaluation(grid, self._placement, self._source, self._budget).vectors(node.expr)
+        inner = self._within(grid).vectors(node.expr)
         times = grid.times
         return Rows.of(
             [
@@ -107,6 +111,9 @@ class Evaluation:
                 for labels, values, present in zip(inner.labels, inner.values, inner.present, strict=True)
             ]
         )
+
+    def _within(self, grid: Grid) -> Evaluation:
+        return Evaluation(grid, self._placement, self._source, self.budget, charged=self._charged)
 
     def _negated(self, node: ast.UnaryExpr) -> Value:
         value = self.value(node.expr)
@@ -127,8 +134,8 @@ class Evaluation:
             return binary.with_scalars(op, left, right, as_bool=as_bool)
         matching = _matching(modifier)
         if op in SET_OPERATORS:
-            return binary.set_operation(op, left, right, matching)
-        return binary.between_vectors(op, left, right, matching, self._budget, as_bool=as_bool)
+            return binary.set_operation(op, left, right, matching, self.budget)
+        return binary.between_vectors(op, left, right, matching, self.budget, as_bool=as_bool)
 
     def _aggregate(self, node: ast.AggregateExpr) -> Vectors:
         op, vectors, grouping = str(node.op), self.vectors(node.expr), _grouping(node.modifier)
@@ -136,11 +143,12 @@ class Evaluation:
             return aggregation.aggregate(op, vectors, grouping)
         assert node.param is not None
         if op == "count_values":
-            return aggregation.count_values(vectors, grouping, literal_text(node.param), self._budget)
+            return aggregation.count_values(vectors, grouping, literal_text(node.param), self.budget)
         parameter = self.scalars(node.param).values
         if op == "quantile":
-            return aggregation.quantile(vectors, grouping, parameter)
-        return aggregation.select_extremes(vectors, grouping, parameter, largest=op == "topk")
+            return aggregation.quantile(vectors, grouping, parameter, self.budget)
+        largest = op == "topk"
+        return aggregation.select_extremes(vectors, grouping, parameter, self.budget, largest=largest)
 
 
 def _grouping(modifier: ast.AggModifier | None) -> aggregation.Grouping:

@@ -143,7 +143,8 @@ def _predict_linear(evaluation: Evaluation, args: _Args) -> Vectors:
 
 
 def _histogram_quantile(evaluation: Evaluation, args: _Args) -> Vectors:
-    return histogram_quantile(evaluation.scalars(args[0]).values, evaluation.vectors(args[1]))
+    quantile, buckets = evaluation.scalars(args[0]).values, evaluation.vectors(args[1])
+    return histogram_quantile(quantile, buckets, evaluation.budget)
 
 
 def _label_replace(evaluation: Evaluation, args: _Args) -> Vectors:

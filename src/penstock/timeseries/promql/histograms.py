@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from penstock.timeseries.arrays import Floats, Mask
-from penstock.timeseries.model import Labels
-from penstock.timeseries.promql.vectors import Vectors, group_by, merged
+from penstock.timeseries.promql.budget import Budget
+from penstock.timeseries.promql.vectors import Vectors, group_by, merged, rows_by_group
 
 __all__ = ["BUCKET_LABEL", "histogram_quantile"]
 
@@ -18,27 +18,27 @@ _TOLERANCE: Final = 1e-12
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float64).tiny)
 
 
-def histogram_quantile(quantile: Floats, buckets: Vectors) -> Vectors:
+def histogram_quantile(quantile: Floats, buckets: Vectors, budget: Budget) -> Vectors:
     """The quantile of each histogram at each step, evenly spread within the bucket it falls into.
 
     Series without a number in `le` take no part. Without a bucket up to +Inf, with fewer than two
     buckets or with nothing counted, the quantile is NaN. A quantile in the last bucket is the bound
-    before it.
+    before it. Raises `ExecutionError` if two metrics have a histogram of the same labels.
     """
     bounds = [_bound(labels.value(BUCKET_LABEL)) for labels in buckets.labels]
     usable = [row for row, bound in enumerate(bounds) if bound is not None]
     chosen = buckets.rows(usable)
     upper = np.array([bounds[row] for row in usable], np.float64)
-    keys, groups = group_by([labels.without_name().drop((BUCKET_LABEL,)) for labels in chosen.labels])
+    keys, groups = group_by([labels.drop((BUCKET_LABEL,)) for labels in chosen.labels])
     steps = buckets.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
-    for group in range(len(keys)):
-        rows = np.flatnonzero(groups == group)
+    for group, rows in enumerate(rows_by_group(groups, len(keys))):
+        budget.check()
         rows = rows[np.argsort(upper[rows], kind="stable")]
         inside = chosen.present[rows]
         values[group] = _quantiles(quantile, upper[rows], chosen.values[rows], inside)
         present[group] = inside.any(axis=0)
-    return merged([Labels(key) for key in keys], values, present).compact()
+    return merged([key.without_name() for key in keys], values, present).compact()
 
 
 def _bound(text: str) -> float | None:
@@ -52,8 +52,8 @@ def _quantiles(quantile: Floats, upper: Floats, counts: Floats, inside: Mask) ->
     """Steps at which the same buckets are there are worked out together."""
     answer = np.full(len(quantile), np.nan)
     patterns, which = np.unique(inside, axis=1, return_inverse=True)
-    for number, pattern in enumerate(patterns.T):
-        steps = np.flatnonzero(which.ravel() == number)
+    steps_by_pattern = rows_by_group(which.ravel(), patterns.shape[1])
+    for pattern, steps in zip(patterns.T, steps_by_pattern, strict=True):
         there = np.flatnonzero(pattern)
         if len(there) and upper[there[-1]] == np.inf:
             bounds, totals = _joined(upper[there], counts[np.ix_(there, steps)])

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from penstock.timeseries.arrays import Floats, Times
 from penstock.timeseries.matcher import Matcher, select_labels
 from penstock.timeseries.model import Labels, Samples, Series
@@ -30,12 +32,19 @@ class SeriesSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """What was read beforehand, selection by selection: for storage that has to be awaited."""
+    """What was read beforehand, selection by selection: for storage that has to be awaited.
+
+    A selection answers for every one that it covers.
+    """
 
     answers: Mapping[Selection, list[SelectedSeries]]
 
     def select(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[SelectedSeries]:
-        return self.answers[Selection(tuple(matchers), start_ms, end_ms)]
+        wanted = Selection(tuple(matchers), start_ms, end_ms)
+        if wanted in self.answers:
+            return self.answers[wanted]
+        covering = next(one for one in self.answers if one.covers(wanted))
+        return _between(self.answers[covering], start_ms, end_ms)
 
 
 class StaticSource:
@@ -55,3 +64,13 @@ class StaticSource:
             if len(samples):
                 found.append((self._labels[row], samples.timestamps, samples.values))
         return found
+
+
+def _between(series: Sequence[SelectedSeries], start_ms: int, end_ms: int) -> list[SelectedSeries]:
+    """What lies within the times, as views; series without any of it are left out."""
+    found: list[SelectedSeries] = []
+    for labels, timestamps, values in series:
+        low, high = np.searchsorted(timestamps, (start_ms, end_ms + 1)).tolist()
+        if high > low:
+            found.append((labels, timestamps[low:high], values[low:high]))
+    return found

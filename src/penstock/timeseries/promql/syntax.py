@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 import promql_parser as ast
 
-from penstock.timeseries.promql.error_place import CLOSING, Token, place_of_error, tokens_of
+from penstock.timeseries.promql.error_place import (
+    CLOSING,
+    Token,
+    parsed,
+    place_of_error,
+    place_of_expression,
+    tokens_of,
+)
 from penstock.timeseries.promql.errors import ParseError, UnsupportedQuery
 
-__all__ = ["NESTING_MAX", "QUERY_CHARACTERS_MAX", "TOKENS_MAX", "parse"]
+__all__ = ["NESTING_MAX", "QUERY_CHARACTERS_MAX", "TOKENS_MAX", "bad_expression", "out_of_range", "parse"]
 
 QUERY_CHARACTERS_MAX: Final = 65_536
 TOKENS_MAX: Final = 2_000
 """The parser takes time by the square of a chain of operators; this many take a third of a second."""
+_DURATION_MAX: Final = timedelta(milliseconds=2**53)
+_SECONDS_MAX: Final = 1e13
 NESTING_MAX: Final = 100
 """Trees are walked by recursion, here and in the parser, so depth is bounded before anything is parsed."""
 
@@ -26,13 +36,60 @@ def parse(query: str) -> ast.Expr:
     """
     tokens = tokens_of(query)
     _check_size(query, tokens)
+    _check_durations(query, tokens)
     try:
-        tree: ast.Expr = ast.parse(query)
+        return parsed(query)
     except (ValueError, OverflowError) as error:
         raise _at(query, place_of_error(query, tokens, str(error)), str(error)) from None
     except RecursionError:
         raise ParseError("the expression is nested too deeply", 1, 1) from None
-    return tree
+
+
+def out_of_range(query: str) -> ParseError:
+    """The error of a query of which a duration, or a time behind `@`, does not fit a timestamp."""
+    tokens = tokens_of(query)
+    for before, token in zip(["", *(token.text for token in tokens)], tokens, strict=False):
+        text = token.text.lstrip(":")
+        if text[:1].isdigit() and _overflows(text, behind_at=before == "@"):
+            what = "the time behind @" if before == "@" else f"the duration {text}"
+            return _at(query, token.end - len(text), f"{what} is out of range")
+    return ParseError("a duration or a time is out of range", 1, 1)
+
+
+def bad_expression(query: str, message: str) -> ParseError:
+    """The error of a query whose regular expression the parser takes and RE2 does not."""
+    return _at(query, place_of_expression(tokens_of(query)) or 0, message)
+
+
+def _overflows(text: str, *, behind_at: bool) -> bool:
+    try:
+        node = parsed(f"x @ {text}" if behind_at else f"x[{text}]")
+    except (ValueError, OverflowError):
+        return False
+    try:
+        if isinstance(node, ast.VectorSelector):
+            return node.at is None or node.at.at is None
+        return isinstance(node, ast.MatrixSelector) and node.range > _DURATION_MAX
+    except (ValueError, OverflowError):
+        return True
+
+
+def _check_durations(query: str, tokens: list[Token]) -> None:
+    """Numbers that are no duration at all are found here: the parser breaks on them."""
+    before, in_brackets = "", False
+    for token in tokens:
+        in_brackets = token.text == "[" or (in_brackets and token.text != "]")
+        text = token.text.lstrip(":")
+        if (in_brackets or before == "offset") and _is_endless(text):
+            raise _at(query, token.end - len(text), f"the duration {text} is out of range")
+        before = before if token.text in "+-" else token.text.lower()
+
+
+def _is_endless(text: str) -> bool:
+    try:
+        return not abs(float(text)) < _SECONDS_MAX  # NaN is not smaller than anything
+    except ValueError:
+        return False
 
 
 def _check_size(query: str, tokens: list[Token]) -> None:

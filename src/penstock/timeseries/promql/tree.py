@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -19,6 +19,7 @@ from penstock.timeseries.promql.grid import Grid
 
 __all__ = [
     "DEPTH_MAX",
+    "OutOfRange",
     "Placement",
     "Selection",
     "check_supported",
@@ -27,8 +28,14 @@ __all__ = [
     "matchers_of",
     "milliseconds",
     "selections",
+    "shared_selections",
     "unwrapped",
 ]
+
+
+class OutOfRange(InvalidInput):
+    """A duration, or a time behind `@`, does not fit a timestamp."""
+
 
 DEPTH_MAX: Final = 200
 """Trees are evaluated by recursion; this leaves room within Python's own limit."""
@@ -53,6 +60,11 @@ class Selection:
     matchers: tuple[Matcher, ...]
     start_ms: int
     end_ms: int
+
+    def covers(self, other: Selection) -> bool:
+        """Whether everything of the other is in this one too."""
+        within = self.start_ms <= other.start_ms and other.end_ms <= self.end_ms
+        return within and self.matchers == other.matchers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +112,15 @@ class Placement:
         except (OverflowError, ValueError):
             moment = None
         if moment is None:
-            raise InvalidInput("the time behind @ is out of range")
+            raise OutOfRange("the time behind @ is out of range")
         return (moment - _EPOCH) // _MILLISECOND
 
 
 def milliseconds(duration: timedelta | None) -> int:
-    """Whole milliseconds. Raises `InvalidInput` if they are more than fit a timestamp."""
+    """Whole milliseconds. Raises `OutOfRange` if they are more than fit a timestamp."""
     count = 0 if duration is None else duration // _MILLISECOND
     if abs(count) > _TIME_MAX_MS:
-        raise InvalidInput("a duration is out of range")
+        raise OutOfRange("a duration is out of range")
     return count
 
 
@@ -166,6 +178,21 @@ def selections(node: ast.Expr, grid: Grid, placement: Placement) -> Iterator[Sel
         inner = placement.inner_grid(node, grid) if isinstance(node, ast.SubqueryExpr) else grid
         for child in children(node) if inner.count else ():
             yield from selections(child, inner, placement)
+
+
+def shared_selections(wanted: Iterable[Selection]) -> tuple[Selection, ...]:
+    """Selections that cover all of `wanted`: those of the same series whose times meet are one.
+
+    Apart from each other they stay apart: what lies between them is not wanted.
+    """
+    by_matchers: dict[tuple[Matcher, ...], list[Selection]] = {}
+    for one in sorted(wanted, key=lambda one: one.start_ms):
+        spans = by_matchers.setdefault(one.matchers, [])
+        if spans and one.start_ms <= spans[-1].end_ms + 1:
+            spans[-1] = Selection(one.matchers, spans[-1].start_ms, max(one.end_ms, spans[-1].end_ms))
+        else:
+            spans.append(one)
+    return tuple(one for spans in by_matchers.values() for one in spans)
 
 
 def _check_node(node: ast.Expr, functions: frozenset[str], aggregations: frozenset[str]) -> None:

@@ -15,7 +15,7 @@ from penstock.timeseries.arrays import Floats, Integers, Mask
 from penstock.timeseries.model import Labels
 from penstock.timeseries.promql.errors import ExecutionError
 
-__all__ = ["SAME_LABELS", "Scalars", "Text", "Value", "Vectors", "group_by", "merged"]
+__all__ = ["SAME_LABELS", "Scalars", "Text", "Value", "Vectors", "group_by", "merged", "rows_by_group"]
 
 SAME_LABELS = "vector cannot contain metrics with the same labelset"
 
@@ -75,8 +75,16 @@ def group_by(keys: Sequence[Labels]) -> tuple[list[Labels], Integers]:
     return list(numbers), groups
 
 
+def rows_by_group(groups: Integers, count: int) -> list[Integers]:
+    """The rows of each of `count` groups, each in order."""
+    if not count:
+        return []
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
+
+
 def merged(labels: Sequence[Labels], values: Floats, present: Mask, conflict: str = SAME_LABELS) -> Vectors:
-    """Rows of one label set as one row.
+    """Rows of one label set as one row. It makes no more cells than it is given, which are charged already.
 
     Raises `ExecutionError` with `conflict` if two of them have a value at one step.
     """

@@ -18,6 +18,8 @@ from penstock.timeseries.promql.vectors import Vectors, merged
 __all__ = ["Block", "Rows", "Windows", "latest"]
 
 _BLOCK_CELLS_MAX: Final = 1 << 20
+_PIECE_ITEMS_MAX: Final = 1 << 25
+"""What numpy reduces in some hundredths of a second, between two looks at the time."""
 _KEY_MAX: Final = 2**62
 
 
@@ -116,11 +118,13 @@ class Windows:
     range_ms: int
     low: Integers
     high: Integers
+    check: Callable[[], None]
+    """Called between pieces of work; raises when it has to end."""
 
     @classmethod
-    def over(cls, rows: Rows, ends: Times, range_ms: int) -> Windows:
+    def over(cls, rows: Rows, ends: Times, range_ms: int, check: Callable[[], None]) -> Windows:
         """Windows of `range_ms` that end at `ends`, over samples without stale markers."""
-        return cls(rows, ends, range_ms, rows.positions(ends - range_ms), rows.positions(ends))
+        return cls(rows, ends, range_ms, rows.positions(ends - range_ms), rows.positions(ends), check)
 
     @property
     def counts(self) -> Integers:
@@ -146,6 +150,7 @@ class Windows:
         present = counts >= count_min
         values = np.zeros(counts.shape)
         for row, step, block in self._blocks(present):
+            self.check()
             with np.errstate(all="ignore"):
                 values[row, step] = function(block)
         return self.vectors(values, present)
@@ -154,11 +159,14 @@ class Windows:
         """`ufunc` over `items[low:high]` of every window where that is not empty, 0 elsewhere."""
         values = np.zeros(low.shape)
         some = high > low
-        if bool(some.any()):
-            pairs = np.stack((low[some], high[some]), axis=1).ravel()
-            padded = np.append(items, 0.0)  # an end may stand behind the last item
+        edges = np.stack((low[some], high[some]), axis=1)
+        reduced = np.empty(len(edges))
+        padded = np.append(items, 0.0)  # an end may stand behind the last item
+        for piece in _pieces(edges[:, 1] - edges[:, 0]):
+            self.check()
             with np.errstate(all="ignore"):
-                values[some] = ufunc.reduceat(padded, pairs)[::2]
+                reduced[piece] = ufunc.reduceat(padded, edges[piece].ravel())[::2]
+        values[some] = reduced
         return values
 
     def _blocks(self, present: Mask) -> Iterator[tuple[Integers, Integers, Block]]:
@@ -181,3 +189,14 @@ class Windows:
         timestamps, values = self.at(self.low[row, step] + lane)
         seconds = (timestamps - self.ends[step]) / 1000.0
         return Block(np.where(inside, values, 0.0), seconds, inside, counts.astype(np.float64), step)
+
+
+def _pieces(work: Integers) -> Iterator[slice]:
+    """Neighbours whose work, added up, is bounded; one whose own is more stands alone."""
+    done = np.cumsum(work)
+    first = 0
+    while first < len(work):
+        before = int(done[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(done, before + _PIECE_ITEMS_MAX, side="right")))
+        yield slice(first, last)
+        first = last

@@ -1,0 +1,93 @@
+"""Reading through the server of time series: where a query is wrong, and what holds for every reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from tests.unit.server.test_timeseries_api import NOW_MS, body, served, write
+from tests.unit.timeseries.remote_write_wire import request
+
+from penstock.timeseries import TimeSeries, TimeSeriesConfig
+
+FAST = {"coordinator": {"flush_interval": "5ms"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "place"),
+    [
+        ("/api/v1/query", {"query": "sum(up"}, "1:7"),
+        ("/api/v1/query", {"query": "up\n  + * up"}, "2:5"),
+        ("/api/v1/query", {"query": "rate(up)"}, "1:8"),
+        ("/api/v1/query", {"query": 'up{job=~"("}'}, "1:9"),
+        ("/api/v1/query_range", {"query": "up{", "start": "0", "end": "1", "step": "1"}, "1:4"),
+        ("/api/v1/query_range", {"query": "up[5m]", "start": "0", "end": "1", "step": "1"}, "1:1"),
+        ("/api/v1/series", {"match[]": "up{job=}"}, "1:8"),
+        ("/api/v1/labels", {"match[]": "up offset 5m"}, "1:1"),
+        ("/api/v1/label/job/values", {"match[]": "up @ 5"}, "1:1"),
+        ("/federate", {"match[]": "up up"}, "1:4"),
+    ],
+)
+async def test_an_error_of_the_language_says_line_and_column(
+    path: str, parameters: dict[str, str], place: str
+) -> None:
+    async with served() as client:
+        answer = await client.get(path, params=parameters)
+        assert (answer.status_code, answer.json()["errorType"]) == (400, "bad_data")
+        assert f"{place}: parse error: " in answer.json()["error"]
+
+
+async def test_a_limit_is_told_whatever_is_listed() -> None:
+    async with served() as client:
+        await write(client, body(20))
+        for path in ("/api/v1/series", "/api/v1/labels", "/api/v1/label/instance/values"):
+            parameters = {"limit": "2"} if path != "/api/v1/series" else {"limit": "2", "match[]": "up"}
+            answer = (await client.get(path, params=parameters)).json()
+            assert len(answer["data"]) == 2
+            assert "truncated" in answer["warnings"][0]
+        answer = (await client.get("/api/v1/labels", params={"limit": "3"})).json()
+        assert answer == {"status": "success", "data": ["__name__", "instance", "job"]}
+
+
+async def test_readers_without_a_place_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TimeSeriesConfig.from_mapping({**FAST, "queries_max": 1, "engine": {"timeout": "100ms"}})
+    opened: list[TimeSeries] = []
+    open_database = TimeSeries.open
+
+    async def remembered(*args: object, **settings: object) -> TimeSeries:
+        opened.append(await open_database(*args, **settings))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(TimeSeries, "open", remembered)
+    async with served(config=config) as client:
+        await write(client, body())
+        async with opened[0]._place(opened[0]._engine.budget()):
+            paths = ["query?query=up", "series?match[]=up", "labels", "label/job/values"]
+            urls = [*(f"/api/v1/{path}" for path in paths), "/federate?match[]=up"]
+            answers = await asyncio.gather(*map(client.get, urls))
+        assert [answer.status_code for answer in answers] == [503] * 5
+        assert all("retry-after" in answer.headers for answer in answers)
+        assert not opened[0]._querying.locked()
+
+
+async def test_names_of_any_kind_reach_a_scraper_that_reads_them() -> None:
+    odd = request(({"__name__": "a.b", "c\nd 1": "x"}, [(NOW_MS, 1.0)]))
+    async with served() as client:
+        assert (await write(client, odd)).status_code == 204
+        plain: httpx.Response = await client.get("/federate", params={"match[]": '{"a.b"}'})
+        assert plain.text == "# 1 series are not shown: accept escaping=allow-utf-8\n"
+        quoted = await client.get(
+            "/federate",
+            params={"match[]": '{"a.b"}'},
+            headers={"accept": "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,*/*;q=0.1"},
+        )
+        assert quoted.text == f'# TYPE "a.b" untyped\n{{"a.b","c\\nd 1"="x"}} 1 {NOW_MS}\n'
+
+
+async def test_a_large_answer_is_whole() -> None:
+    async with served() as client:
+        await write(client, body(300))
+        answer = (await client.get("/api/v1/query", params={"query": "up", "time": NOW_MS / 1000})).json()
+        assert len(answer["data"]["result"]) == 300
+        assert len((await client.get("/api/v1/series", params={"match[]": "up"})).json()["data"]) == 300

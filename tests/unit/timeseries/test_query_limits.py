@@ -1,0 +1,262 @@
+"""What a query may take holds for all of it: what it reads, how long it takes, how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+import pytest
+from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS, disk, opened, series
+from tests.unit.timeseries.promql_doubles import ENGINE, load
+
+from penstock.coordinator import KeyValue, StorageRead
+from penstock.errors import Unavailable
+from penstock.testing.clock import ManualClock
+from penstock.timeseries import TimeSeries
+from penstock.timeseries.api import error_answer
+from penstock.timeseries.promql import (
+    Budget,
+    Engine,
+    EngineConfig,
+    ExecutionError,
+    QueryTimeout,
+    Selection,
+    TooManySamples,
+    parse_selector,
+    windows,
+)
+from penstock.timeseries.reading import LabelCache, select
+
+MINUTE_MS = 60_000
+
+
+class TickingClock(ManualClock):
+    """A second passes whenever it is looked at."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return float(self.looks)
+
+
+class CountingRead:
+    """A snapshot that counts the pages and values it gives away."""
+
+    def __init__(self, read: StorageRead) -> None:
+        self._read = read
+        self.pages = 0
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self._read.get(key)
+
+    async def scan(
+        self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
+    ) -> AsyncIterator[list[KeyValue]]:
+        async for page in self._read.scan(prefix, start=start, stop=stop):
+            self.pages += 1
+            yield page
+
+
+async def filled(count: int = 200, samples: int = 10, **settings: object) -> TimeSeries:
+    database = await opened(disk().open(), **settings)
+    times = [(at * 1000, float(at)) for at in range(samples)]
+    await database.write([series("up", *times, n=f"{n:04}") for n in range(count)])
+    await database.sync()
+    return database
+
+
+def budget(samples_max: int = 1_000_000, timeout_s: float = 60.0, ticking: bool = False) -> Budget:
+    clock = TickingClock() if ticking else ManualClock()
+    return Budget(samples_max=samples_max, timeout_s=timeout_s, clock=clock)
+
+
+async def test_samples_count_over_all_selectors_of_a_query() -> None:
+    config = EngineConfig(samples_max=5000)
+    async with await filled(100, 10, engine=config) as database:
+        at_ms = START_MS + 20_000
+        assert (await database.query("sum(up)", at_ms)).series
+        many = " + ".join(f'sum(up{{n!="{n}"}})' for n in range(3))
+        with pytest.raises(TooManySamples):
+            await database.query(many, at_ms)
+
+
+async def test_samples_are_charged_before_the_next_piece_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.timeseries.reading._STREAM_BYTES_MAX", 100)
+    async with await filled(100, 50, fold_blocks=1) as database:
+        await database.write([series("up", (0, 0.0), n="0000")])
+        await database.sync()  # what was flushed before is folded into streams
+        snapshot, buckets = database._within(None, None)
+        spent = budget(samples_max=1200)  # of which the labels take 1000
+        with pytest.raises(TooManySamples):
+            await select(
+                snapshot,
+                buckets,
+                Selection(parse_selector("up"), START_MS, START_MS + HOUR_MS),
+                LabelCache(),
+                spent,
+            )
+        assert spent.samples_used < 2000, "much more was decoded than allowed"
+
+
+def test_selectors_of_the_same_series_share_what_they_read() -> None:
+    near = ENGINE.range("x - x offset 2m", 0, 10 * MINUTE_MS, MINUTE_MS)
+    assert [(one.start_ms, one.end_ms) for one in near.selections] == [(-7 * MINUTE_MS + 1, 10 * MINUTE_MS)]
+    far = ENGINE.range("x - x offset 1d", 0, 10 * MINUTE_MS, MINUTE_MS)
+    assert len(far.selections) == 2
+    assert len(ENGINE.instant('x + x{a="b"}', 0).selections) == 2
+
+
+async def test_what_is_shared_answers_as_if_each_had_read_for_itself() -> None:
+    async with await opened(disk().open()) as database:
+        ones = [series("x", *((at * MINUTE_MS, float(at)) for at in range(20)), a="1")]
+        await database.write([*ones, series("x", (3 * MINUTE_MS, 7.0), a="2")])
+        await database.sync()
+        query = "sum_over_time(x[2m]) - sum_over_time(x[2m] offset 1m)"
+        result = await database.query(query, START_MS + 10 * MINUTE_MS)
+        assert [(str(one.labels), one.values.tolist()) for one in result.series] == [('{a="1"}', [2.0])]
+        alone = await database.query("sum_over_time(x[3m])", START_MS + 10 * MINUTE_MS)
+        made = 3 * 2 + 3 + 1  # cells of two windows of two series, of three nodes and of a pair
+        assert result.samples_used < alone.samples_used + made, "what two selectors share is read once"
+
+
+async def test_time_is_looked_at_for_every_page_that_is_read() -> None:
+    async with await filled(1000, 1) as database:
+        snapshot, buckets = database._within(None, None)
+        read = CountingRead(snapshot)
+        selection = Selection(parse_selector('{n=~".+"}'), START_MS, START_MS + HOUR_MS)
+        with pytest.raises(QueryTimeout):
+            await select(read, buckets, selection, LabelCache(), budget(timeout_s=4.0, ticking=True))
+        assert read.pages <= 5
+
+
+@pytest.mark.parametrize("query", ["sum_over_time(x[10m])", "max_over_time(x[10m])", "changes(x[10m])"])
+def test_time_is_looked_at_between_pieces_of_work(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = load({"x": "0+1x500 3+1x500"})
+    engine = Engine(EngineConfig(timeout="30s"), clock=TickingClock())
+    assert engine.range(query, 0, 1000 * MINUTE_MS, MINUTE_MS).evaluate(source).series
+    monkeypatch.setattr(windows, "_BLOCK_CELLS_MAX", 100)
+    monkeypatch.setattr(windows, "_PIECE_ITEMS_MAX", 100)
+    with pytest.raises(QueryTimeout):
+        engine.range(query, 0, 1000 * MINUTE_MS, MINUTE_MS).evaluate(source)
+
+
+def test_pieces_of_work_give_what_all_at_once_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = load({'x{a="1"}': "0+1x50 3-1x50", 'x{a="2"}': "5 _ 3 9 _ _ 1+2x60"})
+    prepared = [
+        ENGINE.range(f"{name}(x[7m])", 0, 100 * MINUTE_MS, MINUTE_MS)
+        for name in ("max_over_time", "min_over_time", "changes", "resets", "rate")
+        for _ in range(2)
+    ]
+    whole = [one.evaluate(source) for one in prepared[::2]]
+    monkeypatch.setattr(windows, "_PIECE_ITEMS_MAX", 10)
+    for result, piecewise in zip(whole, [one.evaluate(source) for one in prepared[1::2]], strict=True):
+        for left, right in zip(result.series, piecewise.series, strict=True):
+            np.testing.assert_array_equal(left.values, right.values)
+
+
+READERS: dict[str, Callable[[TimeSeries], Awaitable[object]]] = {
+    "query": lambda database: database.query("up", START_MS, timeout_s=0.05),
+    "series": lambda database: database.series([parse_selector("up")]),
+    "label_names": lambda database: database.label_names(),
+    "label_values": lambda database: database.label_values("n"),
+    "newest": lambda database: database.newest([parse_selector("up")], START_MS),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_a_reader_without_a_place_is_told_to_come_back(reader: str) -> None:
+    async with await filled(2, 1, queries_max=1, engine=EngineConfig(timeout="50ms")) as database:
+        async with database._place(budget()):
+            with pytest.raises(Unavailable, match="places for queries are taken") as caught:
+                await READERS[reader](database)
+        assert error_answer(caught.value).status == 503
+        assert not database._querying.locked(), "the place is free again"
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_a_store_that_does_not_answer_holds_a_reader_no_longer_than_its_time(
+    reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await filled(2, 1, queries_max=1, engine=EngineConfig(timeout="50ms")) as database:
+        _, buckets = database._within(None, None)
+        with monkeypatch.context() as patched:
+            patched.setattr(database, "_within", lambda start, end: (Silent(), buckets))
+            with pytest.raises(QueryTimeout):
+                await READERS[reader](database)
+        assert not database._querying.locked(), "the place is free again"
+
+
+class Silent:
+    """A snapshot whose store does not answer."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def scan(
+        self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
+    ) -> AsyncIterator[list[KeyValue]]:
+        await asyncio.Event().wait()
+        yield []
+
+
+async def test_a_query_nobody_waits_for_ends_at_its_next_look_at_the_time() -> None:
+    spent = budget()
+    spent.check()
+    spent.stop()
+    with pytest.raises(QueryTimeout):
+        spent.check()
+
+
+async def test_series_and_names_are_charged() -> None:
+    async with await filled(200, 1, engine=EngineConfig(samples_max=150)) as database:
+        with pytest.raises(TooManySamples):
+            await database.series([parse_selector("up")])
+        with pytest.raises(TooManySamples):
+            await database.label_values("n")
+        assert await database.label_names() == {"__name__", "n"}
+
+
+async def test_values_that_every_hour_has_are_charged_once() -> None:
+    async with await opened(disk().open(), engine=EngineConfig(samples_max=50)) as database:
+        times = [(hour * HOUR_MS, 1.0) for hour in range(20)]
+        await database.write([series("up", *times, n=str(n)) for n in range(4)])
+        await database.sync()
+        assert await database.label_values("n") == {"0", "1", "2", "3"}
+        assert len(await database.series()) == 4
+
+
+async def test_a_limit_ends_the_reading_and_gives_the_first_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.timeseries.reading._LIMITED_AT_ONCE", 50)
+    async with await filled(1000, 1) as database:
+        await database.write([series("up", (HOUR_MS, 1.0), n="0000a"), series("up", (HOUR_MS, 1.0), a="x")])
+        await database.sync()
+        values = await database.label_values("n", limit=3)
+        assert sorted(values)[:3] == ["0000", "0000a", "0001"]
+        assert len(values) < 10
+        assert sorted(await database.label_names(limit=1))[:1] == ["__name__"]
+        assert 2 <= len(await database.series(limit=2)) < 1000
+        assert 2 <= len(await database.series([parse_selector("up")], limit=2)) < 1000
+        assert len(await database.series([parse_selector("up")], limit=10_000)) == 1002
+
+
+@pytest.mark.parametrize("query", ["x or y", "x and y", "x unless y", "x + on (b) group_left y"])
+def test_what_operators_make_is_charged(query: str) -> None:
+    ones = {f'x{{a="{n}",b="0"}}': "0+1x10" for n in range(10)}
+    source = load({**ones, 'y{b="0"}': "1x10", 'y{b="1"}': "1x10"})
+    alone = sum(
+        ENGINE.range(one, 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source).samples_used for one in ("x", "y")
+    )
+    both = ENGINE.range(query, 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source).samples_used
+    assert both >= alone + 10 * 11
+
+
+def test_a_look_for_several_matches_is_charged() -> None:
+    source = load({'x{a="1"}': "1x10", 'y{a="1",b="1"}': "1x10", 'y{a="1",b="2"}': "1x10"})
+    engine = Engine(EngineConfig(samples_max=80))
+    with pytest.raises(TooManySamples):
+        engine.range("x + on (a) y", 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source)
+    with pytest.raises(ExecutionError):
+        ENGINE.range("x + on (a) y", 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source)

@@ -124,11 +124,11 @@ class HistogramChild:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         slot = bisect.bisect_left(self._bounds, value)
         with self._lock:
-            self._counts[slot] += 1
-            self._sum += value
+            self._counts[slot] += times
+            self._sum += value * times
 
     def count(self) -> int:
         with self._lock:

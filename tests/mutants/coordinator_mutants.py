@@ -17,8 +17,8 @@ COORDINATOR_MUTANTS = (
         name="flushed is marked before the snapshot is shown",
         file="coordinator/coordinator.py",
         old="        self._show(snapshot, upto, frozen.delta)\n"
-        "        self._marks.raise_to(Durability.FLUSHED, upto)\n",
-        new="        self._marks.raise_to(Durability.FLUSHED, upto)\n"
+        "        self._raise(Durability.FLUSHED, upto)\n",
+        new="        self._raise(Durability.FLUSHED, upto)\n"
         "        self._show(snapshot, upto, frozen.delta)\n",
         test=f"{FLUSHES}::test_readers_find_the_new_snapshot_before_the_mark_moves_and_the_event_comes",
     ),
@@ -26,16 +26,44 @@ COORDINATOR_MUTANTS = (
         name="durable is marked before the storage is synced",
         file="coordinator/flushing.py",
         old="            await self._flusher.sync()\n",
-        new="            self._synced()\n            await self._flusher.sync()\n",
+        new="            self._synced(upto)\n            await self._flusher.sync()\n",
         test=f"{FAILURES}::test_a_failed_flush_fails_every_waiter_above_the_mark",
     ),
     Mutant(
         name="a flush is taken to be durable",
         file="coordinator/coordinator.py",
-        old="        self._marks.raise_to(Durability.FLUSHED, upto)\n",
-        new="        self._marks.raise_to(Durability.FLUSHED, upto)\n"
-        "        self._marks.raise_to(Durability.DURABLE, upto)\n",
+        old="        self._raise(Durability.FLUSHED, upto)\n",
+        new="        self._raise(Durability.FLUSHED, upto)\n        self._raise(Durability.DURABLE, upto)\n",
         test=f"{FLUSHES}::test_a_flush_alone_is_not_durable",
+    ),
+    Mutant(
+        name="a sync covers what is flushed while it runs",
+        file="coordinator/flushing.py",
+        old="        self._synced(upto)\n",
+        new="        self._synced(self._flushed_to)\n",
+        test=f"{FLUSHES}::test_a_sync_covers_only_what_was_flushed_before_it_began",
+    ),
+    Mutant(
+        name="queued writes have no size",
+        file="coordinator/intake.py",
+        old="            self._hold(handle.size)\n        self._queue",
+        new="        self._queue",
+        test=f"{PRESSURE}::test_queued_writes_count_by_their_size",
+    ),
+    Mutant(
+        name="a batch is stored behind one that was refused",
+        file="coordinator/position.py",
+        old="            self._refused = position.sequence\n",
+        new="",
+        test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_behind_a_batch_that_was_refused",
+    ),
+    Mutant(
+        name="another queue is taken for the one that fed the database",
+        file="services/feeding.py",
+        old='        if stored is None or stored.source in ("", self.queue_name):\n',
+        new="        if stored is None or stored.sequence >= 0:\n",
+        test="tests/unit/services/test_feeding.py"
+        "::test_another_queue_is_refused_before_anything_of_it_is_dequeued",
     ),
     Mutant(
         name="a failed flush is tried again",

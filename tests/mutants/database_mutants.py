@@ -9,6 +9,9 @@ __all__ = ["DATABASE_MUTANTS"]
 DATABASE = "tests/unit/timeseries/test_database.py"
 FEEDING = "tests/unit/services/test_feeding.py"
 API = "tests/unit/server/test_timeseries_api.py"
+HOURS = "tests/unit/timeseries/test_many_hours.py"
+RETENTION = "tests/unit/timeseries/test_retention.py"
+WRITES = "tests/unit/server/test_timeseries_writes.py"
 
 LOOKUP = (
     "            (bucket, part, directory[bucket].lookup(part.labels, part.metadata))\n"
@@ -19,9 +22,67 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a new series gets the largest id that is stored",
         file="timeseries/records.py",
-        old="*series.fingerprints.values()), default=-1) + 1",
-        new="*series.fingerprints.values()), default=0)",
+        old="series.next_id = max(named, streamed, in_blocks) + 1",
+        new="series.next_id = max(named, streamed, in_blocks, 0)",
         test=f"{DATABASE}::test_ids_go_on_behind_the_largest_after_a_restart",
+    ),
+    Mutant(
+        name="samples whose labels are lost do not keep their id",
+        file="timeseries/records.py",
+        old="series.next_id = max(named, streamed, in_blocks) + 1",
+        new="series.next_id = named + 1",
+        test=f"{RETENTION}::test_ids_are_never_given_twice_even_if_all_that_names_them_is_lost",
+    ),
+    Mutant(
+        name="a longer retention counts for hours that were written with a shorter one",
+        file="timeseries/retention.py",
+        old="        spans = {self._closed(span, last, retention_ms) for span in self._spans}\n",
+        new="        spans: set[Span] = set()\n",
+        test=f"{RETENTION}::test_hours_that_were_written_to_keep_their_shorter_retention_and_later_ones_get_"
+        "the_longer",
+    ),
+    Mutant(
+        name="the floor is not stored with what is deleted",
+        file="timeseries/flusher.py",
+        old="            operations.insert(0, self.retention.put())\n",
+        new="            pass\n",
+        test=f"{RETENTION}::test_the_floor_is_stored_with_what_is_deleted",
+    ),
+    Mutant(
+        name="a write that gives up keeps its hours reserved",
+        file="timeseries/loading.py",
+        old="            self._directory.release(held)\n",
+        new="            pass\n",
+        test=f"{HOURS}::test_an_hour_that_cannot_be_read_refuses_the_writes_that_need_it_and_is_tried_again",
+    ),
+    Mutant(
+        name="each writer reads an hour for itself",
+        file="timeseries/loading.py",
+        old="        task = self._loads.get(bucket)\n",
+        new="        task = None\n",
+        test=f"{HOURS}::test_hours_are_read_side_by_side_once_and_others_write_meanwhile",
+    ),
+    Mutant(
+        name="a flush works on the threads that queries use",
+        file="timeseries/flusher.py",
+        old="run_in_executor(self._thread, call)",
+        new="run_in_executor(None, call)",
+        test=f"{HOURS}::test_a_flush_does_not_wait_for_threads_that_others_use",
+    ),
+    Mutant(
+        name="writers that wait keep readers out",
+        file="server/database_app.py",
+        old="return _READING if route.scope is Scope.READ else _WRITING",
+        new="return _WRITING",
+        test=f"{WRITES}::test_writers_that_wait_for_the_storage_do_not_keep_readers_out",
+    ),
+    Mutant(
+        name="a body counts only while it is unpacked",
+        file="server/timeseries/writing.py",
+        old="            taken = await self._applied(found.series, _NO_FAMILIES)\n"
+        "            del body, found\n",
+        new="            del body\n        taken = await self._applied(found.series, _NO_FAMILIES)\n",
+        test=f"{WRITES}::test_a_body_counts_until_its_write_is_applied",
     ),
     Mutant(
         name="a bucket is changed before the next one is checked",
@@ -40,15 +101,15 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a bucket that is dropped is folded and comes back",
         file="timeseries/flusher.py",
-        old="if bucket in self._damaged or self._is_over(bucket, now_ms):",
+        old="if bucket in self._damaged or self.retention.is_over(bucket, now_ms):",
         new="if bucket in self._damaged:",
         test=f"{DATABASE}::test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention_is_set",
     ),
     Mutant(
         name="folded samples win over blocks",
         file="timeseries/reading.py",
-        old="parts = [folded, *(decode_block(block).of(wanted) for block in blocks)]",
-        new="parts = [*(decode_block(block).of(wanted) for block in blocks), folded]",
+        old="parts += await asyncio.to_thread(within, _of_blocks(page, wanted))",
+        new="parts = await asyncio.to_thread(within, _of_blocks(page, wanted)) + parts",
         test=f"{DATABASE}::test_a_late_sample_wins_over_a_folded_one_and_folds_again",
     ),
     Mutant(
@@ -69,8 +130,10 @@ DATABASE_MUTANTS = (
         name="a letter is written after its batch",
         file="services/timeseries_feed.py",
         old="        if refused:\n            await set_aside(refused)\n"
-        "        handle = await self._database.write(series, sequence=sequence)\n",
-        new="        handle = await self._database.write(series, sequence=sequence)\n"
+        "        handle = await self._database.write("
+        "series, sequence=position.sequence, source=position.source)\n",
+        new="        handle = await self._database.write("
+        "series, sequence=position.sequence, source=position.source)\n"
         "        await self._database.sync()\n        if refused:\n            await set_aside(refused)\n",
         test=f"{FEEDING}::test_a_letter_that_cannot_be_stored_holds_its_batch_back",
     ),

@@ -11,6 +11,8 @@ GORILLA = "tests/unit/timeseries/test_gorilla.py"
 SELECTORS = "tests/unit/timeseries/test_promql_selectors.py"
 FUNCTIONS = "tests/unit/timeseries/test_promql_functions.py"
 OPERATORS = "tests/unit/timeseries/test_promql_operators.py"
+LIMITS = "tests/unit/timeseries/test_query_limits.py"
+PUBLISHED = "tests/unit/timeseries/test_promql_published.py"
 REMOTE_WRITE = "tests/unit/timeseries/test_remote_write.py"
 
 TIMESERIES_MUTANTS = (
@@ -83,5 +85,43 @@ TIMESERIES_MUTANTS = (
         old="        if claimed > bytes_max:\n",
         new="        if claimed > bytes_max and len(cramjam.snappy.decompress_raw(body)) > bytes_max:\n",
         test=f"{REMOTE_WRITE}::test_the_size_is_checked_before_anything_is_unpacked",
+    ),
+    Mutant(
+        name="every selector of a query has the whole budget",
+        file="timeseries/reading.py",
+        old="        budget.charge(len(kept[-1]))\n",
+        new="        budget.check()\n",
+        test=f"{LIMITS}::test_samples_count_over_all_selectors_of_a_query",
+    ),
+    Mutant(
+        name="the time is not looked at while pages are read",
+        file="timeseries/reading.py",
+        old="            self._budget.check()\n            yield page\n",
+        new="            yield page\n",
+        test=f"{LIMITS}::test_time_is_looked_at_for_every_page_that_is_read",
+    ),
+    Mutant(
+        name="the time is not looked at between windows",
+        file="timeseries/promql/windows.py",
+        old="            self.check()\n"
+        '            with np.errstate(all="ignore"):\n'
+        "                values[row, step]",
+        new='            with np.errstate(all="ignore"):\n                values[row, step]',
+        test=f"{LIMITS}::test_time_is_looked_at_between_pieces_of_work",
+    ),
+    Mutant(
+        name="a reader waits for its place without end",
+        file="timeseries/database.py",
+        old="            async with asyncio.timeout(budget.seconds_left):\n"
+        "                await self._querying.acquire()\n",
+        new="            await self._querying.acquire()\n",
+        test=f"{LIMITS}::test_a_reader_without_a_place_is_told_to_come_back",
+    ),
+    Mutant(
+        name="histograms of two metrics are one",
+        file="timeseries/promql/histograms.py",
+        old="group_by([labels.drop((BUCKET_LABEL,))",
+        new="group_by([labels.without_name().drop((BUCKET_LABEL,))",
+        test=f"{PUBLISHED}::test_published_expectations_hold",
     ),
 )

@@ -9,6 +9,9 @@ __all__ = ["VECTOR_MUTANTS"]
 STORE = "tests/unit/vector/test_store.py"
 SEARCH = "tests/unit/vector/test_search.py"
 FORMATS = "tests/unit/vector/test_formats.py"
+RECALL = "tests/unit/vector/test_recall.py"
+LIMITS = "tests/unit/vector/test_limits.py"
+API = "tests/unit/server/test_vector_api.py"
 
 
 VECTOR_MUTANTS = (
@@ -50,8 +53,8 @@ VECTOR_MUTANTS = (
     Mutant(
         name="a collection is opened as whatever the caller says",
         file="vector/loading.py",
-        old="    if wanted is not None and (differences := collection.differences(wanted)):\n",
-        new="    if wanted is None and (differences := collection.differences(collection)):\n",
+        old="    if differences := collection.differences(claim):\n",
+        new="    if differences := collection.differences(Claim()):\n",
         test=f"{STORE}::test_a_collection_that_was_created_differently_is_not_opened",
     ),
     Mutant(
@@ -95,5 +98,47 @@ VECTOR_MUTANTS = (
         old="    return ~same if isinstance(wanted, Neq) else same\n",
         new="    return ~same & (codes >= 0) if isinstance(wanted, Neq) else same\n",
         test=f"{SEARCH}::test_filters_leave_what_matches",
+    ),
+    Mutant(
+        name="lists without an allowed row count as compared",
+        file="vector/index.py",
+        old="        while begin < len(order) and (filled < nprobe or sum(map(len, taken)) < k):\n",
+        new="        while begin < nprobe and begin < len(order):\n",
+        test=f"{RECALL}::test_a_filter_whose_vectors_are_far_from_the_query_still_finds_k_of_them",
+    ),
+    Mutant(
+        name="dot products are searched by centroids alone",
+        file="vector/index.py",
+        old="            reach = np.float32(length) * self.spreads\n",
+        new="            reach = np.float32(0) * self.spreads\n",
+        test=f"{RECALL}::test_dot_products_of_vectors_of_very_different_lengths_are_found",
+    ),
+    Mutant(
+        name="merges of a list are not bounded",
+        file="vector/flusher.py",
+        old="                    one.merges += 1\n",
+        new="",
+        test=f"{LIMITS}::test_a_record_is_stored_as_a_whole_after_so_many_merges_also_over_restarts",
+    ),
+    Mutant(
+        name="lists that may hold something better are not looked at",
+        file="vector/index.py",
+        old="rest[hopes[rest] < bound]",
+        new="rest[:0]",
+        test=f"{RECALL}::test_the_usual_search_finds_nineteen_of_twenty_also_where_there_are_no_groups",
+    ),
+    Mutant(
+        name="any number of searches may be under way",
+        file="vector/readers.py",
+        old="        self._under_way += 1\n",
+        new="",
+        test=f"{LIMITS}::test_more_searches_than_the_cap_are_told_to_come_back",
+    ),
+    Mutant(
+        name="an acknowledgement does not wait for the storage",
+        file="server/vector/routes.py",
+        old="            if level > Durability.APPLIED:\n",
+        new="            if level > Durability.DURABLE:\n",
+        test=f"{API}::test_what_was_acknowledged_is_durable_and_found",
     ),
 )

@@ -6,16 +6,19 @@ import asyncio
 import json
 import random
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from tests.process.cli_runner import command, environment
+from tests.servers import moto
 from tests.unit.timeseries.remote_write_wire import HEADERS, request
 
 from penstock.buffer import Producer, ProducerConfig
@@ -37,13 +40,16 @@ def points(first: int, count: int, at_ms: int) -> bytes:
 
 
 @contextmanager
-def serving(tmp_path: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(
+    tmp_path: Path, *more: str, store: str | None = None, **extra: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port_file = tmp_path / "port"
     port_file.unlink(missing_ok=True)
-    arguments = ("timeseries", "serve", str(tmp_path / "db"), "--port", "0", "--port-file", str(port_file))
+    where = store or str(tmp_path / "db")
+    arguments = ("timeseries", "serve", where, "--port", "0", "--port-file", str(port_file))
     with subprocess.Popen(
         command(*arguments, "--json", *more),
-        env=environment(),
+        env=environment(**extra),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -150,3 +156,73 @@ def test_a_remote_write_that_was_answered_survives_a_kill(tmp_path: Path) -> Non
             process.communicate()
     with serving(tmp_path) as (_, url):
         assert total(url, at_ms) == 3.0
+
+
+class Line:
+    """A way to a server that can go silent: connections stay, and nothing goes through any more."""
+
+    def __init__(self, port: int) -> None:
+        self._there = ("127.0.0.1", port)
+        self._open = threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def close(self) -> None:
+        self._open.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._there)
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError), one, other:
+            while data := one.recv(65_536):
+                self._open.wait()
+                other.sendall(data)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_stop_while_the_store_is_away_takes_bounded_time_and_says_what_is_not_stored(
+    tmp_path: Path,
+) -> None:
+    at_ms = int(time.time() * 1000)
+    with moto() as server:
+        server.make_bucket("metrics")
+        line = Line(int(server.endpoint.rsplit(":", 1)[1]))
+        where = {
+            "AWS_ENDPOINT": f"http://127.0.0.1:{line.port}",
+            "AWS_ACCESS_KEY_ID": server.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.secret_key,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+        with serving(tmp_path, "--acknowledge", "applied", store="s3://metrics/db", **where) as (
+            process,
+            url,
+        ):
+            write = {"content": request(({"__name__": "produced"}, [(at_ms, 5.0)])), "headers": HEADERS}
+            assert httpx.post(f"{url}/api/v1/write", timeout=30, **write).status_code == 204  # type: ignore[arg-type]
+            assert httpx.post(f"{url}/-/flush", timeout=30).status_code == 204
+            line.cut()
+            assert httpx.post(f"{url}/api/v1/write", timeout=30, **write).status_code == 204  # type: ignore[arg-type]
+            assert total(url, at_ms) == 5.0
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            told, errors = process.communicate(timeout=60)
+            assert time.monotonic() - began < 30
+            assert process.returncode == 6, errors
+            assert b"writes that were taken and are not known to be stored: 1" in errors
+            assert b"Traceback" not in errors
+            assert json.loads(told.splitlines()[-1])["event"] == "stopped"
+        line.close()

@@ -129,6 +129,18 @@ class VectorMachine(RuleBasedStateMachine):
             assert dict(hit.attributes) == left[hit.id].attributes
         assert len({hit.id for hit in hits}) == len(hits)
 
+    @rule(query=NUMBERS, k=st.integers(1, 15), wanted=FILTERS, nprobe=st.sampled_from([None, 1, 3]))
+    def search_by_lists(self, query: list[float], k: int, wanted: Filter | None, nprobe: int | None) -> None:
+        """It may miss some of the best, but never finds fewer than there are."""
+        hits = self.runner.run(self.open.search(query, k, filter=wanted, nprobe=nprobe))
+        left = {name: one for name, one in self.flushed.items() if matches(one, wanted)}
+        assert len(hits) == min(k, len(left))
+        _, scores = best_scores(self.metric, np.array(query, np.float32), left, k)
+        told = [hit.score for hit in hits]
+        assert told == sorted(told, reverse=self.metric is Metric.DOT)
+        for hit in hits:
+            assert hit.score == pytest.approx(scores[hit.id], rel=1e-4, abs=1e-5)
+
     @rule(name=NAMES)
     def get(self, name: str) -> None:
         found = self.runner.run(self.open.get(name))

@@ -32,6 +32,7 @@ from penstock.coordinator.errors import (
 from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, View
 from penstock.coordinator.handle import FlushHandle, WriteHandle
 from penstock.coordinator.intake import Channel
+from penstock.coordinator.position import FedSource, Position
 from penstock.coordinator.storage import (
     Delete,
     KeyValue,
@@ -57,6 +58,7 @@ __all__ = [
     "Durability",
     "EpochNotAssigned",
     "EpochRange",
+    "FedSource",
     "FlushError",
     "FlushEvent",
     "FlushFenced",
@@ -71,6 +73,7 @@ __all__ = [
     "Merge",
     "MergeOperator",
     "Operation",
+    "Position",
     "Put",
     "Shutdown",
     "SizeUnit",

@@ -44,11 +44,19 @@ class CoordinatorConfig:
     Then `write` waits and `try_write` raises.
     """
     flush_interval: DurationLike = "10s"
-    """A delta is flushed this long after the last flush: how old the readers' data gets on a quiet day."""
+    """A delta is flushed this long after the last flush: how old the readers' data gets on a quiet day.
+
+    With 0 as soon as the flush before it is stored, and synced if it is to be: those who wait get on at the
+    pace of the storage, and each flush takes what has come meanwhile, at the price of one batch after the
+    other.
+    """
     flush_size_threshold: SizeLike = "64MiB"
     """Or as soon as it is this large: one batch of the storage stays a size that it takes well."""
     max_pending_size: SizeLike | None = None
-    """Deltas not flushed yet, together: above it nothing more is taken. Twice the threshold if not given."""
+    """Deltas not flushed yet, and queued writes whose size is known: above it nothing more is taken.
+
+    Twice the threshold if not given.
+    """
     size_unit: SizeUnit = SizeUnit.BYTES
     max_frozen_deltas: int = 2
     """Deltas that may wait behind the one being flushed before the coordinator stops to take writes."""
@@ -68,8 +76,14 @@ class CoordinatorConfig:
         _whole("max_frozen_deltas", self.max_frozen_deltas, at_least=0)
         for name in ("sync_mode", "size_unit"):
             self._check_choice(name)
-        if self.flush_interval_s <= 0 or self.sync_interval_s <= 0:
-            raise ConfigError("flush_interval and sync_interval must be longer than nothing")
+        if self.flush_interval_s < 0:
+            raise ConfigError("flush_interval must be at least 0")
+        if self.sync_interval_s <= 0 and (
+            self.sync_interval is not None or self.sync_mode is SyncMode.INTERVAL
+        ):
+            raise ConfigError(
+                "sync_interval must be longer than nothing; it is the flush_interval if not given"
+            )
         _ = self.batch_time_max_s
         if not 0 < self.flush_threshold <= self.pending_max:
             raise ConfigError(

@@ -8,7 +8,8 @@ else changes the delta, so there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -68,22 +69,29 @@ class WriteCoordinator(Generic[W, D, S]):
         clock: Clock = SYSTEM_CLOCK,
         registry: Registry | None = None,
         product: str = "",
+        size_of: Callable[[W], int] | None = None,
         on_failure: Callable[[FlushError], None] | None = None,
     ) -> None:
         """`delta` makes empty deltas; `image` and `snapshot` are what the storage holds now.
 
-        `product` goes before the names of the metrics. `on_failure` hears of the error that stopped the
-        coordinator, once.
+        `product` goes before the names of the metrics. `size_of` tells how large a write is, in the unit of
+        the threshold: it counts into `max_pending_size` from the moment it is taken in until the delta's own
+        estimate holds it. Without it, queued writes are bounded by their number alone. `on_failure` hears of
+        the error that stopped the coordinator, once.
         """
         self._config = config = config or CoordinatorConfig()
         self._clock = clock
         self._make_delta = delta
         self._instruments = Instruments(registry, product)
-        self._apply_seconds = self._instruments.apply_duration.labels()
         self._marks = Watermarks()
         self._wake = asyncio.Event()
         self._intake: Intake[W] = Intake(
-            marks=self._marks, clock=clock, instruments=self._instruments, changed=self._wake.set
+            marks=self._marks,
+            clock=clock,
+            instruments=self._instruments,
+            changed=self._wake.set,
+            pending_max=config.pending_max,
+            size_of=size_of,
         )
         self._default = self._intake.channel(DEFAULT_CHANNEL, config.queue_capacity)
         self._line: FlushLine[D, S] = FlushLine(
@@ -98,6 +106,9 @@ class WriteCoordinator(Generic[W, D, S]):
             capacity=config.subscription_capacity, size_max=config.pending_max
         )
         self._pace = Pace(writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s)
+        self._flush_interval_s = config.flush_interval_s
+        self._sync_interval_s = config.sync_interval_s
+        self._eager = config.flush_interval_s == 0
         self._threshold = config.flush_threshold
         self._pending_max = config.pending_max
         self._delta = self._new_delta(image)
@@ -108,7 +119,7 @@ class WriteCoordinator(Generic[W, D, S]):
             snapshot=snapshot, epoch=0, last_flushed=None, frozen=(), current=self._delta
         )
         self._commands: list[_Command] = []
-        self._flush_due_s = self._sync_due_s = clock.monotonic()
+        self._flush_due_s = self._sync_due_s = math.inf
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._drained = False
@@ -118,9 +129,9 @@ class WriteCoordinator(Generic[W, D, S]):
 
     # For writers
 
-    async def write(self, write: W, *, timeout: float | None = None) -> WriteHandle:
-        """Queue `write` in the default channel, when there is room. See `Channel.write`."""
-        return await self._default.write(write, timeout=timeout)
+    def write(self, write: W, *, timeout: float | None = None) -> Coroutine[None, None, WriteHandle]:
+        """Queue `write` in the default channel, when there is room. Await it: see `Channel.write`."""
+        return self._default.write(write, timeout=timeout)
 
     def try_write(self, write: W) -> WriteHandle:
         """Queue `write` in the default channel now, or raise `Backpressure`. See `Channel.try_write`."""
@@ -166,6 +177,10 @@ class WriteCoordinator(Generic[W, D, S]):
         self._instruments.send_duration.observe(self._clock.monotonic() - began, command="flush", status="ok")
         return handle
 
+    def _raise(self, level: Durability, epoch: int) -> None:
+        self._marks.raise_to(level, epoch)
+        self._instruments.marks[level].set(epoch)
+
     # For readers
 
     def view(self) -> View[D, S]:
@@ -189,12 +204,13 @@ class WriteCoordinator(Generic[W, D, S]):
         """Begin to work on what is queued. Call it once, inside the event loop."""
         if self._tasks:
             return
-        now = self._clock.monotonic()
-        self._flush_due_s, self._sync_due_s = (
-            now + self._config.flush_interval_s,
-            now + self._config.sync_interval_s,
-        )
-        for work, name in ((self._run, "loop"), (self._line.run, "flushes"), (self._tick, "timer")):
+        self._set_timers()
+        for work, name in (
+            (self._run, "loop"),
+            (self._line.run, "flushes"),
+            (self._line.run_syncs, "syncs"),
+            (self._tick, "timer"),
+        ):
             task = asyncio.get_running_loop().create_task(work(), name=f"write-coordinator-{name}")
             task.add_done_callback(self._ended)
             self._tasks.append(task)
@@ -254,11 +270,17 @@ class WriteCoordinator(Generic[W, D, S]):
         applied = self._apply_batch()
         if self._delta_full():
             self._try_freeze(FlushReason.SIZE_THRESHOLD)
+        if self._eager and self._line.idle and self._has_gathered():
+            self._try_freeze(FlushReason.INTERVAL)
         self._check_timers()
         if self._closing and self._intake.empty:
             self._wind_up()
         self._relieve()
         return applied or self._frozen_to > frozen_to
+
+    def _has_gathered(self) -> bool:
+        """Whether everybody is in the delta who came at once, such as those whom the last sync has woken."""
+        return self._intake.drained or self._assigned - self._frozen_to >= self._config.batch_writes_max
 
     def _apply_batch(self) -> bool:
         if self._pressed() or self._delta_full():
@@ -275,7 +297,7 @@ class WriteCoordinator(Generic[W, D, S]):
                 handle.refuse(epoch, result)
             else:
                 handle.accept(epoch, result)
-        self._marks.raise_to(Durability.APPLIED, self._assigned)
+        self._raise(Durability.APPLIED, self._assigned)
         self._note_batch(len(batch), self._clock.monotonic() - began)
         return True
 
@@ -295,13 +317,18 @@ class WriteCoordinator(Generic[W, D, S]):
     def _note_batch(self, writes: int, seconds: float) -> None:
         before, self._delta_size = self._delta_size, self._delta.estimate_size()
         self._pace.learn(writes, seconds, self._delta_size - before)
-        self._apply_seconds.observe(seconds)
+        self._instruments.apply_duration.observe(seconds)
         self._instruments.estimated_bytes.set(self._delta_size)
 
     def _serve_commands(self) -> None:
         # In order, for the sake of their syncs; one that waits for a later epoch does not hold up the others.
-        if self._commands:
-            self._commands = [command for command in self._commands if not self._serve(command)]
+        # Each is forgotten as it is served: a freeze that raises must not fail those that were settled.
+        place = 0
+        while place < len(self._commands):
+            if self._serve(self._commands[place]):
+                del self._commands[place]
+            else:
+                place += 1
 
     def _serve(self, command: _Command) -> bool:
         """Have the command's flush begun, if it is due and there is room for another frozen delta."""
@@ -331,7 +358,8 @@ class WriteCoordinator(Generic[W, D, S]):
         self._line.add(Frozen(delta=ended, epoch_range=covered, size=size, reason=reason, frozen_at_s=now))
         if self._config.sync_mode is SyncMode.EVERY_FLUSH:
             self._line.add_sync()
-        self._flush_due_s = now + self._config.flush_interval_s
+        if not self._eager:
+            self._flush_due_s = now + self._flush_interval_s
         self._show(self._view.snapshot, self._view.epoch, self._view.last_flushed)
         self._broadcast.send(FreezeEvent(view=self._view, epoch_range=covered))
         self._instruments.freeze_duration.observe(now - began)
@@ -356,23 +384,28 @@ class WriteCoordinator(Generic[W, D, S]):
     def _check_timers(self) -> None:
         now = self._clock.monotonic() + _EARLY_S
         if now >= self._flush_due_s:
-            self._flush_due_s = now + self._config.flush_interval_s
+            self._flush_due_s = now + self._flush_interval_s
             self._try_freeze(FlushReason.INTERVAL)
         if now >= self._sync_due_s:
-            self._sync_due_s = now + self._config.sync_interval_s
-            if (
-                self._config.sync_mode is SyncMode.INTERVAL
-                and self._frozen_to > self._marks[Durability.DURABLE]
-            ):
+            self._sync_due_s = now + self._sync_interval_s
+            if self._frozen_to > self._marks[Durability.DURABLE]:
                 self._line.add_sync()
+
+    def _set_timers(self) -> None:
+        """Those that there are: an eager coordinator flushes without one, and not everybody syncs by time."""
+        now = self._clock.monotonic()
+        by_time = self._config.sync_mode is SyncMode.INTERVAL
+        self._flush_due_s = math.inf if self._eager else now + self._flush_interval_s
+        self._sync_due_s = now + self._sync_interval_s if by_time else math.inf
 
     async def _tick(self) -> None:
         """Wake the loop when a timer is due; a flush moves its timer on, so look again before."""
-        while True:
-            left_s = min(self._flush_due_s, self._sync_due_s) - self._clock.monotonic()
+        while (due_s := min(self._flush_due_s, self._sync_due_s)) < math.inf:
+            left_s = due_s - self._clock.monotonic()
             if left_s <= _EARLY_S:
                 self._wake.set()
             await self._clock.sleep(max(left_s, 0.0))
+        await self._stopped.wait()
 
     # Pressure
 
@@ -383,14 +416,17 @@ class WriteCoordinator(Generic[W, D, S]):
         return self._delta_size >= self._threshold and self._assigned > self._frozen_to
 
     def _pressed(self) -> bool:
+        # What is queued does not count: to apply it is what makes it smaller.
+        return self._pending_size() >= self._pending_max
+
+    def _pending_size(self) -> int:
         if self._assigned == self._marks[Durability.FLUSHED]:
-            return False
-        pending = self._delta_size + sum(frozen.size for frozen in self._line.pending)
-        return pending >= self._pending_max
+            return 0
+        return self._delta_size + sum(frozen.size for frozen in self._line.pending)
 
     def _relieve(self) -> None:
-        """Tell the channels whether there is room, and let in whom there is room for."""
-        self._intake.pressured = self._pressed()
+        """Tell the channels how much is pending, and let in whom there is room for."""
+        self._intake.pending_size = self._pending_size()
         self._intake.admit()
 
     # What the flushes report
@@ -399,7 +435,7 @@ class WriteCoordinator(Generic[W, D, S]):
         # In this order: whoever is woken by the mark, or sees it, must find the new snapshot.
         upto = frozen.epoch_range.hi
         self._show(snapshot, upto, frozen.delta)
-        self._marks.raise_to(Durability.FLUSHED, upto)
+        self._raise(Durability.FLUSHED, upto)
         self._broadcast.send(
             FlushEvent(
                 snapshot=snapshot, delta=frozen.delta, epoch_range=frozen.epoch_range, size=frozen.size
@@ -408,8 +444,8 @@ class WriteCoordinator(Generic[W, D, S]):
         self._relieve()
         self._wake.set()
 
-    def _synced(self) -> None:
-        self._marks.raise_to(Durability.DURABLE, self._marks[Durability.FLUSHED])
+    def _synced(self, upto: int) -> None:
+        self._raise(Durability.DURABLE, max(upto, self._marks[Durability.DURABLE]))
         self._wake.set()
 
     # The end

@@ -65,7 +65,10 @@ class Delta(ABC, Generic[W, I]):
 
 
 class Flusher(ABC, Generic[D, S]):
-    """Stores deltas. Calls never overlap, and deltas come in the order of their epochs."""
+    """Stores deltas. Flushes never overlap, and deltas come in the order of their epochs.
+
+    Syncs do not overlap either, but one may run while the next delta is flushed.
+    """
 
     @abstractmethod
     async def flush(self, delta: D) -> S:
@@ -77,4 +80,4 @@ class Flusher(ABC, Generic[D, S]):
 
     @abstractmethod
     async def sync(self) -> None:
-        """Return when everything that was flushed before is persisted. An error is fatal, too."""
+        """Return when all deltas whose `flush` returned before this call are persisted. An error is fatal."""

@@ -1,4 +1,4 @@
-"""The flushes: frozen deltas and syncs, one at a time, in their order."""
+"""The flushes, one at a time in their order, and the syncs, one at a time beside the next flush."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FlushLine(Generic[D, S]):
         clock: Clock,
         instruments: Instruments,
         flushed: Callable[[Frozen[D], S], None],
-        synced: Callable[[], None],
+        synced: Callable[[int], None],
     ) -> None:
         self._flusher = flusher
         self._waiting_max = waiting_max
@@ -41,9 +41,13 @@ class FlushLine(Generic[D, S]):
         self._synced = synced
         self._line: deque[Frozen[D] | None] = deque()
         """Deltas to flush; None is a sync of everything before it."""
-        self._busy = False
         self._running: Frozen[D] | None = None
         self._wake = asyncio.Event()
+        self._flushed_to = 0
+        self._sync_due = False
+        self._syncing = False
+        self._sync_wake = asyncio.Event()
+        self._sync_begun = asyncio.Event()
 
     @property
     def pending(self) -> list[Frozen[D]]:
@@ -58,7 +62,7 @@ class FlushLine(Generic[D, S]):
 
     @property
     def idle(self) -> bool:
-        return not self._busy and not self._line
+        return self._running is None and not self._line and not self._sync_due and not self._syncing
 
     def add(self, frozen: Frozen[D]) -> None:
         """Put a delta at the end of the line."""
@@ -73,38 +77,58 @@ class FlushLine(Generic[D, S]):
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled. Raises `FlushError` at the first thing that goes wrong, and is over then."""
+        """Flush until cancelled. Raises `FlushError` at the first thing that goes wrong, and is over then."""
         while True:
             while self._line:
-                await self._work(self._line.popleft())
+                item = self._line[0]
+                if item is not None:
+                    await self._flush(item)
+                else:
+                    await self._hand_over_sync()
             self._wake.clear()
             await self._wake.wait()
 
-    async def _work(self, item: Frozen[D] | None) -> None:
-        self._busy = True
-        if item is None:
-            await self._sync()
-        else:
-            await self._flush(item)
+    async def run_syncs(self) -> None:
+        """Sync until cancelled. Raises as `run` does."""
+        while True:
+            while self._sync_due:
+                await self._sync()
+            self._sync_wake.clear()
+            await self._sync_wake.wait()
+
+    async def _hand_over_sync(self) -> None:
+        # One sync may wait behind the one that runs; a storage that cannot keep up holds the flushes, too.
+        while self._sync_due:
+            self._sync_begun.clear()
+            await self._sync_begun.wait()
+        self._line.popleft()
+        self._sync_due = True
+        self._sync_wake.set()
+        await asyncio.sleep(0)  # it begins before the next flush takes the loop: somebody waits for it
 
     async def _flush(self, frozen: Frozen[D]) -> None:
         self._running = frozen
+        self._line.popleft()
         self._note_depth()
         began = self._clock.monotonic()
         self._instruments.event_send_duration.observe(began - frozen.frozen_at_s)
         with _fatal(f"the flush of epochs {frozen.epoch_range}"):
             snapshot = await self._flusher.flush(frozen.delta)
         self._instruments.flush_duration.observe(self._clock.monotonic() - began)
-        self._running, self._busy = None, False
+        self._running = None
+        self._flushed_to = frozen.epoch_range.hi
         self._flushed(frozen, snapshot)
 
     async def _sync(self) -> None:
-        began = self._clock.monotonic()
+        """Everything whose flush has returned by now becomes durable, and nothing else."""
+        began, upto = self._clock.monotonic(), self._flushed_to
+        self._sync_due, self._syncing = False, True
+        self._sync_begun.set()
         with _fatal("the sync of the storage"):
             await self._flusher.sync()
         self._instruments.sync_duration.observe(self._clock.monotonic() - began)
-        self._busy = False
-        self._synced()
+        self._syncing = False
+        self._synced(upto)
 
     def _note_depth(self) -> None:
         self._instruments.event_queue_depth.set(sum(item is not None for item in self._line))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.coordinator.durability import Durability
 from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
 
 __all__ = ["Instruments"]
@@ -30,23 +31,25 @@ class Instruments:
         self.queue_depth = r.gauge(f"{prefix}.queue_depth", "Writes that wait to be applied.", ("channel",))
         self.apply_duration = r.histogram(
             f"{prefix}.delta_apply_duration_seconds", "Applying one batch of writes.", (), _FINE
-        )
+        ).labels()
         self.estimated_bytes = r.gauge(
             f"{prefix}.delta_estimated_bytes", "Size of the current delta, in the unit of its threshold."
-        )
+        ).labels()
+        marks = r.gauge(f"{prefix}.watermark", "The last epoch that has reached a level.", ("level",))
+        self.marks = {level: marks.labels(level=level.name.lower()) for level in Durability}
         self.freeze_duration = r.histogram(
             f"{prefix}.delta_freeze_duration_seconds", "Freezing a delta and starting the next.", (), _FINE
-        )
+        ).labels()
         self.event_send_duration = r.histogram(
             f"{prefix}.flush_event_send_duration_seconds", "Until a frozen delta's flush began.", (), _FINE
-        )
+        ).labels()
         self.event_queue_depth = r.gauge(
             f"{prefix}.flush_event_queue_depth", "Frozen deltas that wait for their flush."
-        )
+        ).labels()
         self.flushes = r.counter(f"{prefix}.flush_total", "Deltas frozen for a flush.", ("reason",))
         self.flush_duration = r.histogram(
             f"{prefix}.flush_delta_duration_seconds", "Storing one delta.", (), _FINE
-        )
+        ).labels()
         self.sync_duration = r.histogram(
             f"{prefix}.flush_storage_duration_seconds", "Persisting what was stored.", (), _FINE
-        )
+        ).labels()

@@ -34,10 +34,14 @@ class Channel(Generic[W]):
         self._intake = intake
         self._queue: deque[tuple[W, WriteHandle]] = deque()
         self._granted = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.size = 0
+        """What is queued and what was granted a place, by the coordinator's `size_of`."""
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         instruments = intake.instruments
         self._depth = instruments.queue_depth.labels(channel=name)
         self._sent = instruments.send_duration.labels(command="write", status="ok")
+        self._prompt = 0
+        """Writes that were taken in at once, and are not in the metrics yet."""
 
     @property
     def depth(self) -> int:
@@ -54,36 +58,47 @@ class Channel(Generic[W]):
 
         Raises `Backpressure` with the write if there is no room, `Shutdown`, `FlushError`.
         """
-        began = self._intake.clock.monotonic()
-        self._intake.check("write", began)
-        if (reason := self._no_room()) is not None:
+        reason = self._no_room()
+        if self._intake.refusal is not None or reason is not None:
+            began = self._intake.clock.monotonic()
+            self._intake.check("write", began)
+            assert reason is not None
             self._intake.refused("backpressure", reason, began)
             raise Backpressure(f"channel {self.name!r} takes no write now: {_REASONS[reason]}", write)
-        return self._enter(write, began)
+        return self._enter(write)
 
     async def write(self, write: W, *, timeout: float | None = None) -> WriteHandle:
         """Queue `write`, when there is room. A call that is cancelled, or raises, has queued nothing.
 
         Raises `WriteTimeout` with the write after `timeout` seconds without room, `Shutdown`, `FlushError`.
         """
-        began = self._intake.clock.monotonic()
-        self._intake.check("write", began)
-        if (reason := self._no_room()) is not None:
-            self._intake.instruments.backpressure.inc(command="write", reason=reason)
-            await self._wait_for_room(write, timeout, began)
-        return self._enter(write, began)
+        intake, reason = self._intake, self._no_room()
+        if reason is None and intake.refusal is None:
+            return self._enter(write)
+        began = intake.clock.monotonic()
+        intake.check("write", began)
+        assert reason is not None
+        intake.instruments.backpressure.inc(command="write", reason=reason)
+        await self._wait_for_room(write, timeout, began)
+        self._prompt -= 1
+        self._sent.observe(intake.clock.monotonic() - began)
+        return self._enter(write)
 
     def pause(self) -> None:
         """Apply no more of this channel's writes.
 
         They stay queued, and producers feel it when the queue is full.
         """
-        self.paused = True
+        if not self.paused:
+            self.paused = True
+            self._intake.waiting_size -= self.size
         self._intake.changed()
 
     def resume(self) -> None:
         """Go on where `pause` stopped."""
-        self.paused = False
+        if self.paused:
+            self.paused = False
+            self._intake.waiting_size += self.size
         self._intake.changed()
 
     def take(self, limit: int) -> list[tuple[W, WriteHandle]]:
@@ -91,61 +106,82 @@ class Channel(Generic[W]):
         queue = self._queue
         batch = [queue.popleft() for _ in range(min(limit, len(queue)))]
         self.taken += len(batch)
-        self._depth.set(len(queue))
+        if self.size:
+            self._hold(-sum(handle.size for _, handle in batch))
+        self._tell()
         return batch
 
     def admit(self) -> None:
         """Give the room there is to those who wait for it, in their order."""
         while self._waiters and self._has_room():
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                # The place is theirs from now on, although they run only later: nobody may slip in before.
-                self._granted += 1
-                waiter.set_result(None)
+            self._grant(*self._waiters.popleft())
 
     def turn_away(self) -> None:
         """Wake everybody who waits for room: they find out why there will be none."""
         while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                self._granted += 1
-                waiter.set_result(None)
+            self._grant(*self._waiters.popleft())
 
     def drop(self, failure: Failure) -> None:
         """Forget the queue and tell its writers."""
         while self._queue:
-            self._queue.popleft()[1].fail(failure)
-        self._depth.set(0)
+            handle = self._queue.popleft()[1]
+            self._hold(-handle.size)
+            handle.fail(failure)
+        self._tell()
+
+    def _tell(self) -> None:
+        """To the metrics, for all writes since the last time: one by one it would cost as much as a write."""
+        self._depth.set(len(self._queue))
+        if self._prompt:
+            self._sent.observe(0.0, self._prompt)
+            self._prompt = 0
+
+    def _grant(self, waiter: asyncio.Future[None], size: int) -> None:
+        # The place is theirs from now on, although they run only later: nobody may slip in before.
+        if not waiter.done():
+            self._granted += 1
+            self._hold(size)
+            waiter.set_result(None)
+
+    def _hold(self, size: int) -> None:
+        self.size += size
+        if not self.paused:
+            self._intake.waiting_size += size
 
     def _has_room(self) -> bool:
-        return not self._intake.pressured and len(self._queue) + self._granted < self.capacity
+        return not self._intake.pressed(self) and len(self._queue) + self._granted < self.capacity
 
     def _no_room(self) -> str | None:
-        if self._intake.pressured:
+        if self._intake.pressed(self):
             return "pending_size"
         full = len(self._queue) + self._granted >= self.capacity or self._waiters
         return "queue_full" if full else None
 
-    def _enter(self, write: W, began: float) -> WriteHandle:
+    def _enter(self, write: W) -> WriteHandle:
         handle = WriteHandle(self._intake.marks)
+        if self._intake.size_of is not None:
+            handle.size = self._intake.size_of(write)
+            self._hold(handle.size)
         self._queue.append((write, handle))
-        self._sent.observe(self._intake.clock.monotonic() - began)
+        self._prompt += 1
         self._intake.changed()
         return handle
 
     async def _wait_for_room(self, write: W, timeout: float | None, began: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        size = 0 if self._intake.size_of is None else self._intake.size_of(write)
+        self._waiters.append((waiter, size))
         try:
             granted = await self._until_granted(waiter, timeout)
         except asyncio.CancelledError:
-            self._give_up(waiter)
+            self._give_up(waiter, size)
             raise
         if not granted:
-            self._give_up(waiter)
+            self._give_up(waiter, size)
             self._intake.refused("timeout", None, began)
             raise WriteTimeout(f"channel {self.name!r} had no room for {timeout} s", write)
         self._granted -= 1
+        self._hold(-size)
         self._intake.check("write", began)
 
     async def _until_granted(self, waiter: asyncio.Future[None], timeout: float | None) -> bool:
@@ -159,12 +195,13 @@ class Channel(Generic[W]):
             alarm.cancel()
         return waiter.done()
 
-    def _give_up(self, waiter: asyncio.Future[None]) -> None:
+    def _give_up(self, waiter: asyncio.Future[None], size: int) -> None:
         """Leave the line, or hand the place that was just granted to the next."""
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+        if (waiter, size) in self._waiters:
+            self._waiters.remove((waiter, size))
         elif waiter.done() and not waiter.cancelled():
             self._granted -= 1
+            self._hold(-size)
             self.admit()
 
 
@@ -178,14 +215,26 @@ class Intake(Generic[W]):
     """All channels, and what they have in common."""
 
     def __init__(
-        self, *, marks: Watermarks, clock: Clock, instruments: Instruments, changed: Callable[[], None]
+        self,
+        *,
+        marks: Watermarks,
+        clock: Clock,
+        instruments: Instruments,
+        changed: Callable[[], None],
+        pending_max: int,
+        size_of: Callable[[W], int] | None = None,
     ) -> None:
         self.marks = marks
         self.clock = clock
         self.instruments = instruments
         self.changed = changed
-        self.pressured = False
-        self._refusal: Failure | None = None
+        self.size_of = size_of
+        self.pending_size = 0
+        """Deltas that are not flushed, as the coordinator saw them last."""
+        self.waiting_size = 0
+        """What all channels that are not paused hold before it is applied."""
+        self._pending_max = pending_max
+        self.refusal: Failure | None = None
         self._channels: dict[str, Channel[W]] = {}
         self._turn = 0
 
@@ -221,6 +270,14 @@ class Intake(Generic[W]):
             batch += channel.take(min(share, limit - len(batch)))
         return batch
 
+    def pressed(self, channel: Channel[W]) -> bool:
+        """Whether so much is pending that `channel` takes nothing more.
+
+        What a paused channel holds stops only itself: the others would wait until it is resumed.
+        """
+        own = channel.size if channel.paused else 0
+        return self.pending_size + self.waiting_size + own >= self._pending_max
+
     def ticket(self) -> dict[str, int]:
         """How far every channel must be drained to cover all that is queued now."""
         return {channel.name: channel.entered for channel in self._channels.values() if channel.depth}
@@ -233,6 +290,11 @@ class Intake(Generic[W]):
         )
 
     @property
+    def drained(self) -> bool:
+        """Whether nothing is queued that may be taken now."""
+        return not any(channel.depth and not channel.paused for channel in self._channels.values())
+
+    @property
     def empty(self) -> bool:
         return not any(channel.depth for channel in self._channels.values())
 
@@ -243,7 +305,7 @@ class Intake(Generic[W]):
 
     def close(self, refusal: Failure) -> None:
         """Take no more writes. What is queued stays."""
-        self._refusal = refusal
+        self.refusal = refusal
         for channel in self._channels.values():
             channel.turn_away()
 
@@ -255,11 +317,11 @@ class Intake(Generic[W]):
 
     def check(self, command: str, began: float) -> None:
         """Raise if nothing is taken any more."""
-        if self._refusal is not None:
+        if self.refusal is not None:
             self.instruments.send_duration.observe(
                 self.clock.monotonic() - began, command=command, status="closed"
             )
-            raise self._refusal()
+            raise self.refusal()
 
     def refused(self, status: str, reason: str | None, began: float) -> None:
         """Count a write that did not get in."""

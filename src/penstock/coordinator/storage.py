@@ -6,7 +6,7 @@ faults. Both keep the contract in `penstock.testing.storage_kit`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -93,10 +93,12 @@ class StorageRead(Protocol):
 class Storage(StorageRead, Protocol):
     """The one writer's handle. A newer writer fences it: then everything but `close` may raise `Fenced`."""
 
-    async def apply(self, operations: Sequence[Operation]) -> None:
+    async def apply(self, operations: Iterable[Operation]) -> None:
         """Apply all operations in order, or none.
 
-        Readers see it when this returns. An empty sequence does nothing. A crash may undo it until `flush`
+        They may be made while they are taken: a generator spares memory, and the long pause that it takes to
+        make, and to free, all of a large batch at once. Readers see it when this returns. No operations do
+        nothing. A crash may undo it until `flush`
         has returned. Raises `InvalidInput` (nothing was applied), `OutcomeUnknown`, `Fenced`.
         """
         ...

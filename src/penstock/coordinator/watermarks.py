@@ -19,13 +19,14 @@ Failure: TypeAlias = Callable[[], Exception]
 class Watermark:
     """An epoch that only grows. Raising it costs nothing for those who wait for a later one."""
 
-    __slots__ = ("_failure", "_gone", "_ordinals", "_value", "_waiters")
+    __slots__ = ("_failure", "_farthest", "_gone", "_ordinals", "_value", "_waiters")
 
     def __init__(self, value: int = 0) -> None:
         self._value = value
         self._failure: Failure | None = None
         self._ordinals = count()
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[bool]]] = []
+        self._farthest = 0
         self._gone = 0
 
     @property
@@ -49,26 +50,41 @@ class Watermark:
         if epoch < self._value:
             raise AssertionError(f"a watermark at {self._value} cannot go back to {epoch}")
         self._value = epoch
+        if self._farthest <= epoch:
+            self._wake_all(reached=True)
         while self._waiters and self._waiters[0][0] <= epoch:
             self._wake(heapq.heappop(self._waiters)[2])
 
     def fail(self, failure: Failure) -> None:
         """The mark stays where it is: everybody who waits for more gets the failure, now or later."""
         self._failure = failure
-        waiters, self._waiters, self._gone = self._waiters, [], 0
-        for _, _, future in waiters:
-            self._wake(future)
+        self._wake_all(reached=False)
+
+    def enlist(self, epoch: int, future: asyncio.Future[bool]) -> None:
+        """Wake `future` when the mark is at `epoch` (True), or never gets there (False).
+
+        Whoever gives up says `forget`.
+        """
+        if self._value >= epoch:
+            future.set_result(True)
+        elif self._failure is not None:
+            future.set_result(False)
+        else:
+            if epoch > self._farthest:
+                self._farthest = epoch
+            heapq.heappush(self._waiters, (epoch, next(self._ordinals), future))
 
     async def _park(self, epoch: int) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiters, (epoch, next(self._ordinals), future))
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.enlist(epoch, future)
         try:
             await future
         except asyncio.CancelledError:
-            self._forget()
+            self.forget()
             raise
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Somebody who was enlisted has given up."""
         # A mark may stand still for long while callers come and give up: they must not pile up.
         self._gone += 1
         if self._gone * 2 > len(self._waiters):
@@ -76,11 +92,19 @@ class Watermark:
             heapq.heapify(self._waiters)
             self._gone = 0
 
-    def _wake(self, future: asyncio.Future[None]) -> None:
+    def _wake_all(self, *, reached: bool) -> None:
+        """The same as one by one, in the same order, without keeping a heap in order meanwhile."""
+        waiters, self._waiters, self._gone = self._waiters, [], 0
+        waiters.sort()
+        for _, _, future in waiters:
+            if not future.done():
+                future.set_result(reached)
+
+    def _wake(self, future: asyncio.Future[bool]) -> None:
         if future.done():
             self._gone = max(0, self._gone - 1)
         else:
-            future.set_result(None)
+            future.set_result(True)
 
 
 class Watermarks:
@@ -97,6 +121,14 @@ class Watermarks:
     async def wait(self, level: Durability, epoch: int) -> None:
         """Return when `level` has reached `epoch`. Raises the failure if it never will."""
         await self._marks[level].wait(epoch)
+
+    def enlist(self, level: Durability, epoch: int, future: asyncio.Future[bool]) -> None:
+        """See `Watermark.enlist`."""
+        self._marks[level].enlist(epoch, future)
+
+    def forget(self, level: Durability) -> None:
+        """See `Watermark.forget`."""
+        self._marks[level].forget()
 
     def raise_to(self, level: Durability, epoch: int) -> None:
         """Move `level` on to `epoch`, which every level below it has reached."""

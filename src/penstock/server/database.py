@@ -2,7 +2,7 @@
 
 The port is taken first: a server that cannot have it does not fence the one that has it. Then the database is
 opened, and whatever feeds it is started. A word to stop, or what went wrong, ends it in the other order: what
-feeds it, requests under way, the database.
+feeds it, requests under way, the database. It ends in bounded time, also when the storage does not answer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.http.message import Application
 from penstock.server.process import DRAIN_S, write_port_file
 
-__all__ = ["Database", "Place", "ServedDatabase", "Source"]
+__all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source"]
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S: Final = 2.0
 """How often the storage is asked whether this is still its writer, when nothing is written."""
+CLOSE_S: Final = 15.0
+"""How long the last flush may take. With what requests get before, it is less than the half minute after
+which most supervisors kill."""
+_CANCELS: Final = 3
+"""A task that is given up may wait for the storage once more while it tidies up."""
+_CANCEL_S: Final = 0.5
 
 
 class Database(Protocol):
@@ -43,6 +49,11 @@ class Database(Protocol):
 
     async def check(self) -> None:
         """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows."""
+        ...
+
+    @property
+    def unstored(self) -> int:
+        """How many writes were taken and are not durable."""
         ...
 
     async def close(self) -> None:
@@ -89,8 +100,12 @@ class ServedDatabase(Generic[D]):
         source: Callable[[D], Source] | None = None,
         limits: HttpLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        close_s: float = CLOSE_S,
     ) -> None:
-        """`opened` lets requests reach the database; `draining` refuses those that come too late."""
+        """`opened` lets requests reach the database; `draining` refuses those that come too late.
+
+        After `close_s` seconds of closing the rest is given up.
+        """
         self._listener = Listener(app, limits, clock=clock)
         self._place = place
         self._opening = opening
@@ -98,11 +113,13 @@ class ServedDatabase(Generic[D]):
         self._draining = draining
         self._make_source = source
         self._clock = clock
+        self._close_s = close_s
 
     async def serve(self, stop: asyncio.Event, *, on_bound: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set; then everything that was taken is durable.
 
-        Raises `Fenced` when a newer process has taken the database or its queue, and what else stops it.
+        Raises `Fenced` when a newer process has taken the database or its queue, `OutcomeUnknown` when the
+        storage did not take everything in time at the end, and what else stops it.
         """
         host, port = await self._bind()
         try:
@@ -131,7 +148,21 @@ class ServedDatabase(Generic[D]):
             if not await self._listener.drain(timeout_s=patience_s) and patience_s:
                 _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
             self._draining()
-            await _closed(database, working)
+            await self._close(database, working)
+
+    async def _close(self, database: D, working: asyncio.Future[object] | None) -> None:
+        """Raises `OutcomeUnknown` if the storage does not take what is left."""
+        closing = asyncio.ensure_future(_closed(database, working))
+        done, _ = await asyncio.wait({closing}, timeout=self._close_s)
+        if done:
+            await closing
+            return
+        count = database.unstored
+        await _cut_off(closing)
+        told = f"the storage did not finish within {self._close_s:g} s"
+        if count:
+            raise OutcomeUnknown(f"{told}; writes that were taken and are not known to be stored: {count}")
+        _LOG.warning("%s; everything that was taken had been stored before", told)
 
     async def _until_over(
         self, database: D, stop: asyncio.Event, working: asyncio.Future[object] | None
@@ -183,16 +214,39 @@ async def _closed(database: Database, working: asyncio.Future[object] | None) ->
         await database.close()
 
 
-async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, T]) -> T | None:
+async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
     """What `opening` returns; None if the process is to stop before."""
     task = asyncio.ensure_future(opening)
     stopping = asyncio.ensure_future(stop.wait())
+    taken = False
     try:
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        taken = task.done()
+        return await task if taken else None
     finally:
         await _given_up(stopping)
-        await _given_up(task)
+        if not taken:
+            await _closed_again(task)
+
+
+async def _closed_again(opening: asyncio.Future[D]) -> None:
+    """Give an open up. It may have come to its end all the same: then what it opened is closed."""
+    await _cut_off(opening)
+    if opening.done() and not opening.cancelled() and opening.exception() is None:
+        closing = asyncio.ensure_future(opening.result().close())
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        await _cut_off(closing)
+
+
+async def _cut_off(task: asyncio.Future[T]) -> None:
+    """End a task that may wait for a storage that never answers; what it raises counts no more."""
+    for _ in range(_CANCELS):
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_S)
+    if task.done() and not task.cancelled() and task.exception() is not None:
+        _LOG.debug("given up: %s", task.exception())
 
 
 async def _given_up(task: asyncio.Future[T]) -> None:

@@ -21,6 +21,8 @@ __all__ = ["RETRY", "DatabaseApp", "DatabaseRoute"]
 
 RETRY: Final = (b"retry-after", b"1")
 """Goes with every answer that asks the client to come again."""
+_READING: Final = "readers"
+_WRITING: Final = "writers"
 
 C = TypeVar("C")
 
@@ -52,7 +54,8 @@ class DatabaseApp(abc.ABC, Generic[C]):
         self._keys = keys
         self._check_ready = check_ready
         self._requests_max = requests_max
-        self._under_way = 0
+        # Apart, because writers may all wait for a storage that does not answer, and readers need not.
+        self._under_way = {_READING: 0, _WRITING: 0}
 
     @abc.abstractmethod
     def call(self, request: Request, name: str) -> C:
@@ -63,8 +66,8 @@ class DatabaseApp(abc.ABC, Generic[C]):
         """The answer to a request that failed. Never raises."""
 
     @abc.abstractmethod
-    def fault(self, fault: Fault, message: str) -> Response:
-        """The answer to what never became a request."""
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        """The answer to what never became a request; `head` is what is known of it, if anything is."""
 
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
@@ -78,14 +81,15 @@ class DatabaseApp(abc.ABC, Generic[C]):
         return self._answer(route, request, name)
 
     async def _answer(self, route: DatabaseRoute[C], request: Request, name: str) -> Response:
-        self._under_way += 1
+        kind = _kind(route)
+        self._under_way[kind] += 1
         try:
             await asyncio.sleep(0)  # a task of its own: given up when the client leaves
             return await route.handler(self.call(request, name))
         except Exception as error:  # noqa: BLE001
             return self.refusal(error, request)
         finally:
-            self._under_way -= 1
+            self._under_way[kind] -= 1
 
     def screen(self, request: Request) -> Response | None:
         """The same checks by the head alone."""
@@ -109,6 +113,12 @@ class DatabaseApp(abc.ABC, Generic[C]):
         principal.require(route.scope)
         if not route.at_any_time:
             self._check_ready()
-            if self._under_way >= self._requests_max:
-                raise Unavailable(f"{self._requests_max} requests are under way, which is the cap")
+            if self._under_way[_kind(route)] >= self._requests_max:
+                most = f"{self._requests_max} requests of {_kind(route)}"
+                raise Unavailable(f"{most} are under way, which is the cap")
         return route, match.name
+
+
+def _kind(route: DatabaseRoute[C]) -> str:
+    """Readers, or those who wait for the storage to write."""
+    return _READING if route.scope is Scope.READ else _WRITING

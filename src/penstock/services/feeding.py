@@ -1,12 +1,13 @@
 """A database fed from a queue: each batch once, whatever dies in between.
 
-1. The database stores the sequence of a batch together with its rows, in one atomic step. There is no other
-   state: a feed that starts asks for it and reads on behind it.
+1. The database stores the sequence of a batch, and the name of its queue, together with its rows, in one
+   atomic step. There is no other state: a feed that starts asks for it and reads on behind it, or refuses to
+   start on another queue.
 2. A batch is acknowledged when its write is DURABLE, in the order of the queue. Batches go on being written
    meanwhile.
 3. No room in the database: the same batch is offered again, later. A newer owner of the queue or of the
    database: the feed stops and says so.
-4. A record that the database cannot take is set aside, durably, before its batch is written.
+4. A record that the database cannot take, or not all of, is set aside, durably, before its batch is written.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ import random
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
 from penstock import errors
-from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, DeadLetter, Metadata
-from penstock.buffer.dead_letter import store_dead_letter
+from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, Metadata
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import Durability, WriteHandle
+from penstock.coordinator import Durability, Position, WriteHandle
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import Backoff, RetryPolicy
+from penstock.services.record_letters import LetterRecord, RecordLetters, store_letters
 from penstock.units import DurationLike, parse_duration
 
 __all__ = [
+    "AdoptQueue",
     "FedDatabase",
     "Feed",
     "FeedConfig",
@@ -49,6 +52,7 @@ _log = logging.getLogger(__name__)
 _FOREVER = RetryPolicy(floor_s=0.05, ceiling_s=5.0, deadline_s=math.inf)
 """Faults that pass are waited out: whoever runs a feed watches its lag, and stops it."""
 _REPEATABLE = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
+"""What passes, of the queue: all that is asked of it may be done twice."""
 _LETTERS_KEPT = 100
 """Records set aside that a report lists; it counts all."""
 
@@ -59,6 +63,8 @@ class RefusedRecord:
 
     index: int
     reason: str
+    stored_in_part: bool = False
+    """The rest of the record is in the write."""
 
 
 SetAside: TypeAlias = Callable[[Sequence[RefusedRecord]], Awaitable[None]]
@@ -69,19 +75,19 @@ class FedDatabase(Protocol):
     """What a database has to bring to be fed."""
 
     async def write_batch(
-        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+        self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
-        """Take what the records say, and `sequence`, as one write: both are stored in one atomic batch.
+        """Take what the records say, and `position`, as one write: both are stored in one atomic batch.
 
         `metadata` has one payload for each record. Records that cannot be read or that break a rule are left
         out and given to `set_aside`, which has to return before the write begins: afterwards nobody would
-        come back for them. The write happens, with `sequence`, if no record is left. Waits for room, or
+        come back for them. The write happens, with `position`, if no record is left. Waits for room, or
         raises `Unavailable` and took nothing. The handle becomes DURABLE by itself.
         """
         ...
 
-    async def stored_sequence(self) -> int | None:
-        """The last sequence that is durable in the database, or None."""
+    async def stored_position(self) -> Position | None:
+        """The last position that is durable in the database, or None."""
         ...
 
     async def sync(self) -> None:
@@ -89,17 +95,36 @@ class FedDatabase(Protocol):
         ...
 
 
+class AdoptQueue(StrEnum):
+    """What a queue is that the database was not fed from before."""
+
+    MOVED = "moved"
+    """The same queue at another address: go on behind the stored sequence."""
+    NEW = "new"
+    """Another queue: take it from its beginning, and count from there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
     """Which queue, and how often an empty one is looked at. Raises `ConfigError`."""
 
     queue: ConsumerConfig
+    adopt_queue: AdoptQueue | str | None = None
+    """Needed once, when the database was fed from a queue of another name."""
     poll_interval: DurationLike = "1s"
     """How old a batch may get in an empty queue; each look is one request that transfers nothing."""
 
     def __post_init__(self) -> None:
         if self.poll_interval_s <= 0:
             raise errors.ConfigError("poll_interval must be longer than nothing")
+        _ = self.adoption
+
+    @property
+    def adoption(self) -> AdoptQueue | None:
+        try:
+            return None if self.adopt_queue is None else AdoptQueue(self.adopt_queue)
+        except ValueError:
+            raise errors.ConfigError(f"adopt_queue is 'moved' or 'new', not {self.adopt_queue!r}") from None
 
     @property
     def poll_interval_s(self) -> float:
@@ -115,7 +140,9 @@ class FeedReport:
     records: int = 0
     """Records of batches that are durable, without the refused ones."""
     refused: int = 0
-    letters: list[DeadLetter] = field(default_factory=list)
+    stored_in_part: int = 0
+    """Records of which something is missing in the database; all of these are set aside, too."""
+    letters: list[RefusedRecord] = field(default_factory=list)
     """The first of the records that were set aside."""
     caught_up: bool = False
     """Whether the queue was empty when it was last asked."""
@@ -123,12 +150,11 @@ class FeedReport:
 
 @dataclass(slots=True, kw_only=True)
 class _Offer:
-    """A batch from the queue until it is durable."""
+    """A batch that was written, until it is durable; not its bytes, which the database has."""
 
-    batch: ConsumedBatch
-    records: list[bytes]
-    refused: set[int] = field(default_factory=set)
-    handle: WriteHandle | None = None
+    sequence: int
+    records: int
+    handle: WriteHandle
 
 
 class Feed:
@@ -155,9 +181,18 @@ class Feed:
         self._refused = self._registry.counter(
             "feed.records_refused", "Records that the database could not take, set aside."
         )
+        self._in_part = self._registry.counter(
+            "feed.records_stored_in_part", "Records of which the database could not take all, set aside."
+        )
         self._fed = self._registry.counter("feed.records", "Records that are durable in the database.")
+        self._sequence = self._registry.gauge(
+            "feed.sequence",
+            "The last sequence of the queue that is durable in the database; -1 before one is.",
+        )
         self._on_progress = on_progress or (lambda report: None)
         self._stop = asyncio.Event()
+        self.queue_name = f"{self._store.url.rstrip('/')}/{config.queue.manifest_key}"
+        """What the database remembers its queue by."""
         self.report = FeedReport()
 
     def stop(self) -> None:
@@ -167,21 +202,39 @@ class Feed:
     async def run(self, *, once: bool = False) -> FeedReport:
         """Feed for ever, or with `once` until the queue is empty; `stop` ends it without loss.
 
-        Faults that pass are waited out. Raises `Fenced` when somebody else has taken the queue or the
-        database, `FlushError` when the database stopped, and what the queue raises for damaged batches.
+        Faults that pass are waited out. Raises `ConfigError`, before anything of it is touched, for a queue
+        that the database was not fed from and that is not adopted; `Fenced` when somebody else has taken the
+        queue or the database, `FlushError` when the database stopped, and what the queue raises for damaged
+        batches.
         """
-        self.report.through = await self._database.stored_sequence()
         try:
-            consumer = await self._lasting(self._open)
+            self.report.through = self._begin_behind(await self._database.stored_position())
+            self._sequence.set(-1 if self.report.through is None else self.report.through)
+            consumer = await self._lasting(self._open, on=_REPEATABLE)
             try:
                 await self._feed(consumer, once=once)
-                await self._lasting(consumer.flush)
+                await self._lasting(consumer.flush, on=_REPEATABLE)
             finally:
                 await consumer.release()
         finally:
             if self._owns_store:
                 await self._store.close()
         return self.report
+
+    def _begin_behind(self, stored: Position | None) -> int | None:
+        """The sequence to go on behind. A position without a name is that of the queue at hand."""
+        if stored is None or stored.source in ("", self.queue_name):
+            return None if stored is None else stored.sequence
+        adoption = self._config.adoption
+        if adoption is None:
+            raise errors.ConfigError(
+                f"the database was fed from {stored.source}, up to batch {stored.sequence}, not from"
+                f" {self.queue_name}. If that is the same queue at another address, adopt it as 'moved'"
+                " (--adopt-queue moved) to go on behind that batch; if it is another one, as 'new', to take"
+                " it from its beginning"
+            )
+        _log.warning("the queue %s is adopted as %s in place of %s", self.queue_name, adoption, stored.source)
+        return stored.sequence if adoption is AdoptQueue.MOVED else None
 
     async def _open(self) -> Consumer:
         return await Consumer.open(
@@ -211,7 +264,7 @@ class Feed:
         self, consumer: Consumer, written: asyncio.Queue[_Offer | None], *, once: bool
     ) -> None:
         while not self._stop.is_set():
-            batch = await self._unless_stopped(self._lasting(consumer.next_batch))
+            batch = await self._unless_stopped(self._lasting(consumer.next_batch, on=_REPEATABLE))
             self._note(caught_up=batch is None)
             if batch is not None:
                 offer = await self._unless_stopped(self._write(batch))
@@ -227,49 +280,69 @@ class Feed:
 
     async def _write(self, batch: ConsumedBatch) -> _Offer:
         # The same object a second time is an append that some client repeated: only its number is new.
-        offer = _Offer(batch=batch, records=[] if batch.duplicate_of is not None else batch.entries)
-        payloads = payload_per_record(batch.metadata, len(offer.records))
+        records = [] if batch.duplicate_of is not None else batch.entries
+        payloads = payload_per_record(batch.metadata, len(records))
+        position = Position(batch.sequence, self.queue_name)
+        aside: dict[int, RefusedRecord] = {}
 
         async def set_aside(refused: Sequence[RefusedRecord]) -> None:
-            for one in refused:
-                if one.index not in offer.refused:
-                    await self._set_aside(batch, one)
-                    offer.refused.add(one.index)
+            new = [one for one in refused if one.index not in aside]
+            if new:
+                await self._set_aside(batch, [*aside.values(), *new])
+                aside.update((one.index, one) for one in new)
+                self._count(new)
 
-        offer.handle = await self._lasting(
-            lambda: self._database.write_batch(offer.records, payloads, batch.sequence, set_aside)
+        handle = await self._lasting(
+            lambda: self._database.write_batch(records, payloads, position, set_aside)
         )
-        return offer
+        lost = sum(not one.stored_in_part for one in aside.values())
+        return _Offer(sequence=batch.sequence, records=len(records) - lost, handle=handle)
 
-    async def _set_aside(self, batch: ConsumedBatch, refused: RefusedRecord) -> None:
-        reason = f"record {refused.index}: {refused.reason}"
-        letter = await self._lasting(
-            lambda: store_dead_letter(
-                self._store,
-                f"{self._config.queue.manifest_key}.dead/record-{refused.index:06d}",
-                sequence=batch.sequence,
-                location=batch.location,
-                reason=reason,
-                data=memoryview(batch.entries[refused.index]),
-                now_ms=self._clock.now_ms(),
-            )
+    async def _set_aside(self, batch: ConsumedBatch, refused: Sequence[RefusedRecord]) -> None:
+        letters = RecordLetters(
+            sequence=batch.sequence,
+            location=batch.location,
+            recorded_at_ms=self._clock.now_ms(),
+            records=[
+                LetterRecord(
+                    index=one.index,
+                    reason=one.reason,
+                    stored_in_part=one.stored_in_part,
+                    data=bytes(batch.entries[one.index]),
+                )
+                for one in sorted(refused, key=lambda one: one.index)
+            ],
         )
-        self._refused.inc()
-        self.report.refused += 1
-        if len(self.report.letters) < _LETTERS_KEPT:
-            self.report.letters.append(letter)
-        _log.error("batch %d, %s; it was set aside as %s", batch.sequence, reason, letter.record_key)
+        queue = self._config.queue.manifest_key
+        key = await self._lasting(lambda: store_letters(self._store, queue, letters), on=_REPEATABLE)
+        first = letters.records[0]
+        _log.error(
+            "batch %d: %d records were set aside as %s; record %d%s: %s",
+            batch.sequence,
+            len(letters.records),
+            key,
+            first.index,
+            ", stored in part" if first.stored_in_part else "",
+            first.reason,
+        )
+
+    def _count(self, refused: Sequence[RefusedRecord]) -> None:
+        in_part = sum(one.stored_in_part for one in refused)
+        self._in_part.inc(in_part)
+        self._refused.inc(len(refused) - in_part)
+        self.report.stored_in_part += in_part
+        self.report.refused += len(refused) - in_part
+        self.report.letters += refused[: max(0, _LETTERS_KEPT - len(self.report.letters))]
 
     async def _settle_all(self, consumer: Consumer, written: asyncio.Queue[_Offer | None]) -> None:
         while (offer := await written.get()) is not None:
-            assert offer.handle is not None
             await offer.handle.wait(Durability.DURABLE)
-            await self._lasting(functools.partial(consumer.ack, offer.batch.sequence), on=_REPEATABLE)
-            records = len(offer.records) - len(offer.refused)
-            self._fed.inc(records)
-            self.report.through = offer.batch.sequence
+            await self._lasting(functools.partial(consumer.ack, offer.sequence), on=_REPEATABLE)
+            self._fed.inc(offer.records)
+            self.report.through = offer.sequence
+            self._sequence.set(self.report.through)
             self.report.batches += 1
-            self.report.records += records
+            self.report.records += offer.records
             self._on_progress(self.report)
 
     def _note(self, *, caught_up: bool) -> None:

@@ -3,6 +3,7 @@
 The payload beside a record says what it is: version 1, the signal, the encoding, and a 0.
 
     01 01 01 00     metrics as OTLP protobuf
+    metrics         the same, as the collector's exporter `buffer` says it (with `format: otlp`)
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from penstock.coordinator import WriteHandle
+from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.metrics import Registry
 from penstock.services.feeding import RefusedRecord, SetAside
 from penstock.timeseries import Series, TimeSeries
 from penstock.timeseries.delta import check_series
-from penstock.timeseries.otlp import series_of_metrics
+from penstock.timeseries.otlp import OtlpSeries, series_of_metrics
 
 __all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]
 
 METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
 """What a producer sends beside OTLP metrics."""
+_OF_COLLECTOR: Final = b"metrics"
 
 _SIGNALS: Final = {1: "metrics", 2: "logs", 3: "traces"}
 
@@ -40,20 +42,20 @@ class FedTimeSeries:
         )
 
     async def write_batch(
-        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+        self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
         """See `FedDatabase.write_batch`."""
         series, refused, rejected = await asyncio.to_thread(_read, records, metadata)
         if refused:
             await set_aside(refused)
-        handle = await self._database.write(series, sequence=sequence)
+        handle = await self._database.write(series, sequence=position.sequence, source=position.source)
         await handle.epoch()  # a batch behind one that is refused would be stored, and hide it for ever
         self._rejected.inc(rejected)
         return handle
 
-    async def stored_sequence(self) -> int | None:
-        """See `FedDatabase.stored_sequence`."""
-        return await self._database.stored_sequence()
+    async def stored_position(self) -> Position | None:
+        """See `FedDatabase.stored_position`."""
+        return await self._database.stored_position()
 
     async def sync(self) -> None:
         """See `FedDatabase.sync`."""
@@ -63,22 +65,29 @@ class FedTimeSeries:
 def _read(
     records: Sequence[bytes], metadata: Sequence[bytes]
 ) -> tuple[list[Series], list[RefusedRecord], int]:
-    """The series of all records, the records that cannot be taken, and how many points have no series."""
+    """The series of all records, records that cannot be taken, or not all of, and points without a series."""
     series: list[Series] = []
     refused: list[RefusedRecord] = []
     rejected = 0
     for index, (record, payload) in enumerate(zip(records, metadata, strict=True)):
         try:
-            found, missed = _series(record, payload)
+            found = _series(record, payload)
         except InvalidInput as error:
             refused.append(RefusedRecord(index, str(error)))
         else:
-            series += found
-            rejected += missed
+            series += found.series
+            rejected += found.rejected_points
+            if found.rejected_points:
+                refused.append(RefusedRecord(index, _missing(found), stored_in_part=bool(found.series)))
     return series, refused, rejected
 
 
-def _series(record: bytes, payload: bytes) -> tuple[list[Series], int]:
+def _missing(found: OtlpSeries) -> str:
+    points = "1 point has" if found.rejected_points == 1 else f"{found.rejected_points} points have"
+    return f"{points} no series: {'; '.join(found.reasons)}"
+
+
+def _series(record: bytes, payload: bytes) -> OtlpSeries:
     _check_payload(payload)
     request = ExportMetricsServiceRequest()
     try:
@@ -87,11 +96,11 @@ def _series(record: bytes, payload: bytes) -> tuple[list[Series], int]:
         raise InvalidInput(f"not an OTLP metrics request: {error}") from None
     found = series_of_metrics(request)
     check_series(found.series)
-    return found.series, found.rejected_points
+    return found
 
 
 def _check_payload(payload: bytes) -> None:
-    if payload == METRICS_PAYLOAD:
+    if payload in (METRICS_PAYLOAD, _OF_COLLECTOR):
         return
     if len(payload) != len(METRICS_PAYLOAD):
         raise InvalidInput(f"the metadata are {len(payload)} bytes, not the 4 that say what the record is")

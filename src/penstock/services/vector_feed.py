@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.coordinator import WriteHandle
+from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.services.feeding import RefusedRecord, SetAside
 from penstock.vector import VectorStore, Write
@@ -23,18 +23,19 @@ class FedVectors:
         self._store = store
 
     async def write_batch(
-        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+        self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
         """See `FedDatabase.write_batch`. A record is taken as a whole or refused as a whole."""
         entries, refused = await asyncio.to_thread(_read, self._store.collection, records, metadata)
         if refused:
             await set_aside(refused)
-        return await self._store.write(Write(tuple(entries), position=sequence))
+        return await self._store.write(Write(tuple(entries), position.sequence, position.source))
 
-    async def stored_sequence(self) -> int | None:
-        """See `FedDatabase.stored_sequence`."""
+    async def stored_position(self) -> Position | None:
+        """See `FedDatabase.stored_position`."""
         await self._store.flush()
-        return self._store.position
+        sequence = self._store.position
+        return None if sequence is None else Position(sequence, self._store.source)
 
     async def sync(self) -> None:
         """See `FedDatabase.sync`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -155,7 +155,8 @@ class MemoryStorage:
         self._check()
         return self.seen.scan(prefix, start=start, stop=stop)
 
-    async def apply(self, operations: Sequence[Operation]) -> None:
+    async def apply(self, operations: Iterable[Operation]) -> None:
+        operations = tuple(operations)
         if not operations:
             return
         _check_keys(operations)
@@ -164,7 +165,7 @@ class MemoryStorage:
         if fault is not StorageFault.FAILED:
             self._entries = changed
             self.seen = MemorySnapshot(self._disk, changed)
-            self._disk.unflushed.append(tuple(operations))
+            self._disk.unflushed.append(operations)
         self._end(fault)
 
     async def snapshot(self) -> MemorySnapshot:

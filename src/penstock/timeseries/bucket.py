@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from penstock.errors import InvalidInput
-from penstock.timeseries.model import Samples
 
-__all__ = ["MINUTE_MS", "Bucket", "buckets_between", "split_by_bucket"]
+__all__ = ["MINUTE_MS", "Bucket"]
 
 MINUTE_MS: Final = 60_000
 _HOUR_MINUTES: Final = 60
@@ -37,6 +33,8 @@ class Bucket:
     @classmethod
     def at(cls, timestamp_ms: int) -> Bucket:
         """The bucket of one hour that holds `timestamp_ms`. Raises `InvalidInput` outside 1970 to 10135."""
+        if not 0 <= timestamp_ms // MINUTE_MS <= _START_MAX:
+            raise InvalidInput(f"{timestamp_ms} ms since 1970 is not a time from 1970 to 10135")
         return cls(timestamp_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES)
 
     @property
@@ -47,33 +45,3 @@ class Bucket:
     def end_ms(self) -> int:
         """The first millisecond after the bucket."""
         return self.start_ms + self.size_hours * _HOUR_MINUTES * MINUTE_MS
-
-    def holds(self, samples: Samples) -> bool:
-        """Whether every timestamp lies within."""
-        times = samples.timestamps
-        return bool(np.all((times >= self.start_ms) & (times < self.end_ms)))
-
-
-def buckets_between(start_ms: int, end_ms: int) -> Iterator[Bucket]:
-    """The buckets that hold any of `[start_ms, end_ms]`, oldest first; times before 1970 hold nothing."""
-    first = Bucket.at(max(start_ms, 0))
-    for start in range(first.start_minutes, min(end_ms // MINUTE_MS, _START_MAX) + 1, _HOUR_MINUTES):
-        yield Bucket(start)
-
-
-def split_by_bucket(samples: Samples) -> dict[Bucket, Samples]:
-    """Samples by the hour they belong to, their order kept.
-
-    Raises `InvalidInput` before anything is returned if one is before 1970 or too far ahead.
-    """
-    if not len(samples):
-        return {}
-    hours = samples.timestamps // (MINUTE_MS * _HOUR_MINUTES)
-    low, high = Bucket.at(int(samples.timestamps.min())), Bucket.at(int(samples.timestamps.max()))
-    if low == high:
-        return {low: samples}
-    parts = {}
-    for hour in np.unique(hours).tolist():
-        chosen = hours == hour
-        parts[Bucket(hour * _HOUR_MINUTES)] = Samples(samples.timestamps[chosen], samples.values[chosen])
-    return parts

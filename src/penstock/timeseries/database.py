@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -27,18 +28,22 @@ from penstock.coordinator import (
     StorageRead,
     WriteCoordinator,
     WriteHandle,
+    WriteTimeout,
 )
+from penstock.coordinator.position import Position
 from penstock.coordinator.slate import SlateStorage
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
-from penstock.timeseries.delta import SeriesDelta, SeriesWrite, prepare_write
+from penstock.timeseries.delta import SeriesDelta, SeriesWrite, prepare_write, write_size
 from penstock.timeseries.directory import Directory
 from penstock.timeseries.flusher import SeriesFlusher
+from penstock.timeseries.loading import BucketLoader
 from penstock.timeseries.matcher import Matcher
 from penstock.timeseries.model import Labels, Metadata, Series, is_stale
 from penstock.timeseries.promql import (
+    Budget,
     Engine,
     FetchedSource,
     Prepared,
@@ -48,12 +53,13 @@ from penstock.timeseries.promql import (
     Selection,
 )
 from penstock.timeseries.reading import LabelCache, label_names, label_values, matching_series, select
-from penstock.timeseries.records import expiry_ms, load_bucket, load_families, load_sequence, merge_records
+from penstock.timeseries.records import load_families, load_position, merge_records
 from penstock.units import parse_duration
 
 __all__ = ["TimeSeries"]
 
 _NAME = "timeseries"
+_INLINE_QUERY = 1000
 _ALL_TIME = (0, 2**62)
 
 
@@ -87,12 +93,17 @@ class TimeSeries:
             clock=clock,
             registry=registry,
             product=_NAME,
+            size_of=write_size,
             on_failure=self._fail,
         )
         self._engine = Engine(config.engine, clock=clock)
-        self._loading = asyncio.Lock()
+        self._loader = BucketLoader(
+            directory,
+            snapshot=lambda: self._coordinator.view().snapshot,
+            is_over=lambda bucket: not self._is_kept(bucket),
+        )
         self._querying = asyncio.Semaphore(config.queries_max)
-        self._cache = LabelCache(live=directory.labels_of, expires=config.retention is not None)
+        self._cache = LabelCache(live=directory.labels_of, expires=flusher.retention.expires)
         self._failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
         self._samples = registry.counter("timeseries.samples_written", "Samples that writes brought.")
         self._expired = registry.counter(
@@ -115,14 +126,15 @@ class TimeSeries:
         """
         config, registry = config or TimeSeriesConfig(), registry or Registry()
         storage = await _opened(store) if isinstance(store, str | Path) else store
+        flusher = SeriesFlusher(storage, config, clock, registry)
         try:
-            flusher = SeriesFlusher(storage, config, clock, registry)
             await flusher.load()
             directory = Directory(
-                families=await load_families(storage), sequence=await load_sequence(storage)
+                families=await load_families(storage), position=await load_position(storage)
             )
             snapshot = await storage.snapshot()
         except BaseException:
+            flusher.close()
             with suppress(PenstockError):
                 await storage.close()
             raise
@@ -138,21 +150,25 @@ class TimeSeries:
         *,
         families: Mapping[str, Metadata] | None = None,
         sequence: int | None = None,
+        source: str = "",
         timeout: float | None = None,
     ) -> WriteHandle:
         """Queue series as one write: all of it is stored and seen together, or none.
 
-        `families` says more of metrics by name. `sequence` is stored in the same batch. Samples that the
-        retention has passed by are left out. Waits for room; raises `WriteTimeout` if there is none within
-        `timeout`, `InvalidInput` for times out of range, `FlushError` and `Shutdown` when it is over. Labels
-        are checked when the write is applied: then the handle raises `ApplyError`.
+        `families` says more of metrics by name. `sequence` is stored in the same batch, with the name of the
+        `source` that counts it. Samples that the retention has passed by are left out. Waits for room, and
+        for hours that have to be read first; raises `WriteTimeout` if that takes longer than `timeout`,
+        `InvalidInput` for times out of range and for more than `HOURS_MAX` hours, `FlushError` and `Shutdown`
+        when it is over. Labels are checked when the write is applied: then the handle raises `ApplyError`.
         """
-        write = self._kept(prepare_write(series, families, sequence))
-        async with self._loading:
-            await self._load(write.parts)
-            self._directory.reserve(write.parts)
+        position = None if sequence is None else Position(sequence, source)
+        write = self._kept(prepare_write(series, families, position))
+        began = self._clock.monotonic()
+        if not self._loader.try_hold(write.parts):
+            await self._hold(write, timeout)
+        left = None if timeout is None else max(0.0, timeout - (self._clock.monotonic() - began))
         try:
-            handle = await self._coordinator.write(write, timeout=timeout)
+            handle = await self._coordinator.write(write, timeout=left)
         except BaseException:
             self._directory.release(write.parts)
             raise
@@ -171,20 +187,39 @@ class TimeSeries:
     async def stored_sequence(self) -> int | None:
         """The last `sequence` that was written, after making it durable; None if there was none."""
         await self.sync()
-        return self._directory.sequence
+        position = self._directory.source.position
+        return None if position is None else position.sequence
+
+    async def stored_position(self) -> Position | None:
+        """As `stored_sequence`, with the name of its source."""
+        await self.sync()
+        return self._directory.source.position
 
     def _kept(self, write: SeriesWrite) -> SeriesWrite:
         kept = {bucket: part for bucket, part in write.parts.items() if self._is_kept(bucket)}
         if len(kept) == len(write.parts):
             return write
         self._expired.inc(sum(len(p.values) for b, p in write.parts.items() if b not in kept))
-        return SeriesWrite(parts=kept, families=write.families, sequence=write.sequence)
+        return SeriesWrite(parts=kept, families=write.families, position=write.position)
 
-    async def _load(self, buckets: Mapping[Bucket, object]) -> None:
-        """Have the series of these buckets in memory. One at a time, so that each is read once."""
-        for bucket in buckets:
-            if bucket not in self._directory:
-                self._directory.load(bucket, await load_bucket(self._coordinator.view().snapshot, bucket))
+    async def _hold(self, write: SeriesWrite, timeout: float | None) -> None:
+        """Have the series of its hours in memory, and kept there. Raises `WriteTimeout`, `Unavailable`."""
+        if timeout is None:
+            await self._loader.hold(write.parts)
+            return
+        holding = asyncio.ensure_future(self._loader.hold(write.parts))
+        alarm = asyncio.ensure_future(self._clock.sleep(timeout))
+        try:
+            await asyncio.wait((holding, alarm), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not holding.cancel() and holding.exception() is None:
+                self._directory.release(write.parts)
+            raise
+        finally:
+            alarm.cancel()
+        if holding.cancel():
+            raise WriteTimeout(f"the hours of the write were not read within {timeout} s", write)
+        await holding
 
     # Reading
 
@@ -193,27 +228,34 @@ class TimeSeries:
     ) -> QueryResult:
         """A PromQL query at one time, now unless given.
 
-        Raises what `Engine.instant` and `Prepared.evaluate` raise.
+        Raises what `Engine.instant` and `Prepared.evaluate` raise, and `Unavailable` if there is no place for
+        it within its time.
         """
         at_ms = self._clock.now_ms() if at_ms is None else at_ms
-        return await self._answer(self._engine.instant(query, at_ms, timeout_s=timeout_s))
+        prepare = partial(self._engine.instant, query, at_ms, timeout_s=timeout_s)
+        return await self._answer(await _prepared(prepare, query))
 
     async def query_range(
         self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
     ) -> QueryResult:
         """A PromQL query at every step from start to end, both included. Raises as `query` does."""
-        return await self._answer(self._engine.range(query, start_ms, end_ms, step_ms, timeout_s=timeout_s))
+        prepare = partial(self._engine.range, query, start_ms, end_ms, step_ms, timeout_s=timeout_s)
+        return await self._answer(await _prepared(prepare, query))
 
     async def newest(self, selectors: Sequence[Sequence[Matcher]], at_ms: int) -> list[ResultSeries]:
-        """The newest sample of each series within the lookback, without those that have ended."""
+        """The newest sample of each series within the lookback, without those that have ended.
+
+        Raises as `query` does.
+        """
         lookback_ms = round(parse_duration(self._config.engine.lookback) * 1000)
         found: dict[Labels, ResultSeries] = {}
-        snapshot, buckets = self._within(at_ms - lookback_ms, at_ms)
-        for matchers in selectors:
-            selection = Selection(tuple(matchers), at_ms - lookback_ms + 1, at_ms)
-            for labels, times, values in await self._select(snapshot, buckets, selection):
-                if not is_stale(values[-1:])[0]:
-                    found[labels] = ResultSeries(labels, times[-1:], values[-1:])
+        async with self._reading(self._engine.budget()) as budget:
+            snapshot, buckets = self._within(at_ms - lookback_ms, at_ms)
+            for matchers in selectors:
+                selection = Selection(tuple(matchers), at_ms - lookback_ms + 1, at_ms)
+                for labels, times, values in await select(snapshot, buckets, selection, self._cache, budget):
+                    if not is_stale(values[-1:])[0]:
+                        found[labels] = ResultSeries(labels, times[-1:], values[-1:])
         return list(found.values())
 
     async def series(
@@ -222,10 +264,16 @@ class TimeSeries:
         *,
         start_ms: int | None = None,
         end_ms: int | None = None,
+        limit: int | None = None,
     ) -> set[Labels]:
-        """The series that satisfy any of the selectors in the hours of these times; all without one."""
-        snapshot, buckets = self._within(start_ms, end_ms)
-        return await matching_series(snapshot, buckets, selectors, self._cache)
+        """The series that satisfy any of the selectors in the hours of these times; all without one.
+
+        With a limit, some: reading ends when there are so many or more. Raises `TooManySamples` if the labels
+        are more than a query may hold, `QueryTimeout`, and `Unavailable` if there is no place in time.
+        """
+        async with self._reading(self._engine.budget()) as budget:
+            snapshot, buckets = self._within(start_ms, end_ms)
+            return await matching_series(snapshot, buckets, selectors, self._cache, budget, limit)
 
     async def label_names(
         self,
@@ -233,12 +281,14 @@ class TimeSeries:
         *,
         start_ms: int | None = None,
         end_ms: int | None = None,
+        limit: int | None = None,
     ) -> set[str]:
-        """The names of the labels of such series."""
+        """The names of the labels of such series, at least the first `limit` of them. Raises as `series`."""
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms)
             return {name for labels in found for name, _ in labels}
-        return await label_names(*self._within(start_ms, end_ms))
+        async with self._reading(self._engine.budget()) as budget:
+            return await label_names(*self._within(start_ms, end_ms), budget, limit)
 
     async def label_values(
         self,
@@ -247,12 +297,14 @@ class TimeSeries:
         *,
         start_ms: int | None = None,
         end_ms: int | None = None,
+        limit: int | None = None,
     ) -> set[str]:
-        """The values of one label of such series."""
+        """The values of one label of such series, at least the first `limit` of them. Raises as `series`."""
         if selectors:
             found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms)
             return {value for labels in found if (value := labels.value(label))}
-        return await label_values(*self._within(start_ms, end_ms), label)
+        async with self._reading(self._engine.budget()) as budget:
+            return await label_values(*self._within(start_ms, end_ms), label, budget, limit)
 
     def metadata(self, metric: str | None = None) -> dict[str, list[Metadata]]:
         """What writers have said of metrics, or of one."""
@@ -268,22 +320,49 @@ class TimeSeries:
 
     async def _answer(self, prepared: Prepared) -> QueryResult:
         began = self._clock.monotonic()
-        async with self._querying:
-            snapshot, buckets = self._within(None, None)
-            answers = {
-                selection: await self._select(snapshot, buckets, selection)
-                for selection in prepared.selections
-            }
-            result = await asyncio.to_thread(prepared.evaluate, FetchedSource(answers))
+        answers: dict[Selection, list[SelectedSeries]] = {}
+        async with self._place(prepared.budget):
+            async with self._time(prepared.budget):
+                snapshot, buckets = self._within(None, None)
+                for one in prepared.selections:
+                    answers[one] = await select(snapshot, buckets, one, self._cache, prepared.budget)
+            try:
+                result = await asyncio.to_thread(prepared.evaluate, FetchedSource(answers), charged=True)
+            except asyncio.CancelledError:
+                prepared.budget.stop()  # a thread cannot be cancelled
+                raise
         self._queries.observe(self._clock.monotonic() - began)
         return result
 
-    async def _select(
-        self, snapshot: StorageRead, buckets: list[Bucket], selection: Selection
-    ) -> list[SelectedSeries]:
-        return await select(
-            snapshot, buckets, selection, self._cache, samples_max=self._config.engine.samples_max
-        )
+    @asynccontextmanager
+    async def _reading(self, budget: Budget) -> AsyncIterator[Budget]:
+        """A place, and the time of the budget to read in."""
+        async with self._place(budget), self._time(budget):
+            yield budget
+
+    @asynccontextmanager
+    async def _place(self, budget: Budget) -> AsyncIterator[None]:
+        """One of the places for queries. Raises `Unavailable` if none is free within the time."""
+        try:
+            async with asyncio.timeout(budget.seconds_left):
+                await self._querying.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                f"all {self._config.queries_max} places for queries are taken; send it again"
+            ) from None
+        try:
+            yield
+        finally:
+            self._querying.release()
+
+    @asynccontextmanager
+    async def _time(self, budget: Budget) -> AsyncIterator[None]:
+        """Raises `QueryTimeout` when the time is over, even while a store does not answer."""
+        try:
+            async with asyncio.timeout(budget.seconds_left):
+                yield
+        except TimeoutError:
+            raise budget.timed_out() from None
 
     def _within(self, start_ms: int | None, end_ms: int | None) -> tuple[StorageRead, list[Bucket]]:
         """The snapshot, and the buckets that hold any of these times."""
@@ -293,8 +372,7 @@ class TimeSeries:
         return snapshot, [one for one in self.buckets if one.start_ms <= high and one.end_ms > low]
 
     def _is_kept(self, bucket: Bucket) -> bool:
-        expiry = expiry_ms(bucket, self._config.retention_ms)
-        return expiry is None or expiry > self._clock.now_ms()
+        return not self._flusher.retention.is_over(bucket, self._clock.now_ms())
 
     # Life
 
@@ -303,7 +381,7 @@ class TimeSeries:
 
         Writes notice it by themselves; who only reads would go on showing what was.
         """
-        await load_sequence(self._storage)
+        await load_position(self._storage)
 
     async def failure(self) -> FlushError:
         """Wait until the database stops by itself, and return why: fenced, or a storage that failed."""
@@ -321,12 +399,27 @@ class TimeSeries:
     async def close(self) -> None:
         """Store everything that was written, durably, and give the storage back. May be called again.
 
-        Raises the `FlushError` that stopped the database, if one did.
+        Raises the `FlushError` that stopped the database, if one did. If the call is cancelled, what is not
+        stored is given up as by a crash, and the storage is left alone, for it may not answer.
         """
         try:
             await self._coordinator.close()
-        finally:
+        except asyncio.CancelledError:
+            await self._coordinator.abort()
+            raise
+        except PenstockError:
             await self._storage.close()
+            raise
+        finally:
+            self._flusher.close()
+        await self._storage.close()
+
+    @property
+    def unstored(self) -> int:
+        """Writes that were taken and are not durable."""
+        return self._coordinator.watermark(Durability.APPLIED) - self._coordinator.watermark(
+            Durability.DURABLE
+        )
 
     async def __aenter__(self) -> TimeSeries:
         return self
@@ -335,6 +428,11 @@ class TimeSeries:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
+    """Long queries are parsed by a thread: they may take some tenths of a second."""
+    return prepare() if len(query) < _INLINE_QUERY else await asyncio.to_thread(prepare)
 
 
 async def _opened(store: str | Path) -> Storage:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from penstock.coordinator import Delta
+from penstock.coordinator.position import Position
 from penstock.coordinator.storage import KEY_BYTES_MAX
 from penstock.errors import InvalidInput
 from penstock.timeseries.arrays import Floats, Integers, Times
@@ -17,8 +20,19 @@ from penstock.timeseries.keys import FAMILY_PREFIX
 from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series
 from penstock.timeseries.rows import ROW_BYTES, Rows
 
-__all__ = ["BucketDelta", "SeriesDelta", "SeriesPart", "SeriesWrite", "check_series", "prepare_write"]
+__all__ = [
+    "HOURS_MAX",
+    "BucketDelta",
+    "SeriesDelta",
+    "SeriesPart",
+    "SeriesWrite",
+    "check_series",
+    "prepare_write",
+    "write_size",
+]
 
+HOURS_MAX: Final = 1000
+"""Hours that one write may reach: each is read from the storage before, and is a record of its own."""
 _HOUR_MS = 60 * MINUTE_MS
 _SERIES_BYTES = 400
 """A new series in memory and in the batch, without its texts."""
@@ -40,26 +54,35 @@ class SeriesPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SeriesWrite:
-    """One write, however many buckets it reaches. `sequence` is the queue's, if it came from one."""
+    """One write, however many buckets it reaches. `position` is the queue's, if it came from one."""
 
     parts: Mapping[Bucket, SeriesPart]
     families: Mapping[str, Metadata]
-    sequence: int | None = None
+    position: Position | None = None
 
 
 def prepare_write(
-    series: Sequence[Series], families: Mapping[str, Metadata] | None = None, sequence: int | None = None
+    series: Sequence[Series], families: Mapping[str, Metadata] | None = None, position: Position | None = None
 ) -> SeriesWrite:
-    """A write of these series. Raises `InvalidInput` for times out of range and for texts too long."""
+    """A write of these series. Raises `InvalidInput` for times out of range and for texts too long.
+
+    Raises it, too, if they reach more than `HOURS_MAX` hours; not with a position, because a batch of a queue
+    is one write however many records it has, each of which was checked.
+    """
     about = dict(families or {})
     for one in series:
         if one.metadata.metric_type is not MetricType.UNKNOWN or one.metadata.description:
             about.setdefault(_family(one), one.metadata)
     for name, known in about.items():
         _check_texts(name, known)
-    return SeriesWrite(
-        parts=_parts([one for one in series if len(one.samples)]), families=about, sequence=sequence
-    )
+    parts = _parts([one for one in series if len(one.samples)], HOURS_MAX if position is None else None)
+    return SeriesWrite(parts=parts, families=about, position=position)
+
+
+def write_size(write: SeriesWrite) -> int:
+    """About what a write takes before it is applied, as `SeriesDelta.estimate_size` counts."""
+    texts = sum(len(one.unit) + len(one.description) for one in write.families.values())
+    return sum(ROW_BYTES * len(part.values) for part in write.parts.values()) + texts
 
 
 def _check_texts(family: str, about: Metadata) -> None:
@@ -93,30 +116,54 @@ def _utf8(text: str) -> bytes:
         raise InvalidInput(f"metadata are not text that UTF-8 can hold: {error}") from None
 
 
-def _parts(series: list[Series]) -> dict[Bucket, SeriesPart]:
+def _parts(series: list[Series], hours_max: int | None) -> dict[Bucket, SeriesPart]:
     if not series:
         return {}
     samples = Samples.joined(one.samples for one in series)
     counts = np.fromiter((len(one.samples) for one in series), np.intp, len(series))
     labels, metadata = [one.labels for one in series], [one.metadata for one in series]
-    low, high = Bucket.at(int(samples.timestamps.min())), Bucket.at(int(samples.timestamps.max()))
+    low = _hour_of(series, samples, samples.timestamps.argmin())
+    high = _hour_of(series, samples, samples.timestamps.argmax())
     if low == high:
         return {low: SeriesPart(labels, metadata, counts, samples.timestamps, samples.values)}
-    owner = np.repeat(np.arange(len(series)), counts)
     hours = samples.timestamps // _HOUR_MS
+    order = np.argsort(hours, kind="stable")  # within an hour: series by series, as they were written
+    hours, owner = hours[order], np.repeat(np.arange(len(series)), counts)[order]
+    times, values = samples.timestamps[order], samples.values[order]
+    begins = _begins(hours)
+    if hours_max is not None and len(begins) > hours_max:
+        raise InvalidInput(
+            f"the write has samples of {len(begins):,} hours, more than {hours_max:,}: send it in parts"
+        )
     parts = {}
-    for hour in np.unique(hours).tolist():
-        chosen = hours == hour
-        members, member_counts = np.unique(owner[chosen], return_counts=True)
-        places = members.tolist()
-        parts[Bucket(hour * 60)] = SeriesPart(
+    for start, stop in pairwise((*begins.tolist(), len(hours))):
+        members = owner[start:stop]
+        firsts = _begins(members)
+        places = members[firsts].tolist()
+        parts[Bucket(int(hours[start]) * 60)] = SeriesPart(
             [labels[place] for place in places],
             [metadata[place] for place in places],
-            member_counts.astype(np.intp),
-            samples.timestamps[chosen],
-            samples.values[chosen],
+            np.diff(firsts, append=len(members)).astype(np.intp, copy=False),
+            times[start:stop],
+            values[start:stop],
         )
     return parts
+
+
+def _hour_of(series: list[Series], samples: Samples, place: np.intp) -> Bucket:
+    """The hour of one sample. Raises `InvalidInput` that names its series."""
+    try:
+        return Bucket.at(int(samples.timestamps[place]))
+    except InvalidInput as error:
+        ends = np.cumsum([len(one.samples) for one in series])
+        owner = series[int(np.searchsorted(ends, place, side="right"))]
+        raise InvalidInput(f"series {str(owner.labels)[:200]}: {error}") from None
+
+
+def _begins(values: Integers) -> Integers:
+    """Where another value than before begins."""
+    begins: Integers = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    return begins
 
 
 @dataclass(slots=True)
@@ -139,7 +186,7 @@ class SeriesDelta(Delta[SeriesWrite, Directory]):
         self._size = 0
         self.buckets: dict[Bucket, BucketDelta] = {}
         self.families: dict[str, Metadata] = {}
-        self.sequence: int | None = None
+        self.position: Position | None = None
         self.samples = 0
 
     def init(self, image: Directory) -> None:
@@ -149,9 +196,11 @@ class SeriesDelta(Delta[SeriesWrite, Directory]):
         """All of the write, or an error and nothing."""
         directory = self.directory
         directory.release(write.parts)
-        stored = directory.sequence
-        if write.sequence is not None and stored is not None and write.sequence <= stored:
-            raise InvalidInput(f"sequence {write.sequence} is not behind {stored}, which is stored")
+        with directory.source.taking(write.position):
+            self._take(write)
+
+    def _take(self, write: SeriesWrite) -> None:
+        directory = self.directory
         looked_up = [
             (bucket, part, directory[bucket].lookup(part.labels, part.metadata))
             for bucket, part in write.parts.items()
@@ -159,8 +208,8 @@ class SeriesDelta(Delta[SeriesWrite, Directory]):
         for bucket, part, (ids, new) in looked_up:
             self._add(bucket, part, ids, new)
         self._describe(write.families)
-        if write.sequence is not None:
-            self.sequence = directory.sequence = write.sequence
+        if write.position is not None:
+            self.position = write.position
 
     def _add(self, bucket: Bucket, part: SeriesPart, ids: list[int], new: list[NewSeries]) -> None:
         known = self.directory[bucket]

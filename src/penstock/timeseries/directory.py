@@ -11,15 +11,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from penstock.coordinator.position import FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.model import Fingerprint, Labels, Metadata
 
-__all__ = ["LABEL_BYTES_MAX", "BucketSeries", "Directory", "NewSeries", "check_labels"]
+__all__ = [
+    "LABEL_BYTES_MAX",
+    "SERIES_BYTES_MAX",
+    "BucketSeries",
+    "Directory",
+    "NewSeries",
+    "check_labels",
+]
 
 LABEL_BYTES_MAX: Final = 16 * 1024
 """Name and value of one label together: a key of the inverted index has to hold them, escaped."""
+SERIES_BYTES_MAX: Final = 64 * 1024
+"""All names and values of one series: it is in memory for as long as its hours are written to."""
 _IDS_MAX: Final = 2**32 - 1
+_SHOWN_MAX: Final = 200
 _KEPT_BUCKETS: Final = 2
 """Buckets whose series stay in memory however long nobody writes to them."""
 
@@ -95,12 +106,14 @@ class BucketSeries:
 
 
 class Directory:
-    """The buckets that writes may be applied to, what is known of metrics, and the queue's sequence."""
+    """The buckets that writes may be applied to, what is known of metrics, and the queue that feeds it."""
 
-    def __init__(self, *, families: dict[str, Metadata] | None = None, sequence: int | None = None) -> None:
+    def __init__(
+        self, *, families: dict[str, Metadata] | None = None, position: Position | None = None
+    ) -> None:
         self._buckets: dict[Bucket, BucketSeries] = {}
         self.families = families if families is not None else {}
-        self.sequence = sequence
+        self.source = FedSource(position)
         self.freezes = 0
 
     def __contains__(self, bucket: object) -> bool:
@@ -152,18 +165,27 @@ class Directory:
 
 def check_labels(labels: Labels) -> None:
     """Raises `InvalidInput` for labels that cannot be stored."""
-    if len(labels) > 65_535:
-        raise InvalidInput(f"a series with {len(labels)} labels has more than can be stored")
-    if any(len(name) + len(value) > LABEL_BYTES_MAX // 4 for name, value in labels):
-        for name, value in labels.encoded():
-            _check_size(name, value)
+    if 4 * sum(len(name) + len(value) for name, value in labels) <= LABEL_BYTES_MAX:
+        return  # no character has more than four bytes
+    sizes = [len(name) + len(value) for name, value in labels.encoded()]
+    for (name, _), size in zip(labels, sizes, strict=True):
+        if size > LABEL_BYTES_MAX:
+            told = f"label {name[:40]!r} takes {size} bytes, more than {LABEL_BYTES_MAX}"
+            raise InvalidInput(f"series {_short(labels)}: {told}")
+    if sum(sizes) > SERIES_BYTES_MAX:
+        raise InvalidInput(
+            f"series {_short(labels)}: its {len(labels)} labels take {sum(sizes):,} bytes, more than "
+            f"{SERIES_BYTES_MAX:,}"
+        )
 
 
-def _check_size(name: bytes, value: bytes) -> None:
-    size = len(name) + len(value)
-    if size > LABEL_BYTES_MAX:
-        text = name[:40].decode("utf-8", "replace")
-        raise InvalidInput(f"label {text!r} takes {size} bytes, more than {LABEL_BYTES_MAX}")
+def _short(labels: Labels) -> str:
+    text = f"{labels.metric[:80]}{{"
+    for name, value in labels.without_name():
+        text += f'{name[:40]}="{value[:40]}", '
+        if len(text) > _SHOWN_MAX:
+            return f"{text}…}}"
+    return f"{text.removesuffix(', ')}}}"
 
 
 def _checked(labels: Labels) -> Fingerprint:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import ParamSpec, TypeVar
 
 from penstock.clock import Clock
 from penstock.coordinator import Delete, Flusher, Operation, Storage, StorageRead, pairs
@@ -18,9 +23,9 @@ from penstock.timeseries.records import (
     block_prefix,
     bucket_of,
     delta_operations,
-    expiry_ms,
     fold_operations,
 )
+from penstock.timeseries.retention import Retention, load_retention
 from penstock.timeseries.values import decode_forward
 
 __all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
@@ -29,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 _DROPS_MAX = 20_000
 """Keys of an expired bucket deleted with one flush, so that none takes long."""
 _AFTER_BUCKET = b"\xff"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -61,7 +69,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         self._storage = storage
         self._config = config
         self._clock = clock
-        self._retention_ms = config.retention_ms
+        self.retention = Retention()
         self.blocks: dict[Bucket, Blocks] = {}
         self.buckets: set[Bucket] = set()
         self._damaged: set[Bucket] = set()
@@ -69,10 +77,17 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             "timeseries.folds_given_up", "Buckets whose blocks stay as they are because records are missing."
         )
 
+        # Not one that queries and decoding share: writers wait for flushes, and readers may be many.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
+
     async def load(self) -> None:
-        """Find every bucket, and what of it is to be folded."""
+        """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
         self.buckets = set(await find_buckets(self._storage))
+        now_ms = self._clock.now_ms()
+        await self._take_retention(now_ms)
         for bucket in self.buckets:
+            if self.retention.is_over(bucket, now_ms):
+                continue
             blocks = Blocks()
             async for _, value in pairs(self._storage.scan(block_prefix(bucket))):
                 blocks.count += 1
@@ -80,13 +95,28 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             if blocks.count:
                 self.blocks[bucket] = blocks
 
+    async def _take_retention(self, now_ms: int) -> None:
+        """Before anything is written that expires by it."""
+        stored = await load_retention(self._storage) or Retention()
+        before = stored.encode()
+        self.retention = stored.changed_to(self._config.retention_ms, self.buckets, now_ms)
+        if self.retention.encode() != before:
+            await self._storage.apply([self.retention.put()])
+            await self._storage.flush()
+        if (earlier := self.retention.earlier) is not None:
+            last = datetime.fromtimestamp(earlier.last_minutes * 60, UTC)
+            _LOG.info("hours up to %s keep the shorter retention they were written with", last.isoformat())
+
     async def flush(self, delta: SeriesDelta) -> StorageRead:
         now_ms = self._clock.now_ms()
-        operations = await asyncio.to_thread(delta_operations, delta, self._retention_ms)
+        operations = await self._aside(delta_operations, delta, self.retention)
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
         due = self._due(now_ms)
         folds = await self._folds(due) if due is not None else []
+        if expired is not None:
+            # With the first of its records that goes: what is left of it must never count again.
+            operations.insert(0, self.retention.put())
         await self._storage.apply([*drops, *folds, *operations])
         snapshot = await self._storage.snapshot()
         if expired is not None and len(drops) < _DROPS_MAX:
@@ -96,6 +126,14 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             self.blocks.pop(due, None)
         self._note(delta, now_ms)
         return snapshot
+
+    async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = functools.partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def close(self) -> None:
+        """Let the thread end; nothing is flushed any more."""
+        self._thread.shutdown(wait=False)
 
     async def sync(self) -> None:
         await self._storage.flush()
@@ -111,17 +149,13 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _expired(self, now_ms: int) -> Bucket | None:
         """The oldest bucket, if its time is over."""
         oldest = min(self.buckets, default=None)
-        return oldest if oldest is not None and self._is_over(oldest, now_ms) else None
-
-    def _is_over(self, bucket: Bucket, now_ms: int) -> bool:
-        expiry = expiry_ms(bucket, self._retention_ms)
-        return expiry is not None and expiry <= now_ms
+        return oldest if oldest is not None and self.retention.is_over(oldest, now_ms) else None
 
     def _due(self, now_ms: int) -> Bucket | None:
         """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
         config = self._config
         for bucket, blocks in self.blocks.items():
-            if bucket in self._damaged or self._is_over(bucket, now_ms):
+            if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
                 continue
             quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
             if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
@@ -141,6 +175,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         try:
             return await self._folded(bucket)
         except Corrupt as error:
+            if self.retention.is_over(bucket, self._clock.now_ms()):
+                return []  # its time came while it was read, which is no damage
             _LOG.warning("a bucket is not folded: %s", error)
             self._damaged.add(bucket)
             self._given_up.inc(1)
@@ -155,4 +191,4 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             int.from_bytes(key[len(forward) :]): decode_forward(value)[0].metric
             async for key, value in pairs(self._storage.scan(forward))
         }
-        return await asyncio.to_thread(fold_operations, bucket, blocks, streams, metrics, self._retention_ms)
+        return await self._aside(fold_operations, bucket, blocks, streams, metrics, self.retention)

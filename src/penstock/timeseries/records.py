@@ -7,7 +7,8 @@ Besides the records of `keys` there are, in every bucket,
 and under the bucket start FFFFFFFF, which is no hour, for the whole database
 
     07 family      metric name: a forward record without labels, and the description behind it
-    08 sequence    the last sequence of the queue that the database is fed from, u64
+    08 position    the last sequence of the queue that the database is fed from, and its name
+    09 retention   see `retention`
 
 A flush puts one block for each bucket. Folding takes the blocks of a bucket into the streams of its series
 and deletes them, in one batch; so a series is one record without operands, and a flush is few records.
@@ -15,6 +16,7 @@ and deletes them, in one batch; so a series is one record without operands, and 
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -23,6 +25,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from penstock.coordinator import Delete, KeyValue, Merge, Operation, Put, StorageRead, pairs
+from penstock.coordinator.position import Position
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.delta import BucketDelta, SeriesDelta
@@ -41,6 +44,7 @@ from penstock.timeseries.keys import (
     record_prefix,
 )
 from penstock.timeseries.model import NO_LABELS, Fingerprint, Metadata, MetricType, SeriesId
+from penstock.timeseries.retention import Retention
 from penstock.timeseries.rows import Rows, decode_block, encode_block
 from penstock.timeseries.values import (
     decode_forward,
@@ -59,14 +63,13 @@ __all__ = [
     "fold_operations",
     "load_bucket",
     "load_families",
-    "load_sequence",
+    "load_position",
     "merge_records",
 ]
 
 _BLOCK: Final = b"\x06"
-_SEQUENCE: Final = GLOBAL_PREFIX + b"\x08"
+_POSITION: Final = GLOBAL_PREFIX + b"\x08"
 _NUMBER: Final = struct.Struct(">I")
-_U64: Final = struct.Struct("<Q")
 _BUCKET: Final = struct.Struct(">IB")
 _TYPE_AT: Final = len(SUBSYSTEM_PREFIX) + _BUCKET.size
 
@@ -109,22 +112,17 @@ def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
     return operands[-1]
 
 
-def delta_operations(delta: SeriesDelta, retention_ms: int | None) -> list[Operation]:
+def delta_operations(delta: SeriesDelta, retention: Retention) -> list[Operation]:
     """Everything that a delta added, as one batch."""
     operations: list[Operation] = []
     for bucket, changed in delta.buckets.items():
-        operations += _bucket_operations(bucket, changed, expiry_ms(bucket, retention_ms))
+        operations += _bucket_operations(bucket, changed, retention.expiry_ms(bucket))
     operations += [
         Put(FAMILY_PREFIX + name.encode(), _encode_family(one)) for name, one in delta.families.items()
     ]
-    if delta.sequence is not None:
-        operations.append(Put(_SEQUENCE, _U64.pack(delta.sequence)))
+    if delta.position is not None:
+        operations.append(Put(_POSITION, delta.position.encode()))
     return operations
-
-
-def expiry_ms(bucket: Bucket, retention_ms: int | None) -> int | None:
-    """When a bucket is gone: all of its records at the same instant."""
-    return None if retention_ms is None else bucket.start_ms + retention_ms
 
 
 def _bucket_operations(bucket: Bucket, changed: BucketDelta, expire_at_ms: int | None) -> Iterator[Operation]:
@@ -146,7 +144,7 @@ def fold_operations(
     blocks: Sequence[KeyValue],
     streams: dict[int, bytes],
     metrics: dict[int, str],
-    retention_ms: int | None,
+    retention: Retention,
 ) -> list[Operation]:
     """The blocks (oldest first) and the streams that their series have, as one stream each; the blocks go.
 
@@ -160,7 +158,7 @@ def fold_operations(
     nameless = [one for one in ids if one not in metrics]
     if nameless:
         raise Corrupt(f"bucket {bucket.start_minutes} has samples of series {nameless[0]}, not its labels")
-    expire_at_ms = expiry_ms(bucket, retention_ms)
+    expire_at_ms = retention.expiry_ms(bucket)
     puts = [
         Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)
         for series_id, stream in zip(ids, encode_many(samples), strict=True)
@@ -169,7 +167,11 @@ def fold_operations(
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
-    """The series of a bucket as stored; the next id is behind the largest. Raises `Corrupt`."""
+    """The series of a bucket as stored. Raises `Corrupt`.
+
+    The next id is behind the largest that anything there names, so that no samples get another owner even if
+    the records that name it are lost.
+    """
     series = BucketSeries()
     async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
         (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
@@ -183,10 +185,27 @@ async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
             f"bucket {bucket.start_minutes} names {len(series.ids)} series and "
             f"{len(series.fingerprints)} fingerprints"
         )
-    series.next_id = max((*series.ids.values(), *series.fingerprints.values()), default=-1) + 1
-    async for key, _ in pairs(read.scan(block_prefix(bucket))):
-        series.next_block = _NUMBER.unpack(key[_TYPE_AT + 1 :])[0] + 1
+    blocks = [block async for block in pairs(read.scan(block_prefix(bucket)))]
+    if blocks:
+        series.next_block = _NUMBER.unpack(blocks[-1].key[_TYPE_AT + 1 :])[0] + 1
+    named = max((*series.labels, *series.fingerprints.values()), default=-1)
+    streamed = await _largest_streamed(read, bucket)
+    in_blocks = await asyncio.to_thread(_largest_in, blocks) if blocks else -1
+    series.next_id = max(named, streamed, in_blocks) + 1
     return series
+
+
+async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
+    """The largest id of a stream, -1 without one."""
+    largest = -1
+    async for page in read.scan(record_prefix(bucket, RecordType.SAMPLES)):
+        largest = max(largest, *(_NUMBER.unpack(key[-_NUMBER.size :])[0] for key, _ in page))
+    return largest
+
+
+def _largest_in(blocks: Sequence[KeyValue]) -> int:
+    """The largest id in blocks, -1 without one: their rows are sorted by id."""
+    return max((int(rows.ids[-1]) for _, value in blocks if len(rows := decode_block(value))), default=-1)
 
 
 async def load_families(read: StorageRead) -> dict[str, Metadata]:
@@ -197,15 +216,10 @@ async def load_families(read: StorageRead) -> dict[str, Metadata]:
     }
 
 
-async def load_sequence(read: StorageRead) -> int | None:
-    """The last sequence that was stored, or None. Raises `Corrupt`."""
-    value = await read.get(_SEQUENCE)
-    if value is None:
-        return None
-    if len(value) != _U64.size:
-        raise Corrupt(f"a sequence is {_U64.size} bytes, not {len(value)}")
-    sequence: int = _U64.unpack(value)[0]
-    return sequence
+async def load_position(read: StorageRead) -> Position | None:
+    """How far the queue was taken that feeds the database, or None. Raises `Corrupt`."""
+    value = await read.get(_POSITION)
+    return None if value is None else Position.decode(value)
 
 
 def _encode_family(metadata: Metadata) -> bytes:

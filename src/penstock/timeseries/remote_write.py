@@ -6,7 +6,7 @@ The size that a block claims is checked before it is unpacked, so that a small b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Final, Protocol, cast
 
@@ -18,13 +18,15 @@ from google.protobuf.message import DecodeError, Message
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.timeseries.model import METRIC_NAME, Labels, Metadata, MetricType, Samples, Series, Temporality
 
-__all__ = ["BODY_BYTES_MAX", "RemoteWrite", "decode_remote_write"]
+__all__ = ["BODY_BYTES_MAX", "RemoteWrite", "decode_remote_write", "unpacked_size"]
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Senders pack some thousand samples, about a megabyte; this leaves room for long labels."""
 
-_LABELS_REMEMBERED: Final = 65_536
-"""Series whose labels need not be read again, about 1 KB each."""
+_REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Labels that need not be read again, as they were sent; with what they became about three times as much."""
+_REMEMBERED_COST: Final = 200
+"""What an entry takes besides its bytes."""
 _STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _DOUBLE: Final = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
 _INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
@@ -110,11 +112,20 @@ def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> Remo
     )
 
 
-def _unpacked(body: bytes, bytes_max: int) -> bytes:
+def unpacked_size(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> int:
+    """How many bytes a body unpacks to: it says so. Raises `InvalidInput`, `LimitExceeded`."""
     try:
-        claimed = cramjam.snappy.decompress_raw_len(body)
-        if claimed > bytes_max:
-            raise LimitExceeded(f"the body unpacks to {claimed:,} bytes, more than {bytes_max:,}")
+        claimed: int = cramjam.snappy.decompress_raw_len(body)
+    except cramjam.DecompressionError as error:
+        raise InvalidInput(f"the body is not a snappy block: {error}") from None
+    if claimed > bytes_max:
+        raise LimitExceeded(f"the body unpacks to {claimed:,} bytes, more than {bytes_max:,}")
+    return claimed
+
+
+def _unpacked(body: bytes, bytes_max: int) -> bytes:
+    unpacked_size(body, bytes_max=bytes_max)
+    try:
         return bytes(cramjam.snappy.decompress_raw(body))
     except cramjam.DecompressionError as error:
         raise InvalidInput(f"the body is not a snappy block: {error}") from None
@@ -145,9 +156,33 @@ def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[S
     ]
 
 
-@lru_cache(maxsize=_LABELS_REMEMBERED)
-def _labels(raw: tuple[bytes, ...]) -> Labels:
-    """Labels from their messages. Senders send the same series over and over."""
+class _Remembered:
+    """Labels by their messages: senders send the same series over and over. Any thread may use it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._known: dict[tuple[bytes, ...], Labels] = {}
+        self._bytes = 0
+
+    def __call__(self, raw: tuple[bytes, ...]) -> Labels:
+        """Raises `InvalidInput`."""
+        known = self._known.get(raw)
+        if known is None:
+            known = _read_labels(raw)
+            self._keep(raw, known)
+        return known
+
+    def _keep(self, raw: tuple[bytes, ...], labels: Labels) -> None:
+        size = _REMEMBERED_COST + sum(map(len, raw))
+        if self._bytes + size > self._bytes_max:
+            # All of it: what is still sent is read again once.
+            self._known, self._bytes = {}, 0
+        if size <= self._bytes_max:
+            self._known[raw] = labels
+            self._bytes += size
+
+
+def _read_labels(raw: tuple[bytes, ...]) -> Labels:
     pairs = [_label(one) for one in raw]
     labels = Labels.of((one.name, one.value) for one in pairs)
     if not labels.metric:
@@ -176,6 +211,7 @@ def _metadata(one: _Metadata) -> Metadata:
 
 
 _NO_METADATA: Final = Metadata()
+_labels: Final = _Remembered(_REMEMBERED_BYTES_MAX)
 
 
 @cache

@@ -16,6 +16,7 @@ from penstock.vector.delta import Write
 from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
 from penstock.vector.merging import merge_records
 from penstock.vector.model import Collection, Field, FieldType, Hit, Metric, Vector
+from penstock.vector.recall import Recall
 from penstock.vector.store import VectorStore
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Metric",
     "Neq",
     "Or",
+    "Recall",
     "Vector",
     "VectorConfig",
     "VectorStore",

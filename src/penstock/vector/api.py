@@ -5,7 +5,7 @@ Names are lowerCamelCase. A request with a name that means nothing is refused, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -15,14 +15,18 @@ from penstock.errors import InvalidInput
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter, parse_filter
 from penstock.vector.model import VECTOR_FIELD, Hit, Scalar, Vector
+from penstock.vector.recall import Recall
 
 __all__ = [
+    "RecallRequest",
     "SearchRequest",
     "deleted_answer",
     "error_answer",
     "parse_delete",
+    "parse_recall",
     "parse_search",
     "parse_write",
+    "recall_answer",
     "search_answer",
     "upserted_answer",
     "vector_answer",
@@ -31,6 +35,7 @@ __all__ = [
 _T = TypeVar("_T")
 _Attribute: TypeAlias = str | int | float | bool | list[float]
 _ENCODE: Final = msgspec.json.Encoder().encode
+_RECALL: Final = ("sample", "k", "nprobe")
 
 
 class _Vector(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +70,15 @@ class SearchRequest:
     include_fields: list[str] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallRequest:
+    """What a measurement of recall asks for; `VectorStore.recall` takes it field by field."""
+
+    sample: int = 100
+    k: int = 10
+    nprobe: int | None = None
+
+
 def parse_write(body: bytes) -> Write:
     """The vectors of a write. Raises `InvalidInput`."""
     parsed = _parsed(body, _WRITES)
@@ -88,6 +102,16 @@ def parse_search(body: bytes) -> SearchRequest:
     )
 
 
+def parse_recall(query: Mapping[str, str]) -> RecallRequest:
+    """Raises `InvalidInput`."""
+    if unknown := sorted(query.keys() - _RECALL):
+        raise InvalidInput(f"{unknown[0][:80]!r} means nothing here; known are {', '.join(_RECALL)}")
+    try:
+        return RecallRequest(**{name: int(text) for name, text in query.items()})
+    except ValueError:
+        raise InvalidInput(f"{', '.join(_RECALL)} are whole numbers") from None
+
+
 def upserted_answer(count: int) -> bytes:
     return _ENCODE({"status": "success", "vectorsUpserted": count})
 
@@ -99,6 +123,18 @@ def deleted_answer(count: int) -> bytes:
 def search_answer(hits: Sequence[Hit]) -> bytes:
     results = [{"score": hit.score, "vector": {"id": hit.id, "attributes": _attributes(hit)}} for hit in hits]
     return _ENCODE({"status": "success", "results": results})
+
+
+def recall_answer(measured: Recall) -> bytes:
+    return _ENCODE(
+        {
+            "status": "success",
+            "recall": measured.recall,
+            "k": measured.k,
+            "sample": measured.sample,
+            "vectors": measured.vectors,
+        }
+    )
 
 
 def vector_answer(vector: Vector) -> bytes:

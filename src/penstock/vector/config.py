@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from penstock.config import Setting, build
 from penstock.coordinator import CoordinatorConfig, SizeUnit, SyncMode
 from penstock.errors import ConfigError
-from penstock.units import DurationLike
+from penstock.units import DurationLike, parse_duration
 from penstock.vector.holdings import Tuning
-from penstock.vector.model import Collection, Field, Metric
+from penstock.vector.model import Claim, Field, Metric
 
 __all__ = ["VectorConfig"]
+
+_LEAST: Final = {"exact_max": 0, "split_at": 4, "merge_below": 0, "flush_vectors": 1, "searches_max": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +31,20 @@ class VectorConfig:
     """Of the store's client, such as `aws_endpoint`; not shown, because keys may be among them."""
     dimensions: int | None = None
     """Needed for a new collection; None takes the collection as it is."""
-    metric: str = "l2"
-    """`l2`, `cosine` or `dot`."""
-    fields: tuple[Field, ...] = ()
-    """The schema; empty takes any attribute and indexes none."""
+    metric: str | None = None
+    """`l2`, `cosine` or `dot`; None takes the collection as it is, and makes a new one `l2`."""
+    fields: tuple[Field, ...] | None = None
+    """The schema; empty takes any attribute and indexes none. None takes the collection as it is."""
     exact_max: int = 50_000
     """Up to this many vectors a search compares them all."""
     split_at: int = 150
     """A posting list of this many vectors is cut in two."""
     merge_below: int = 50
     """A posting list of fewer vectors is dissolved."""
+    searches_max: int = 64
+    """Searches under way, each on one of a few threads or waiting for one; more are told to come back."""
+    search_timeout: DurationLike = "30s"
+    """A search that takes longer is given up."""
     queue_capacity: int = 1000
     """Writes, each of any number of vectors, that may wait."""
     flush_interval: DurationLike = "5s"
@@ -48,25 +55,32 @@ class VectorConfig:
     """Every flush is made durable: a flush of vectors is large, so that one request more does not count."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metric", Metric.named(self.metric).name.lower())
-        for name, least in (("exact_max", 0), ("split_at", 4), ("merge_below", 0), ("flush_vectors", 1)):
+        if self.metric is not None:
+            object.__setattr__(self, "metric", Metric.named(self.metric).name.lower())
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        if self.search_timeout_s <= 0:
+            raise ConfigError(f"search_timeout must be longer than nothing, not {self.search_timeout!r}")
         if 2 * self.merge_below > self.split_at:
             raise ConfigError("merge_below is at most half of split_at, or a cut would be undone at once")
         if not self.name.strip("/"):
             raise ConfigError("name: a collection needs one")
-        _ = self.collection, self.coordinator
+        _ = self.claim, self.coordinator
 
     @property
-    def collection(self) -> Collection | None:
-        """What the caller says about the collection; None if nothing."""
-        if self.dimensions is None:
-            return None
-        return Collection(
-            dimensions=self.dimensions, metric=Metric.named(self.metric), fields=tuple(self.fields)
+    def claim(self) -> Claim:
+        """What the caller says about the collection."""
+        return Claim(
+            dimensions=self.dimensions,
+            metric=None if self.metric is None else Metric.named(self.metric),
+            fields=None if self.fields is None else tuple(self.fields),
         )
+
+    @property
+    def search_timeout_s(self) -> float:
+        return parse_duration(self.search_timeout)
 
     @property
     def tuning(self) -> Tuning:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.coordinator import Delta
+from penstock.coordinator.position import FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.vector.model import Collection, Vector, check_id
 
@@ -25,6 +26,13 @@ class Write:
 
     entries: tuple[tuple[str, Entry], ...]
     position: int | None = None
+    source: str = ""
+    """The name of what counts the positions."""
+
+    @property
+    def items(self) -> int:
+        """How large the write is, in the unit of a delta's size."""
+        return sum(_items(entry) for _, entry in self.entries)
 
     @classmethod
     def upsert(cls, vectors: Iterable[Vector]) -> Write:
@@ -40,19 +48,31 @@ class VectorDelta(Delta[Write, Collection]):
 
     collection: Collection
 
+    def __init__(self, source: FedSource | None = None) -> None:
+        """`source` is what all deltas of a collection know of the queue that feeds it."""
+        self._source = source or FedSource()
+        self.entries: dict[str, Entry] = {}
+        self.position: Position | None = None
+        self._size = 0
+
     def init(self, image: Collection) -> None:
         self.collection = image
-        self.entries: dict[str, Entry] = {}
-        self.position: int | None = None
-        self._size = 0
 
     def apply_one(self, write: Write) -> int:
         """How many entries were taken. Raises `InvalidInput` if one of them is wrong, and takes none then."""
-        if write.position is not None and write.position < 0:
-            raise InvalidInput(f"a position is a whole number of at least 0, not {write.position}")
+        position = None if write.position is None else Position(write.position, write.source)
+        with self._source.taking(position):
+            self._take(write)
+        if position is not None:
+            self.position = position
+        return len(write.entries)
+
+    def _take(self, write: Write) -> None:
         for external_id, entry in write.entries:
             if entry is TOMBSTONE:
                 check_id(external_id)
+            elif entry.id != external_id:
+                raise InvalidInput(f"the vector {entry.id!r:.80} is written under the id {external_id!r:.80}")
             else:
                 self.collection.check(entry)
         for external_id, entry in write.entries:
@@ -60,9 +80,6 @@ class VectorDelta(Delta[Write, Collection]):
                 _items(self.entries[external_id]) if external_id in self.entries else 0
             )
             self.entries[external_id] = entry
-        if write.position is not None:
-            self.position = write.position
-        return len(write.entries)
 
     def estimate_size(self) -> int:
         return self._size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +10,9 @@ import numpy as np
 from pyroaring import BitMap64
 
 from penstock.coordinator import Delete, Flusher, Merge, Operation, Put, Storage, StorageRead
+from penstock.coordinator.position import Position
 from penstock.errors import OutcomeUnknown
+from penstock.objects.workers import Workers
 from penstock.vector.attributes import encode_vector, normal
 from penstock.vector.clustering import Slots
 from penstock.vector.delta import TOMBSTONE, VectorDelta
@@ -27,7 +28,7 @@ from penstock.vector.keys import (
     record_prefix,
 )
 from penstock.vector.model import FieldType, Vector
-from penstock.vector.partition import Changes
+from penstock.vector.partition import MERGES_MAX, Changes
 from penstock.vector.postings import encode_posting
 from penstock.vector.rows import NO_LIST, Column, comparable
 from penstock.vector.values import encode_block, encode_centroid, encode_id, encode_ids, encode_metadata
@@ -37,8 +38,9 @@ __all__ = ["Snapshot", "VectorFlusher"]
 _INLINE_MAX: Final = 64
 """Entries that are planned at once; more are planned on a thread, and searches go on."""
 _STALE_MAX: Final = 64
-_MERGES_MAX: Final = 64
-"""Merges of one record before it is stored as a whole: a start reads them all."""
+_REWRITES_MIN: Final = 8
+_REWRITES_SHARE: Final = 16
+"""So many changed lists, or one of so many, are stored as a whole by a flush only to have fewer merges."""
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -48,7 +50,7 @@ class Snapshot:
 
     records: StorageRead
     index: Index
-    position: int | None
+    position: Position | None
 
 
 class VectorFlusher(Flusher[VectorDelta, Snapshot]):
@@ -61,11 +63,16 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         self._storage = storage
         self._held = holdings
         self._is_poisoned = False
-        self._deletion_merges = 0
+        self._deletion_merges = MERGES_MAX  # how many an earlier life left is not known
+        # Not one of those that searches use: writers wait for flushes, and readers may be many.
+        self._thread = Workers("vector-flush", 1)
 
     async def snapshot(self) -> Snapshot:
         """What is stored now."""
-        return Snapshot(await self._storage.snapshot(), self._held.index(), self._held.position)
+        return await self._snapshot(await self._thread.run(self._held.index))
+
+    async def _snapshot(self, index: Index) -> Snapshot:
+        return Snapshot(await self._storage.snapshot(), index, self._held.position)
 
     async def flush(self, delta: VectorDelta) -> Snapshot:
         """See `Flusher.flush`."""
@@ -73,15 +80,23 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
             raise OutcomeUnknown("an earlier flush failed: open the collection anew")
         self._is_poisoned = True
         if len(delta.entries) <= _INLINE_MAX:
-            operations = self._plan(delta)
+            operations, index = self._prepare(delta)
         else:
-            operations = await asyncio.to_thread(self._plan, delta)
+            operations, index = await self._thread.run(self._prepare, delta)
         await self._storage.apply(operations)
         self._is_poisoned = False
-        return await self.snapshot()
+        return await self._snapshot(index)
 
     async def sync(self) -> None:
         await self._storage.flush()
+
+    def close(self) -> None:
+        """Give the thread back."""
+        self._thread.close()
+
+    def _prepare(self, delta: VectorDelta) -> tuple[list[Operation], Index]:
+        """The batch of a delta, and what readers see once it is stored."""
+        return self._plan(delta), self._held.index()
 
     def _plan(self, delta: VectorDelta) -> list[Operation]:
         """Change what is held by the delta, and return what brings the storage there."""
@@ -105,7 +120,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         operations += self._blocks()
         if delta.position is not None:
             held.position = delta.position
-            operations.append(Put(record_prefix(RecordType.POSITION), encode_id(delta.position)))
+            operations.append(Put(record_prefix(RecordType.POSITION), delta.position.encode()))
         held.compact()
         return operations
 
@@ -140,11 +155,15 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         for centroid_id in changes.removed:
             yield Delete(posting_key(centroid_id))
             yield Delete(centroid_key(centroid_id))
+        overdue = self._overdue(changes)
         for centroid_id in sorted(changes.touched):
-            if centroid_id in changes.written:
-                slots = lists[centroid_id].slots
-                yield Put(centroid_key(centroid_id), encode_centroid(lists[centroid_id].centroid))
-                yield Put(posting_key(centroid_id), encode_posting(rows.ids[slots], rows.matrix[slots]))
+            one = lists[centroid_id]
+            if centroid_id in changes.written or centroid_id in overdue:
+                one.merges = one.removed = 0
+                yield Put(centroid_key(centroid_id), encode_centroid(one.centroid))
+                yield Put(
+                    posting_key(centroid_id), encode_posting(rows.ids[one.slots], rows.matrix[one.slots])
+                )
             else:
                 # A row may come and go more than once while lists are maintained: where it is now counts.
                 added = _joined(changes.added.get(centroid_id, ()))
@@ -152,22 +171,39 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                 added = added[rows.home[added] == centroid_id]
                 left = left[rows.home[left] != centroid_id]
                 if len(added) or len(left):
+                    one.merges += 1
+                    one.removed += len(left)
                     operand = encode_posting(rows.ids[added], rows.matrix[added], rows.ids[left])
                     yield Merge(posting_key(centroid_id), operand)
+
+    def _overdue(self, changes: Changes) -> set[int]:
+        """Changed lists whose records are made of too many merges, or mostly of rows that left; the worst."""
+        lists = self._held.partition.lists
+        due = [
+            one
+            for one in changes.touched
+            if lists[one].merges >= MERGES_MAX or lists[one].removed > len(lists[one].slots) + _STALE_MAX
+        ]
+        due.sort(key=lambda one: (lists[one].merges + lists[one].removed, one), reverse=True)
+        return set(due[: max(_REWRITES_MIN, len(changes.touched) // _REWRITES_SHARE)])
 
     def _metadata(self, new: Slots, gone: Slots) -> Iterator[Operation]:
         ids = self._held.rows.ids
         for name, column in self._held.rows.columns.items():
             included, excluded = (_by_code(column, slots) for slots in (new, gone))
+            rewrites_left = _REWRITES_MIN
             for code in sorted(included.keys() | excluded.keys()):
                 key = metadata_key(name, column.values[code])
+                overdue = rewrites_left > 0 and column.merges[code] >= MERGES_MAX
                 if not column.live[code]:
-                    column.stale[code] = 0
+                    column.stale[code] = column.merges[code] = 0
                     yield Delete(key)
-                elif column.stale[code] > column.live[code] + _STALE_MAX:
-                    column.stale[code] = 0
+                elif overdue or column.stale[code] > column.live[code] + _STALE_MAX:
+                    rewrites_left -= overdue
+                    column.stale[code] = column.merges[code] = 0
                     yield Put(key, encode_metadata(ids[self._having(column, code)].tolist()))
                 else:
+                    column.merges[code] += 1
                     more, less = included.get(code, _NONE), excluded.get(code, _NONE)
                     yield Merge(key, encode_metadata(ids[more].tolist(), ids[less].tolist()))
 
@@ -184,7 +220,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         was_noted = held.dead.intersect(forgotten)
         held.dead = (held.dead | BitMap64(newly)) - forgotten
         key = record_prefix(RecordType.DELETIONS)
-        if was_noted or (newly and self._deletion_merges >= _MERGES_MAX):
+        if was_noted or (newly and self._deletion_merges >= MERGES_MAX):
             self._deletion_merges = 0
             yield Put(key, encode_ids(held.dead))
         elif newly:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap64
 
+from penstock.coordinator.position import Position
 from penstock.vector.filters import IndexedColumn
 from penstock.vector.index import Index
 from penstock.vector.keys import BLOCK_SIZE, CENTROID_LEVEL
@@ -65,7 +66,7 @@ class Holdings:
     """Where the vector of each external id is."""
     dead: BitMap64 = field(default_factory=BitMap64)
     """Ids that are gone but still stand in a posting list."""
-    position: int | None = None
+    position: Position | None = None
 
     @classmethod
     def empty(
@@ -107,6 +108,7 @@ class Holdings:
             },
             centroids=centroids,
             lists=[one.slots for one in lists.values()],
+            spreads=np.array([one.spread(rows) for one in lists.values()], np.float32),
         )
 
     def compact(self) -> None:

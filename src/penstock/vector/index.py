@@ -1,12 +1,14 @@
 """What a search reads: the vectors of one flush, which never change.
 
 Up to `exact_max` vectors, or vectors that a filter leaves, are all compared. Above that the rows of the
-`nprobe` lists whose centroids are nearest are compared: some that belong among the results may be missed.
-Whatever is compared, its score is exact, and so is the order of the results.
+lists whose centroids are nearest are compared: some that belong among the results may be missed. Lists that
+hold nothing the filter allows do not count, and a search goes on until it has compared `k` rows, so that it
+finds as many as there are. Whatever is compared, its score is exact, and so is the order of the results.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -30,7 +32,22 @@ together, which on a busy machine takes longer than the work, and a server has o
 """
 _NPROBE_MIN: Final = 64
 _NPROBE_MAX: Final = 256
-"""Between them `nprobe` is k: a list of a hundred vectors in memory costs little, and recall counts."""
+"""Between them `nprobe` is k: a list of a hundred vectors in memory costs little, and recall counts.
+
+So many lists are compared whatever they hold. Without an `nprobe` from the caller, lists that may hold
+something better than the `k`-th best of those follow, up to the rows of `_NPROBE_MAX` lists.
+"""
+_HOPE: Final = 0.7
+"""How far towards the query, in spreads of its list, the best row of a list is thought to lie.
+
+Measured: groups are answered from the nearest lists alone, vectors in 24 directions reach a recall of 0.98.
+"""
+_REACH: Final = 0.25
+"""The same where lists are ordered by the dot product: of centroids alike, the wider list has longer rows."""
+_PICKING: Final = 2
+"""How much more a row costs that is picked than one in a pass over all rows."""
+_PICKED_CELLS: Final = 64 * 1024
+"""Components compared at once where rows are picked: the copy of them stays near the core."""
 _UNIT: Final = 2.0**-24
 """What one operation of 32-bit floats may be off, relatively."""
 
@@ -58,22 +75,31 @@ class Index:
     columns: Mapping[str, IndexedColumn]
     centroids: Floats
     lists: Sequence[Slots]
+    spreads: Floats
+    """How far the rows of each list are from its centroid, as the root of the mean square."""
 
     def search(
         self, vector: Floats, k: int, *, filter: Filter | None = None, nprobe: int | None = None
     ) -> Found:
-        """The `k` best of what is compared; with `nprobe` not more than that many lists, however few vectors.
+        """The `k` best of what is compared, or all that the filter allows if they are fewer.
 
-        Filter and vector have been checked. Vectors that score the same come in the order they were stored.
+        With `nprobe` that many lists are compared, however few vectors there are, and more only if those
+        hold fewer than `k` rows. Filter and vector have been checked. Vectors that score the same come in the
+        order they were stored.
         """
         query = comparable(vector[None, :], self.collection.metric)[0]
         allowed = self.alive[: self.count]
         if filter is not None:
             allowed = allowed & mask(filter, self.columns, self.count)
         if nprobe is None and (self.live <= self.exact_max or int(allowed.sum()) <= self.exact_max):
-            return self._best(query, None if self._is_dense(allowed) else np.flatnonzero(allowed), allowed, k)
-        slots = self._probed(query, self._usual_nprobe(k) if nprobe is None else nprobe)
-        return self._best(query, slots[allowed[slots]], allowed, k)
+            slots = None if self._is_dense(allowed) else np.flatnonzero(allowed)
+            return self._best(query, slots, self._quick(query, slots), allowed, k)
+        slots, quick = self._probed(query, allowed, k, nprobe)
+        return self._best(query, slots, quick, allowed, k)
+
+    def exact(self, vector: Floats, k: int, *, filter: Filter | None = None) -> Found:
+        """What `search` would find if it compared everything."""
+        return dataclasses.replace(self, exact_max=self.count).search(vector, k, filter=filter)
 
     @property
     def _step(self) -> int:
@@ -87,26 +113,71 @@ class Index:
     def _usual_nprobe(self, k: int) -> int:
         return min(max(_NPROBE_MIN, k), _NPROBE_MAX)
 
-    def _probed(self, query: Floats, nprobe: int) -> Slots:
-        """The rows of the nearest lists."""
-        if not self.lists:
-            return np.empty(0, np.int64)
+    def _probed(
+        self, query: Floats, allowed: npt.NDArray[np.bool_], k: int, nprobe: int | None
+    ) -> tuple[Slots, Floats]:
+        """The rows of the nearest lists that are allowed, and their quick scores."""
+        order, hopes = self._ordered(query)
+        count, slots = self._nearest(order, allowed, k, self._usual_nprobe(k) if nprobe is None else nprobe)
+        quick = self._quick(query, slots)
+        if nprobe is None and count < len(order):
+            bound = np.partition(quick, k - 1)[k - 1]
+            rest = order[count:]
+            rows_max = _NPROBE_MAX * self.live // len(self.lists) - len(slots)
+            more = self._rows_of(rest[hopes[rest] < bound], allowed, rows_max)
+            slots, quick = np.concatenate((slots, more)), np.concatenate((quick, self._quick(query, more)))
+        return slots, quick
+
+    def _ordered(self, query: Floats) -> tuple[Slots, Floats]:
+        """The numbers of all lists, the most promising first, and by number what the best row may score."""
+        length = float(np.sqrt(query.astype(np.float64) @ query))
         if self.collection.metric is Metric.DOT:
             far = -(self.centroids @ query)
-        else:
-            far = distances(query[None, :], self.centroids)[0]
-        if nprobe >= len(self.lists):
-            return np.concatenate(self.lists)
-        near = np.argpartition(far, nprobe - 1)[:nprobe]
-        return np.concatenate([self.lists[place] for place in near.tolist()])
+            reach = np.float32(length) * self.spreads
+            return np.argsort(far - _REACH * reach, kind="stable"), far - _HOPE * reach
+        far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.spreads
+        apart = np.sqrt(np.maximum(far + np.float32(length**2), 0))
+        return np.argsort(far, kind="stable"), far + self.spreads * (self.spreads - 2 * _HOPE * apart)
 
-    def _best(self, query: Floats, slots: Slots | None, allowed: npt.NDArray[np.bool_], k: int) -> Found:
+    def _nearest(
+        self, order: Slots, allowed: npt.NDArray[np.bool_], k: int, nprobe: int
+    ) -> tuple[int, Slots]:
+        """How many lists it takes, in this order, for `nprobe` that hold something and `k` rows; the rows."""
+        taken, filled, begin = [np.empty(0, np.int64)], 0, 0
+        while begin < len(order) and (filled < nprobe or sum(map(len, taken)) < k):
+            # Filters may leave most lists empty: what is looked at grows with every round.
+            places = order[begin : begin + max(nprobe, begin)]
+            slots, counts = self._allowed_rows(places, allowed)
+            enough = (filled + np.cumsum(counts > 0) >= nprobe) & (
+                sum(map(len, taken)) + np.cumsum(counts) >= k
+            )
+            used = int(enough.argmax()) + 1 if enough.any() else len(places)
+            taken.append(slots[: int(counts[:used].sum())])
+            filled += int((counts[:used] > 0).sum())
+            begin += used
+        return begin, np.concatenate(taken)
+
+    def _rows_of(self, places: Slots, allowed: npt.NDArray[np.bool_], rows_max: int) -> Slots:
+        """The allowed rows of these lists, as far as whole lists do not make more than `rows_max`."""
+        slots, counts = self._allowed_rows(places, allowed)
+        return slots[: int(counts[np.cumsum(counts) <= rows_max].sum())]
+
+    def _allowed_rows(self, places: Slots, allowed: npt.NDArray[np.bool_]) -> tuple[Slots, Slots]:
+        """The allowed rows of these lists, one list after the other, and how many each has."""
+        lists = [self.lists[place] for place in places.tolist()]
+        slots = np.concatenate([np.empty(0, np.int64), *lists])
+        kept = allowed[slots]
+        owners = np.repeat(np.arange(len(lists)), [len(one) for one in lists])
+        return slots[kept], np.bincount(owners[kept], minlength=len(lists))
+
+    def _best(
+        self, query: Floats, slots: Slots | None, quick: Floats, allowed: npt.NDArray[np.bool_], k: int
+    ) -> Found:
         """The best of these rows, or of all that are allowed.
 
         A quick pass in 32-bit floats rules out what cannot be among them, by the most it can be off; the rest
         is computed anew in 64 bits.
         """
-        quick = self._quick(query, slots)
         if slots is None:
             quick[~allowed] = np.inf
             slots = np.arange(self.count)
@@ -122,9 +193,12 @@ class Index:
 
     def _quick(self, query: Floats, slots: Slots | None) -> Floats:
         """Lower is better, whatever the metric."""
+        if slots is not None and _PICKING * len(slots) > self.count:
+            scores: Floats = self._quick(query, None)[slots]
+            return scores
         count = self.count if slots is None else len(slots)
         made = np.empty(count, np.float32)
-        step = self._step
+        step = self._step if slots is None else max(1, _PICKED_CELLS // self.collection.dimensions)
         for begin in range(0, count, step):
             part = slice(begin, min(begin + step, count))
             picked = part if slots is None else slots[part]

@@ -9,6 +9,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from penstock.coordinator import KeyValue, Put, Storage, StorageRead, pairs
+from penstock.coordinator.position import Position
 from penstock.errors import ConfigError, Corrupt
 from penstock.vector.holdings import Holdings, Tuning
 from penstock.vector.keys import (
@@ -19,8 +20,8 @@ from penstock.vector.keys import (
     read_metadata_key,
     record_prefix,
 )
-from penstock.vector.model import Collection, Floats
-from penstock.vector.partition import PostingList
+from penstock.vector.model import Claim, Collection, Floats
+from penstock.vector.partition import MERGES_MAX, PostingList
 from penstock.vector.postings import decode_posting
 from penstock.vector.values import (
     decode_block,
@@ -37,20 +38,19 @@ __all__ = ["agreed_collection", "load"]
 _COLLECTION: Final = record_prefix(RecordType.COLLECTION)
 
 
-async def agreed_collection(storage: Storage, wanted: Collection | None) -> Collection:
-    """The collection in the storage; a storage without one gets `wanted`, durably.
+async def agreed_collection(storage: Storage, claim: Claim) -> Collection:
+    """The collection in the storage; a storage without one gets that of the claim, durably.
 
-    Raises `ConfigError` if `wanted` is another one, or if there is none at all.
+    Raises `ConfigError` if something claimed is not so, or if there is none and the claim has no dimensions.
     """
     stored = await storage.get(_COLLECTION)
     if stored is None:
-        if wanted is None:
-            raise ConfigError("there is no collection yet: say how many dimensions it is to have")
-        await storage.apply([Put(_COLLECTION, encode_collection(wanted))])
+        created = claim.new()
+        await storage.apply([Put(_COLLECTION, encode_collection(created))])
         await storage.flush()
-        return wanted
+        return created
     collection = decode_collection(stored)
-    if wanted is not None and (differences := collection.differences(wanted)):
+    if differences := collection.differences(claim):
         raise ConfigError(f"the collection was created differently: {'; '.join(differences)}")
     return collection
 
@@ -64,7 +64,7 @@ async def load(read: StorageRead, collection: Collection, tuning: Tuning) -> Hol
         next_centroid=await _next_id(read, RecordType.CENTROID_BLOCK, CENTROID_LEVEL),
     )
     position = await read.get(record_prefix(RecordType.POSITION))
-    held.position = None if position is None else decode_id(position)
+    held.position = None if position is None else Position.decode(position)
     deletions = await read.get(record_prefix(RecordType.DELETIONS))
     held.dead = BitMap64() if deletions is None else decode_ids(deletions)
     names = {
@@ -97,7 +97,10 @@ def _load_list(
     ids = posting.ids.tolist()
     slots = held.rows.append(posting.ids, posting.rows, [names.get(one, "") for one in ids])
     held.rows.home[slots] = centroid_id
-    held.partition.lists[centroid_id] = PostingList(centroids[centroid_id], slots)
+    # How many merges the storage made this of is not known: it may be too many already.
+    held.partition.lists[centroid_id] = PostingList(
+        centroids[centroid_id], slots, merges=MERGES_MAX, removed=len(posting.removed)
+    )
     for slot, one in zip(slots.tolist(), ids, strict=True):
         if one in held.dead:
             held.rows.alive[slot] = False
@@ -125,6 +128,7 @@ async def _load_metadata(read: StorageRead, held: Holdings) -> None:
         column.codes[order[places]] = code
         column.live[code] = len(having)
         column.stale[code] = len(excluded)
+        column.merges[code] = MERGES_MAX  # as for lists, it may be too many already
 
 
 def _records(read: StorageRead, kind: RecordType) -> AsyncIterator[KeyValue]:

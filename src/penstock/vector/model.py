@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ __all__ = [
     "COMPONENT_MAX",
     "ID_BYTES_MAX",
     "VECTOR_FIELD",
+    "Claim",
     "Collection",
     "Components",
     "Field",
@@ -144,22 +144,48 @@ class Collection:
         if components.shape != (self.dimensions,):
             shape = "x".join(map(str, components.shape))
             raise InvalidInput(f"{whose!r} has {shape} components, the collection has {self.dimensions}")
-        if not bool((np.abs(components) <= COMPONENT_MAX).all()):  # also false for what is no number
-            raise InvalidInput(f"{whose!r} has a component that is not between -1e15 and 1e15")
+        wrong = ~(np.abs(components) <= COMPONENT_MAX)  # also true for what is no number
+        if wrong.any():
+            place = int(wrong.argmax())
+            raise InvalidInput(
+                f"{whose!r}: component {place} is {components[place]}; each is a number from -1e15 to 1e15"
+            )
 
-    def differences(self, other: Collection) -> list[str]:
-        """What `other` says differently, in words."""
+    def differences(self, claim: Claim) -> list[str]:
+        """What is claimed and not so, in words."""
         told = []
-        if self.dimensions != other.dimensions:
-            told.append(f"it has {self.dimensions} dimensions, not {other.dimensions}")
-        if self.metric != other.metric:
-            told.append(f"its metric is {self.metric.name.lower()}, not {other.metric.name.lower()}")
-        mine, theirs = ({one.name: one for one in which.fields} for which in (self, other))
+        if claim.dimensions not in (None, self.dimensions):
+            told.append(f"it has {self.dimensions} dimensions, not {claim.dimensions}")
+        if claim.metric is not None and claim.metric != self.metric:
+            told.append(f"its metric is {self.metric.name.lower()}, not {claim.metric.name.lower()}")
+        if claim.fields is None:
+            return told
+        mine, theirs = ({one.name: one for one in fields} for fields in (self.fields, claim.fields))
         return told + [
             f"field {name!r} is {_words(mine.get(name))}, not {_words(theirs.get(name))}"
             for name in sorted(mine.keys() | theirs.keys())
             if mine.get(name) != theirs.get(name)
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a caller says about a collection: whatever is not None has to be true of an existing one."""
+
+    dimensions: int | None = None
+    metric: Metric | None = None
+    fields: tuple[Field, ...] | None = None
+
+    def __post_init__(self) -> None:
+        # What no collection could have is wrong already here.
+        Collection(dimensions=1 if self.dimensions is None else self.dimensions, fields=self.fields or ())
+
+    def new(self) -> Collection:
+        """The collection to create. Raises `ConfigError` without dimensions."""
+        if self.dimensions is None:
+            raise ConfigError("there is no collection yet: say how many dimensions it is to have")
+        metric = Metric.L2 if self.metric is None else self.metric
+        return Collection(dimensions=self.dimensions, metric=metric, fields=self.fields or ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +261,7 @@ def _check_key(whose: str, name: str, value: str) -> None:
 
 
 def fits(value: object, kind: FieldType) -> bool:
-    """Whether a field of this kind can hold the value. Whole numbers are 64-bit, no number is NaN."""
+    """Whether a field of this kind can hold the value. Whole numbers are 64-bit, all numbers are finite."""
     if kind is FieldType.BOOL:
         return isinstance(value, bool)
     if kind is FieldType.INT64:
@@ -243,7 +269,7 @@ def fits(value: object, kind: FieldType) -> bool:
     if kind is FieldType.FLOAT64:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        return not math.isnan(value) if isinstance(value, float) else abs(value) <= sys.float_info.max
+        return abs(value) <= sys.float_info.max  # not so of what is infinite, or no number
     return isinstance(value, str)
 
 

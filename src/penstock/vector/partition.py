@@ -12,11 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from penstock.vector.clustering import Slots, distances, halves, nearest
+from penstock.vector.clustering import Slots, distances, halves, nearest, squares
 from penstock.vector.model import Floats
 from penstock.vector.rows import NO_LIST, Rows
 
-__all__ = ["Changes", "Partition", "PostingList"]
+__all__ = ["MERGES_MAX", "Changes", "Partition", "PostingList"]
+
+MERGES_MAX: Final = 64
+"""Merges of one record before it is stored as a whole: a start reads them all."""
 
 _NEIGHBOURS: Final = 8
 """Lists around a cut whose rows may be nearer to one of the two new centroids."""
@@ -29,6 +32,23 @@ class PostingList:
 
     centroid: Floats
     slots: Slots
+    merges: int = 0
+    """Merges of the stored record since it was stored as a whole, at least."""
+    removed: int = 0
+    """Entries of the stored record that only say that a row left."""
+    _spread: float | None = None
+
+    def hold(self, slots: Slots) -> None:
+        """These rows are in the list now."""
+        self.slots = slots
+        self._spread = None
+
+    def spread(self, rows: Rows) -> float:
+        """How far its rows are from the centroid, as the root of the mean square."""
+        if self._spread is None:
+            apart = rows.matrix[self.slots] - self.centroid
+            self._spread = float(np.sqrt(squares(apart).mean())) if len(apart) else 0.0
+        return self._spread
 
 
 @dataclass(slots=True)
@@ -179,7 +199,7 @@ class Partition:
         dead = one.slots[~rows.alive[one.slots]]
         rows.home[dead] = NO_LIST
         self._forget(dead)
-        one.slots = kept
+        one.hold(kept)
         self.changes.added.pop(centroid_id, None)
         self.changes.left.pop(centroid_id, None)
         self.changes.written.add(centroid_id)
@@ -192,14 +212,14 @@ class Partition:
         rows.home[slots] = homes
         for centroid_id, part in _grouped(slots, homes):
             one = self.lists[centroid_id]
-            one.slots = np.concatenate((one.slots, part))
+            one.hold(np.concatenate((one.slots, part)))
             if centroid_id not in self.changes.written:
                 self.changes.added.setdefault(centroid_id, []).append(part)
 
     def _leave_all(self, rows: Rows, slots: Slots) -> None:
         for centroid_id, part in _grouped(slots, rows.home[slots]):
             one = self.lists[centroid_id]
-            one.slots = one.slots[~np.isin(one.slots, part)]
+            one.hold(one.slots[~np.isin(one.slots, part)])
             if centroid_id not in self.changes.written:
                 self.changes.left.setdefault(centroid_id, []).append(part)
         rows.home[slots] = NO_LIST

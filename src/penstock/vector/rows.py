@@ -47,6 +47,8 @@ class Column:
         """How many vectors have the value, by code."""
         self.stale: list[int] = []
         """How many ids in storage had it and are gone."""
+        self.merges: list[int] = []
+        """Merges of its stored record since it was stored as a whole, at least."""
 
     def code(self, value: bytes) -> int:
         """The code of a value, a new one if it has none."""
@@ -56,6 +58,7 @@ class Column:
             self.values.append(value)
             self.live.append(0)
             self.stale.append(0)
+            self.merges.append(0)
         return code
 
     def compacted(self, kept: Slots, capacity: int) -> Column:
@@ -66,6 +69,7 @@ class Column:
             if self.live[code]:
                 recoded[code] = fresh = made.code(value)
                 made.live[fresh], made.stale[fresh] = self.live[code], self.stale[code]
+                made.merges[fresh] = self.merges[code]
         made.codes = np.full(capacity, _ABSENT, np.int32)
         made.codes[: len(kept)] = recoded[self.codes[kept]]
         return made

@@ -17,8 +17,9 @@ from penstock.coordinator import (
     WriteCoordinator,
     WriteHandle,
 )
+from penstock.coordinator.position import FedSource
 from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError
-from penstock.metrics import Registry
+from penstock.metrics import DEFAULT_REGISTRY, Registry
 from penstock.vector.attributes import decode_vector
 from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
@@ -29,6 +30,8 @@ from penstock.vector.keys import RecordType, data_key, dictionary_key, record_pr
 from penstock.vector.loading import agreed_collection, load
 from penstock.vector.merging import merge_records
 from penstock.vector.model import VECTOR_FIELD, Collection, Components, Hit, Vector, check_id, components
+from penstock.vector.readers import Readers
+from penstock.vector.recall import SAMPLE_MAX, Recall, Tally, compare, sampled
 from penstock.vector.values import decode_id
 
 __all__ = ["K_MAX", "VectorStore"]
@@ -55,10 +58,17 @@ class VectorStore:
         collection: Collection,
         coordinator: WriteCoordinator[Write, VectorDelta, Snapshot],
         failed: asyncio.Future[FlushError],
+        *,
+        flusher: VectorFlusher,
+        readers: Readers,
+        registry: Registry,
     ) -> None:
         self._storage = storage
         self._coordinator = coordinator
         self._failed = failed
+        self._flusher = flusher
+        self._readers = readers
+        self._registry = registry
         self.collection = collection
 
     @classmethod
@@ -78,11 +88,12 @@ class VectorStore:
         """
         storage = storage or await _open_storage(config)
         try:
-            collection = await agreed_collection(storage, config.collection)
-            flusher = VectorFlusher(storage, await load(storage, collection, config.tuning))
+            collection = await agreed_collection(storage, config.claim)
+            held = await load(storage, collection, config.tuning)
+            flusher, source = VectorFlusher(storage, held), FedSource(held.position)
             failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
             coordinator: WriteCoordinator[Write, VectorDelta, Snapshot] = WriteCoordinator(
-                VectorDelta,
+                lambda: VectorDelta(source),
                 flusher,
                 image=collection,
                 snapshot=await flusher.snapshot(),
@@ -90,13 +101,22 @@ class VectorStore:
                 clock=clock,
                 registry=registry,
                 product="vector",
+                size_of=lambda write: write.items,
                 on_failure=failed.set_result,
             )
         except BaseException:
             await storage.close()
             raise
         coordinator.start()
-        return cls(storage, collection, coordinator, failed)
+        return cls(
+            storage,
+            collection,
+            coordinator,
+            failed,
+            flusher=flusher,
+            readers=Readers(searches_max=config.searches_max, timeout_s=config.search_timeout_s),
+            registry=registry or DEFAULT_REGISTRY,
+        )
 
     # For writers
 
@@ -136,14 +156,25 @@ class VectorStore:
     @property
     def position(self) -> int | None:
         """Where the source of the vectors stood, as of the last flush."""
-        return self._snapshot.position
+        position = self._snapshot.position
+        return None if position is None else position.sequence
+
+    @property
+    def source(self) -> str:
+        """The name of the source that `position` is of, or nothing if it has none."""
+        position = self._snapshot.position
+        return "" if position is None else position.source
 
     async def get(self, external_id: str) -> Vector | None:
-        """The vector as it was written, or None. Raises `Unavailable`, `Fenced`, `Corrupt`."""
+        """The vector as it was written, or None.
+
+        Raises `Unavailable`, also if it takes longer than a search may, `Fenced`, `Corrupt`.
+        """
         check_id(external_id)
         snapshot = self._snapshot
-        stored = await snapshot.records.get(dictionary_key(external_id))
-        return None if stored is None else await self._record(snapshot, decode_id(stored))
+        async with self._readers.limited():
+            stored = await snapshot.records.get(dictionary_key(external_id))
+            return None if stored is None else await self._record(snapshot, decode_id(stored))
 
     async def search(
         self,
@@ -158,23 +189,53 @@ class VectorStore:
 
         `include_fields` are the attributes that the hits have, `vector` among them; None is all of them, and
         an empty list saves reading them. `nprobe` is how many posting lists are compared: without it
-        everything is up to `exact_max` vectors, after the filter. Raises `InvalidInput`.
+        everything is up to `exact_max` vectors, after the filter. Fewer than `k` are found only if no more
+        match. Raises `InvalidInput`, and `Unavailable` if too many searches are under way or this one takes
+        too long.
         """
         query = components(vector)
         self.collection.check_components(query, "the query")
+        self._check_search(k, filter, nprobe)
+        if isinstance(include_fields, str):
+            raise InvalidInput("include_fields is a list of names")
+        snapshot = self._snapshot
+        index = snapshot.index
+        async with self._readers.limited():
+            if index.count * self.collection.dimensions <= _INLINE_CELLS:
+                found = index.search(query, k, filter=filter, nprobe=nprobe)
+            else:
+                found = await self._readers.run(index.search, query, k, filter=filter, nprobe=nprobe)
+            return await self._hits(snapshot, found, include_fields)
+
+    async def recall(
+        self, *, sample: int = 100, k: int = 10, filter: Filter | None = None, nprobe: int | None = None
+    ) -> Recall:
+        """How much of what an exact search finds `search` finds, over so many of the stored vectors.
+
+        Each of them costs an exact search, on a thread; all of them count as one search under way, without a
+        limit of time. The last one without a filter and `nprobe` is also the metric `vector.recall`. Raises
+        as `search` does.
+        """
+        if isinstance(sample, bool) or not isinstance(sample, int) or not 1 <= sample <= SAMPLE_MAX:
+            raise InvalidInput(f"sample is 1 to {SAMPLE_MAX:,}, not {sample!r}")
+        self._check_search(k, filter, nprobe)
+        index, total = self._snapshot.index, Tally()
+        with self._readers.place():
+            slots = (await self._readers.run(sampled, index, sample)).tolist()
+            for slot in slots:
+                one = await self._readers.run(compare, index, slot, k, filter=filter, nprobe=nprobe)
+                total = Tally(total.found + one.found, total.wanted + one.wanted)
+        if filter is None and nprobe is None:
+            self._registry.gauge("vector.recall", "Recall of the last measurement.").set(total.share)
+        return Recall(recall=total.share, k=k, sample=len(slots), vectors=index.live)
+
+    def _check_search(self, k: int, filter: Filter | None, nprobe: int | None) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
             raise InvalidInput(f"k is 1 to {K_MAX:,}, not {k!r}")
         if nprobe is not None and (isinstance(nprobe, bool) or not isinstance(nprobe, int) or nprobe < 1):
             raise InvalidInput(f"nprobe is a whole number of at least 1, not {nprobe!r}")
         if filter is not None:
             check_filter(self.collection, filter)
-        snapshot = self._snapshot
-        index = snapshot.index
-        if min(index.count, index.exact_max) * self.collection.dimensions <= _INLINE_CELLS:
-            found = index.search(query, k, filter=filter, nprobe=nprobe)
-        else:
-            found = await asyncio.to_thread(index.search, query, k, filter=filter, nprobe=nprobe)
-        return await self._hits(snapshot, found, include_fields)
 
     async def _hits(
         self, snapshot: Snapshot, found: Found, include_fields: Sequence[str] | None
@@ -228,11 +289,23 @@ class VectorStore:
         try:
             await self._coordinator.close()
         finally:
+            self._give_threads_back()
             await self._storage.close()
+
+    def _give_threads_back(self) -> None:
+        self._flusher.close()
+        self._readers.close()
+
+    @property
+    def unstored(self) -> int:
+        """Writes that were taken and are not durable."""
+        applied = self._coordinator.watermark(Durability.APPLIED)
+        return applied - self._coordinator.watermark(Durability.DURABLE)
 
     async def abort(self) -> None:
         """Stop at once, as a crash would: what is not durable may be lost."""
         await self._coordinator.abort()
+        self._give_threads_back()
         try:
             await self._storage.close()
         except PenstockError:

@@ -6,7 +6,7 @@ id           u64
 centroid     float32 x dimensions
 metadata     u32 length, ids of the vectors that have the value; then ids that no longer have it
 deletions    ids of vectors that are gone but still stand in a posting list
-position     u64, the sequence of the last batch that was fed in
+position     u64, the sequence of the last batch that was fed in, and the name of its queue
 
 Sets are 64-bit roaring bitmaps in the portable format. All else is little-endian.
 """

@@ -49,7 +49,11 @@ async def one_life(storage: MemoryStorage) -> int:
     handles: list[WriteHandle] = []
     begun = 0
     try:
-        begun = (await database.stored_sequence() or 0) + 1 if database._directory.sequence is not None else 0
+        begun = (
+            (await database.stored_sequence() or 0) + 1
+            if database._directory.source.position is not None
+            else 0
+        )
         for number in range(begun, WRITES):
             handles.append(await database.write(write(number), sequence=number))
             if number % 2:
@@ -72,7 +76,8 @@ async def durable(handles: list[WriteHandle]) -> int:
 
 async def left(database: TimeSeries) -> int:
     """How many writes are there; each is there as a whole, or not at all."""
-    sequence = database._directory.sequence
+    position = database._directory.source.position
+    sequence = None if position is None else position.sequence
     count = 0 if sequence is None else sequence + 1
     assert await contents(database) == expected(count)
     return count

@@ -13,13 +13,37 @@ import numpy as np
 import pytest
 from tests.unit.vector.doubles import CONFIG, World
 
-from penstock.coordinator import CoordinatorError, Durability, WriteHandle
+from penstock.coordinator import (
+    CoordinatorError,
+    Delete,
+    Durability,
+    Merge,
+    Operation,
+    Put,
+    WriteHandle,
+)
 from penstock.errors import PenstockError
 from penstock.testing.memory_storage import MemoryStorage, StorageFault
 from penstock.vector import Eq, Vector, VectorStore, Write
+from penstock.vector.flusher import VectorFlusher
+from penstock.vector.keys import RecordType, record_type
+from penstock.vector.partition import Partition
+from penstock.vector.rows import Rows
 
 SMALL = dataclasses.replace(CONFIG, split_at=6, merge_below=2, exact_max=0)
 WRITES = 12
+# So small that a life of a few writes does everything that a flush can do.
+TIGHT = {
+    "penstock.vector.holdings._WASTE_MIN": 8,
+    "penstock.vector.flusher.MERGES_MAX": 1,
+    "penstock.vector.flusher._STALE_MAX": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TIGHT.items():
+        monkeypatch.setattr(name, value)
 
 
 def writes() -> list[Write]:
@@ -107,11 +131,64 @@ async def calls_of_a_whole_life() -> int:
     return len(storage.calls)
 
 
-CALLS = asyncio.run(calls_of_a_whole_life())
+with pytest.MonkeyPatch.context() as patched:
+    for place, limit in TIGHT.items():
+        patched.setattr(place, limit)
+    CALLS = asyncio.run(calls_of_a_whole_life())
 
 
 def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
     assert CALLS >= 15
+
+
+async def test_the_life_that_is_swept_does_everything_that_a_flush_can_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cuts and dissolves lists, rewrites them, forgets deletions, rewrites the index, compacts the rows."""
+    done: set[str] = set()
+
+    def noting(owner: type, name: str) -> None:
+        work = getattr(owner, name)
+
+        def noted(*args: object) -> object:
+            made = work(*args)
+            if made or name in ("_drop", "_rewrite", "compacted"):
+                done.add(name)
+            return made
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in (
+        *((Partition, each) for each in ("_cut", "_drop", "_rewrite")),
+        *((VectorFlusher, each) for each in ("_overdue", "_deletions_of_records")),
+        (Rows, "compacted"),
+    ):
+        noting(owner, name)
+    here = world()
+    storage = here.disk.open()
+    apply, stored = storage.apply, set()
+
+    async def noted_apply(operations: list[Operation]) -> None:
+        for operation in operations:
+            stored.add((type(operation), record_type(operation.key)))
+        await apply(operations)
+
+    storage.apply = noted_apply  # type: ignore[method-assign]
+    assert await one_life(here, storage) == WRITES - 1
+    assert done == {"_cut", "_drop", "_rewrite", "_overdue", "_deletions_of_records", "compacted"}
+    assert stored >= {
+        (Put, RecordType.DELETIONS),
+        (Merge, RecordType.DELETIONS),
+        (Put, RecordType.METADATA),
+        (Merge, RecordType.METADATA),
+        (Delete, RecordType.METADATA),
+        (Put, RecordType.POSTING),
+        (Merge, RecordType.POSTING),
+        (Delete, RecordType.POSTING),
+        (Delete, RecordType.CENTROID),
+        (Delete, RecordType.DICTIONARY),
+        (Delete, RecordType.DATA),
+    }
 
 
 @pytest.mark.parametrize("fault", StorageFault)

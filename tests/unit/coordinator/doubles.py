@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.coordinator import (
@@ -86,7 +86,11 @@ class World:
         self._opened: list[Words] = []
 
     async def build(
-        self, storage: MemoryStorage | None = None, delta: type[WordDelta] = WordDelta, **config: object
+        self,
+        storage: MemoryStorage | None = None,
+        delta: type[WordDelta] = WordDelta,
+        size_of: Callable[[str], int] | None = None,
+        **config: object,
     ) -> Words:
         """A coordinator over the storage as it is, not started."""
         storage = storage or self.storage
@@ -99,6 +103,7 @@ class World:
             config=CoordinatorConfig.from_mapping({"flush_size_threshold": 1000 * SIZE} | config),
             clock=self.clock,
             registry=self.registry,
+            size_of=size_of,
             on_failure=self.failures.append,
         )
         self._opened.append(coordinator)

@@ -39,7 +39,8 @@ def test_a_mapping_is_checked_key_by_key() -> None:
     [
         ({"queue_capacity": 0}, "queue_capacity must be a whole number of at least 1"),
         ({"max_frozen_deltas": -1}, "at least 0"),
-        ({"flush_interval": 0}, "longer than nothing"),
+        ({"sync_interval": 0}, "longer than nothing"),
+        ({"flush_interval": 0, "sync_mode": "interval"}, "longer than nothing"),
         ({"flush_size_threshold": 0}, "above 0"),
         ({"flush_size_threshold": 10, "max_pending_size": 9}, "nothing would ever make room"),
         ({"sync_mode": "sometimes"}, "sync_mode is one of 'explicit', 'every_flush', 'interval'"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.coordinator.doubles import SIZE, World, marks, turns
+from tests.unit.coordinator.doubles import SIZE, WordDelta, World, marks, turns
 
 from penstock.coordinator import Durability, FlushError, FlushFenced
 from penstock.errors import Fenced, OutcomeUnknown, Unavailable
@@ -143,3 +143,22 @@ async def test_a_cancelled_loop_leaves_nobody_waiting(world: World) -> None:
     await turns()
     assert wait.done()
     assert wait.exception() is not None
+
+
+async def test_a_delta_that_cannot_be_frozen_fails_only_the_flushes_that_were_not_begun(world: World) -> None:
+    class Unfreezable(WordDelta):
+        def freeze(self) -> int:
+            if "poison" in self.words.values():
+                raise RuntimeError("no image")
+            return super().freeze()
+
+    world.storage.gate("apply")
+    coordinator = await world.build(delta=Unfreezable)
+    coordinator.start()
+    await (await coordinator.write("one")).epoch()
+    await (await coordinator.flush()).epoch()
+    await (await coordinator.write("poison")).epoch()
+    begun, impossible = await coordinator.flush(1, durable=True), await coordinator.flush()
+    with pytest.raises(FlushError, match="no image"):
+        await impossible.epoch()
+    assert await begun.epoch() == 1

@@ -388,3 +388,85 @@ async def test_abort_leaves_everything_as_a_crash_would(world: World) -> None:
     assert world.storage.calls == []
     await applied.wait(APPLIED)
     await coordinator.close()
+
+
+async def test_without_an_interval_a_delta_is_flushed_as_soon_as_the_one_before_is_stored(
+    world: World,
+) -> None:
+    held = world.storage.gate("apply")
+    coordinator = await world.open(flush_interval=0, sync_mode="every_flush")
+    first = await coordinator.write("a")
+    await turns()
+    later = [await coordinator.write(word) for word in "bcd"]
+    await turns()
+    assert [frozen.epoch_range.hi for frozen in coordinator.view().frozen] == [1]
+    held.set()
+    await first.wait(DURABLE)
+    await later[-1].wait(DURABLE)
+    assert world.storage.calls.count("apply") == 2
+    assert world.clock.sleeping == 0
+
+
+async def test_without_an_interval_everybody_whom_a_sync_woke_is_in_the_next_flush(world: World) -> None:
+    coordinator = await world.open(flush_interval=0, sync_mode="every_flush", batch_writes_max=4)
+
+    async def writer(name: str) -> None:
+        for number in range(5):
+            await (await coordinator.write(f"{name}{number}")).wait(DURABLE)
+
+    await asyncio.gather(*(writer(f"w{number}-") for number in range(4)))
+    assert world.storage.calls.count("apply") == 5
+    assert marks(coordinator) == (20, 20, 20)
+
+
+async def test_without_an_interval_a_stream_that_never_ends_is_flushed_too(world: World) -> None:
+    coordinator = await world.build(flush_interval=0, batch_writes_max=4)
+    for number in range(100):
+        coordinator.try_write(str(number))
+    coordinator.start()
+    await turns(20)
+    assert marks(coordinator)[1] > 0
+    assert coordinator.channel("default").depth > 0
+
+
+async def test_without_an_interval_nothing_is_flushed_when_nothing_was_written(world: World) -> None:
+    await world.open(flush_interval=0, sync_mode="every_flush")
+    await world.clock.advance(100)
+    assert world.storage.calls == []
+
+
+async def test_the_next_flush_goes_on_while_the_storage_is_synced(world: World) -> None:
+    held = world.storage.gate("flush")
+    coordinator = await world.open(sync_mode="every_flush")
+    await coordinator.write("a")
+    await (await coordinator.flush()).wait(FLUSHED)
+    await coordinator.write("b")
+    await (await coordinator.flush()).wait(FLUSHED)
+    assert marks(coordinator) == (2, 2, 0)
+    held.set()
+    await turns()
+    assert marks(coordinator) == (2, 2, 2)
+
+
+async def test_a_sync_covers_only_what_was_flushed_before_it_began(world: World) -> None:
+    held = world.storage.gate("flush")
+    coordinator = await world.open()
+    await coordinator.write("a")
+    await (await coordinator.flush(durable=True)).wait(FLUSHED)
+    await turns()
+    await coordinator.write("b")
+    await (await coordinator.flush()).wait(FLUSHED)
+    held.set()
+    await turns()
+    assert marks(coordinator) == (2, 2, 1)
+
+
+async def test_flushes_wait_for_a_storage_that_cannot_keep_up_with_syncs(world: World) -> None:
+    world.storage.gate("flush")
+    coordinator = await world.open(sync_mode="every_flush", flush_size_threshold=SIZE)
+    for number in range(20):
+        if number < 5:
+            await coordinator.write(str(number))
+        await turns(10)
+    assert marks(coordinator)[1] == 3
+    assert world.storage.calls.count("flush") == 1

@@ -23,6 +23,7 @@ NAMES = {
     "flush_total",
     "flush_delta_duration_seconds",
     "flush_storage_duration_seconds",
+    "watermark",
 }
 
 
@@ -75,6 +76,8 @@ async def test_metrics_tell_what_happens(world: World) -> None:
     assert value("send_duration_seconds", command="flush", status="ok") == 2
     assert value("delta_apply_duration_seconds") == 2
     assert value("flush_event_queue_depth") == 0
+    marks = [value("watermark", level=level) for level in ("applied", "flushed", "durable")]
+    assert marks == [4, 4, 4]
 
 
 async def test_the_depth_of_a_queue_is_shown_while_it_is_held(world: World) -> None:

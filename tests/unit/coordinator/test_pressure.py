@@ -209,3 +209,88 @@ async def test_close_turns_away_those_who_wait_for_room(world: World) -> None:
     with pytest.raises(Shutdown):
         await waiting
     assert len(world.disk.persisted) == 3
+
+
+def by_length(write: str) -> int:
+    return len(write)
+
+
+async def sized(world: World, **config: object) -> Words:
+    """Words count by their length before they are applied, and for `SIZE` each afterwards."""
+    return await world.build(
+        size_of=by_length, flush_size_threshold=5 * SIZE, max_pending_size=10 * SIZE, **config
+    )
+
+
+async def test_queued_writes_count_by_their_size(world: World) -> None:
+    coordinator = await sized(world)
+    coordinator.try_write("x" * 60)
+    coordinator.try_write("y" * 40)
+    with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
+        coordinator.try_write("z")
+
+
+async def test_a_write_larger_than_the_limit_gets_in_when_nothing_else_is_pending(world: World) -> None:
+    coordinator = await sized(world)
+    coordinator.try_write("x" * 1000)
+    coordinator.start()
+    handle = await coordinator.write("y" * 1000)
+    await coordinator.close()
+    await handle.wait(Durability.DURABLE)
+
+
+async def test_a_write_counts_once_whether_it_is_queued_or_applied(world: World) -> None:
+    held = world.storage.gate("apply")
+    coordinator = await sized(world, batch_writes_max=4)
+    coordinator.start()
+    for number in range(9):
+        await (await coordinator.write(f"{number:010d}")).wait(Durability.APPLIED)
+    coordinator.try_write("the 10th  ")
+    with pytest.raises(Backpressure):
+        coordinator.try_write("the 11th")
+    held.set()
+    await coordinator.close()
+    assert marks(coordinator) == (10, 10, 10)
+
+
+async def test_those_who_wait_are_let_in_by_size_too(world: World) -> None:
+    coordinator = await sized(world)
+    coordinator.try_write("x" * 100)
+    waiting = [asyncio.create_task(coordinator.write(str(number) * 60)) for number in range(4)]
+    await turns()
+    channel = coordinator.channel("default")
+    channel.take(1)
+    channel.admit()
+    await turns()
+    assert [task.done() for task in waiting] == [True, True, False, False]
+    coordinator.start()
+    for task in waiting:
+        await task
+
+
+async def test_a_cancelled_wait_gives_its_size_back(world: World) -> None:
+    coordinator = await sized(world)
+    coordinator.try_write("x" * 100)
+    waiting = asyncio.create_task(coordinator.write("y" * 100))
+    await turns()
+    channel = coordinator.channel("default")
+    channel.take(1)
+    channel.admit()
+    waiting.cancel()
+    await turns()
+    assert waiting.cancelled()
+    assert channel.size == 0
+    coordinator.try_write("room again")
+
+
+async def test_what_a_paused_channel_holds_stops_nobody_else(world: World) -> None:
+    coordinator = await sized(world)
+    side = coordinator.channel("side")
+    side.pause()
+    side.try_write("x" * 100)
+    with pytest.raises(Backpressure):
+        side.try_write("y")
+    coordinator.try_write("z")
+    side.resume()
+    with pytest.raises(Backpressure):
+        coordinator.try_write("z")

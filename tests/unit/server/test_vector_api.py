@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -143,6 +144,9 @@ async def test_other_mistakes_have_their_status(server: Server) -> None:
     assert (response.status, list(response.headers)) == (405, [(b"allow", b"POST")])
     assert (await server.told("GET", f"{ROOT}/vectors/zz"))[0] == 404
     assert server.app.fault(Fault.TOO_LARGE, "large").status == 413
+    for kind in (b"application/json", b"application/protobuf+json"):
+        head = Request(b"POST", b"/", {b"content-type": kind})
+        assert server.app.fault(Fault.OVERLOADED, "busy", head).content_type == kind
 
 
 async def test_probes_and_metrics(server: Server) -> None:
@@ -174,6 +178,51 @@ async def test_a_fenced_server_acknowledges_nothing_and_is_not_healthy(server: S
     await newer.close()
 
 
+@pytest.mark.parametrize("call", ["apply", "flush"])
+async def test_a_storage_that_does_not_answer_makes_the_outcome_unknown_and_sending_again_is_right(
+    call: str,
+) -> None:
+    server = Server(World(), VectorSettings(acknowledge_timeout="50ms"))
+    server.api.store = await server.world.open()
+    assert server.world.storage is not None
+    gate = server.world.storage.gate(call)
+    for path, body in (("write", UPSERT), ("delete", {"ids": ["b"]})):
+        response = await server.ask("POST", f"{ROOT}/{path}", body)
+        assert (response.status, list(response.headers)) == (503, [(b"retry-after", b"1")])
+        assert isinstance(response.body, bytes)
+        assert b"not durable within 0.05 s: the outcome is unknown" in response.body
+    assert (await server.ask("POST", "/-/flush")).status == 503
+    gate.set()
+    await server.api.store.flush()
+    patient = Server(server.world, VectorSettings())
+    patient.api.store = server.api.store
+    assert (await patient.told("POST", f"{ROOT}/write", UPSERT))[0] == 200
+    assert len(server.api.store) == 2
+    await server.api.store.close()
+
+
+async def test_more_searches_than_the_cap_get_503_and_writes_go_on(server: Server) -> None:
+    assert server.api.store is not None
+    with contextlib.ExitStack() as taken:
+        for _ in range(64):
+            taken.enter_context(server.api.store._readers.place())
+        response = await server.ask("POST", f"{ROOT}/search", {"vector": [1, 0, 0]})
+        assert (response.status, list(response.headers)) == (503, [(b"retry-after", b"1")])
+        assert (await server.ask("GET", f"{ROOT}/recall")).status == 503
+        assert (await server.ask("POST", f"{ROOT}/write", UPSERT)).status == 200
+    assert (await server.ask("POST", f"{ROOT}/search", {"vector": [1, 0, 0]})).status == 200
+
+
+async def test_recall_is_told(server: Server) -> None:
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    assert await server.told("GET", f"{ROOT}/recall?sample=5&k=3") == (
+        200,
+        {"status": "success", "recall": 1.0, "k": 3, "sample": 2, "vectors": 2},
+    )
+    for wrong in ("sample=x", "sample=0", "k=0", "limit=3", "nprobe=0"):
+        assert (await server.ask("GET", f"{ROOT}/recall?{wrong}")).status == 400
+
+
 async def test_keys_say_who_may_do_what() -> None:
     settings = VectorSettings(keys=Keyring.parse("reader:read,writer:rw"))
     server = Server(World(), settings)
@@ -192,6 +241,11 @@ def test_a_server_that_others_could_reach_needs_keys() -> None:
     with pytest.raises(ConfigError, match="VECTOR_API_KEYS"):
         VectorSettings(host="0.0.0.0")
     VectorSettings(host="0.0.0.0", allow_no_keys=True)
-    for wrong in ({"port": 70_000}, {"acknowledge": "maybe"}, {"requests_max": 0}):
+    for wrong in (
+        {"port": 70_000},
+        {"acknowledge": "maybe"},
+        {"acknowledge_timeout": "0s"},
+        {"requests_max": 0},
+    ):
         with pytest.raises(ConfigError):
             VectorSettings(**wrong)  # type: ignore[arg-type]

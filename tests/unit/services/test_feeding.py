@@ -11,12 +11,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from tests.unit.timeseries.database_doubles import START_MS, contents, disk, opened
 
 from penstock.buffer import Consumer, ConsumerConfig, FencedError, Metadata, Producer, ProducerConfig
-from penstock.coordinator import ApplyError, FlushFenced, WriteHandle
-from penstock.errors import Unavailable
+from penstock.coordinator import ApplyError, FlushFenced, Position, WriteHandle
+from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
 from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
 from penstock.services.feeding import payload_per_record
+from penstock.services.record_letters import RecordLetters, letters_key, read_letters
 from penstock.services.timeseries_feed import METRICS_PAYLOAD, FedTimeSeries
 from penstock.testing.memory_storage import MemoryDisk, StorageFault
 from penstock.timeseries import Labels, TimeSeries
@@ -40,6 +41,10 @@ async def produce(store: MemoryStore, batches: Sequence[tuple[list[bytes], bytes
 def feed(store: MemoryStore, database: TimeSeries, **settings: object) -> Feed:
     config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False), poll_interval="1ms")
     return Feed(config, FedTimeSeries(database), **settings)  # type: ignore[arg-type]
+
+
+async def letters(store: MemoryStore, sequence: int) -> RecordLetters:
+    return read_letters(bytes((await store.get(letters_key("ingest/manifest", sequence))).data))
 
 
 async def queue_length(store: MemoryStore) -> int:
@@ -120,15 +125,14 @@ async def test_records_that_cannot_be_read_are_set_aside_before_their_batch_is_s
         assert await database.stored_sequence() == 1
     assert (report.records, report.refused) == (1, 3)
     assert registry.value("feed.records_refused") == 3
-    assert [letter.reason.partition(":")[0] for letter in report.letters] == [
-        "record 0",
-        "record 2",
-        "record 0",
-    ]
+    assert [letter.index for letter in report.letters] == [0, 2, 0]
     assert "logs, not metrics" in report.letters[2].reason
-    first = report.letters[0]
-    assert first.bytes_key is not None
-    assert bytes((await store.get(first.bytes_key)).data) == b"\xff\xff"
+    first = await letters(store, 0)
+    assert [(one.index, one.data, one.stored_in_part) for one in first.records] == [
+        (0, b"\xff\xff", False),
+        (2, long, False),
+    ]
+    assert len(await store.list("ingest/manifest.dead/")) == 2
 
 
 async def test_a_crash_after_the_letter_and_before_the_write_repeats_the_letter(store: MemoryStore) -> None:
@@ -165,7 +169,7 @@ async def test_a_letter_that_cannot_be_stored_holds_its_batch_back(store: Memory
             raise Unavailable("the store is away")
 
         with pytest.raises(Unavailable):
-            await FedTimeSeries(database).write_batch([b"\xff"], [METRICS_PAYLOAD], 0, no_store)
+            await FedTimeSeries(database).write_batch([b"\xff"], [METRICS_PAYLOAD], Position(0), no_store)
         assert await database.stored_sequence() is None
 
 
@@ -182,6 +186,13 @@ async def test_a_payload_that_says_something_else_sets_the_record_aside(
         assert await database.stored_sequence() == 0
 
 
+async def test_what_the_collector_stores_as_requests_is_taken(store: MemoryStore) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], b"metrics")])
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database).run(once=True)
+        assert (report.records, report.refused) == (1, 0)
+
+
 def test_a_record_has_the_payload_of_the_last_item_at_or_before_it() -> None:
     items = [
         Metadata(start_index=at, ingestion_time_ms=0, payload=text)
@@ -189,6 +200,109 @@ def test_a_record_has_the_payload_of_the_last_item_at_or_before_it() -> None:
     ]
     assert payload_per_record(items, 6) == [b"", b"", b"two", b"two", b"four", b"four"]
     assert payload_per_record([], 2) == [b"", b""]
+
+
+async def test_a_record_that_is_stored_in_part_is_set_aside_as_well(store: MemoryStore) -> None:
+    request = ExportMetricsServiceRequest.FromString(gauge("a", 0, 1.0))
+    metric = request.resource_metrics[0].scope_metrics[0].metrics.add(name="latency")
+    metric.exponential_histogram.data_points.add(time_unix_nano=START_MS * 1_000_000, count=3)
+    record = request.SerializeToString()
+    await produce(store, [([record], METRICS_PAYLOAD)])
+    registry = Registry()
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database, registry=registry).run(once=True)
+        assert await contents(database) == {"a{}": {0: 1.0}}
+    assert (report.records, report.refused, report.stored_in_part) == (1, 0, 1)
+    assert registry.value("feed.records_stored_in_part") == 1
+    (letter,) = (await letters(store, 0)).records
+    assert letter.stored_in_part
+    assert letter.data == record
+    assert letter.reason.startswith("1 point has no series: ")
+
+
+async def test_a_letter_whose_outcome_is_unknown_is_written_again(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await produce(store, [([b"\xff"], METRICS_PAYLOAD)])
+    put, tries = store.put, 0
+
+    async def uncertain(key: str, data: bytes) -> object:
+        nonlocal tries
+        stored = await put(key, data)
+        if ".dead/" in key and (tries := tries + 1) < 3:
+            raise OutcomeUnknown("the answer was lost")
+        return stored
+
+    monkeypatch.setattr(store, "put", uncertain)
+    async with await opened(disk().open()) as database:
+        report = await feed(store, database).run(once=True)
+    assert (report.refused, tries) == (1, 3)
+
+
+# Which queue
+
+
+async def fed_from(there: MemoryDisk, queue: MemoryStore, adopt: str | None = None) -> list[int]:
+    """One life of a database that is fed from `queue`: the values of its series afterwards."""
+    config = FeedConfig(queue=ConsumerConfig(store=queue, gc_enabled=False), adopt_queue=adopt)
+    async with await opened(there.open()) as database:
+        await Feed(config, FedTimeSeries(database)).run(once=True)
+        return sorted(
+            int(value) for samples in (await contents(database)).values() for value in samples.values()
+        )
+
+
+async def numbers(store: MemoryStore, first: int, count: int) -> None:
+    await produce(
+        store, [([gauge("n", at, float(at))], METRICS_PAYLOAD) for at in range(first, first + count)]
+    )
+
+
+async def test_another_queue_is_refused_before_anything_of_it_is_dequeued(store: MemoryStore) -> None:
+    there, other = disk(), MemoryStore("other")
+    await numbers(store, 0, 2)
+    await numbers(other, 10, 5)
+    assert await fed_from(there, store) == [0, 1]
+    with pytest.raises(ConfigError, match=r"was fed from memory://queue/ingest/manifest, up to batch 1, not"):
+        await fed_from(there, other)
+    assert await queue_length(other) == 5
+
+
+async def test_a_queue_that_is_adopted_as_new_is_taken_from_its_beginning(store: MemoryStore) -> None:
+    there, other = disk(), MemoryStore("other")
+    await numbers(store, 0, 3)
+    await numbers(other, 10, 2)
+    assert await fed_from(there, store) == [0, 1, 2]
+    assert await fed_from(there, other, "new") == [0, 1, 2, 10, 11]
+    assert await fed_from(there, other, "new") == [0, 1, 2, 10, 11]
+    await numbers(other, 12, 1)
+    assert await fed_from(there, other) == [0, 1, 2, 10, 11, 12]
+    with pytest.raises(ConfigError, match="was fed from memory://other/"):
+        await fed_from(there, store)
+
+
+async def test_a_queue_that_has_moved_goes_on_behind_what_was_stored(store: MemoryStore) -> None:
+    there, moved = disk(), MemoryStore("moved")
+    await numbers(store, 0, 2)
+    assert await fed_from(there, store) == [0, 1]
+    await numbers(moved, 100, 2)  # a copy that differs, to see that its first two are passed by
+    await numbers(moved, 2, 1)
+    assert await fed_from(there, moved, "moved") == [0, 1, 2]
+
+
+async def test_a_position_without_a_name_is_adopted_at_the_first_start(store: MemoryStore) -> None:
+    there = disk()
+    await numbers(store, 0, 3)
+    async with await opened(there.open()) as database:
+        await database.write([], sequence=1)
+    assert await fed_from(there, store) == [2]
+    async with await opened(there.open()) as database:
+        assert await database.stored_position() == Position(2, "memory://queue/ingest/manifest")
+
+
+def test_an_adoption_that_is_not_known_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ConfigError, match="'moved' or 'new'"):
+        FeedConfig(queue=ConsumerConfig(store="memory://q"), adopt_queue="yes")
 
 
 class Crowded:
@@ -199,16 +313,16 @@ class Crowded:
         self.offers: list[int] = []
 
     async def write_batch(
-        self, records: Sequence[bytes], metadata: Sequence[bytes], sequence: int, set_aside: SetAside
+        self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
-        self.offers.append(sequence)
+        self.offers.append(position.sequence)
         await set_aside([RefusedRecord(0, "no good")])
-        if self.offers.count(sequence) < 3:
+        if self.offers.count(position.sequence) < 3:
             raise Unavailable("no room")
-        return await self._fed.write_batch(records[1:], metadata[1:], sequence, set_aside)
+        return await self._fed.write_batch(records[1:], metadata[1:], position, set_aside)
 
-    async def stored_sequence(self) -> int | None:
-        return await self._fed.stored_sequence()
+    async def stored_position(self) -> Position | None:
+        return await self._fed.stored_position()
 
     async def sync(self) -> None:
         await self._fed.sync()

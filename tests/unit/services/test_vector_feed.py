@@ -9,10 +9,12 @@ from tests.unit.vector.doubles import World, vector
 
 from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.coordinator import FlushFenced
+from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import MemoryStore
 from penstock.services.feeding import Feed, FeedConfig
 from penstock.services.vector_feed import FedVectors
-from penstock.vector import VectorStore
+from penstock.vector import Collection, Metric, Vector, VectorStore, Write
+from penstock.vector.delta import VectorDelta
 from penstock.vector.records import DELETE_METADATA, UPSERT_METADATA, encode_deletes, encode_upserts
 
 
@@ -98,3 +100,42 @@ async def test_a_feed_whose_collection_was_taken_over_stops_and_acknowledges_not
     assert report.records == 1
     assert await held(newer) == {"a": [1, 0, 0]}
     await newer.close()
+
+
+async def test_another_queue_is_refused_and_stays_as_it_is(queue: MemoryStore) -> None:
+    other = MemoryStore("other")
+    for one in (queue, other):
+        await produce(one, [([encode_upserts([vector("a", 1, 0, 0)])], UPSERT_METADATA)] * 3)
+    world = World()
+    store = await world.open()
+    await feed(queue, store).run(once=True)
+    await store.close()
+    store = await world.open()
+    assert (store.position, store.source) == (2, "memory://queue/ingest/manifest")
+    with pytest.raises(ConfigError, match="was fed from memory://queue/ingest/manifest"):
+        await feed(other, store).run(once=True)
+    await store.close()
+    assert len(await Consumer.open(ConsumerConfig(store=other, gc_enabled=False))) == 3
+
+
+async def test_no_position_goes_back_and_none_passes_over_a_refused_write() -> None:
+    store = await World().open()
+    await store.write(Write.upsert([vector("a", 1, 0, 0)]))
+    await store.write(Write((), position=3))
+    with pytest.raises(InvalidInput, match="is not behind 3"):
+        await store.write(Write((), position=3))
+    with pytest.raises(InvalidInput, match="has 2 components"):
+        await store.write(Write((("b", vector("b", 1, 0)),), position=4))
+    with pytest.raises(InvalidInput, match="cannot be stored before 4, which was refused"):
+        await store.write(Write((), position=5))
+    await store.write(Write((), position=4))
+    await store.write(Write((), position=5))
+    await store.close()
+
+
+def test_a_write_counts_for_as_much_in_the_queue_as_in_the_delta() -> None:
+    delta = VectorDelta()
+    delta.init(Collection(dimensions=3, metric=Metric.L2))
+    write = Write.upsert([vector("a", 1, 0, 0), Vector("b", [0, 1, 0], {"text": "x" * 20_000})])
+    delta.apply_one(write)
+    assert write.items == delta.estimate_size() == 4

@@ -24,6 +24,7 @@ from penstock.timeseries.api import (
     parse_time,
     query_answer,
     range_request,
+    reads_any_name,
     series_answer,
     series_request,
 )
@@ -33,6 +34,7 @@ from penstock.timeseries.promql import (
     ExecutionError,
     ParseError,
     QueryTimeout,
+    ResultSeries,
     TooManySamples,
     UnsupportedQuery,
 )
@@ -239,3 +241,69 @@ def test_federation_is_text_that_prometheus_client_reads() -> None:
         ({}, 2.5),
         ({"job": 'a"b\n'}, 1.0),
     ]
+
+
+ODD_NAMES = [
+    Labels.of({"__name__": "a.b", "c": "1"}),
+    Labels.of({"__name__": "up", "a label": 'x"y\n'}),
+    Labels.of({"__name__": "up 1\ninjected 2\n# "}),
+    Labels.of({"__name__": "up", 'n="1"} 1\ninjected{n': "1"}),
+    Labels.of({"__name__": "up", "job": "a"}),
+]
+
+
+def newest(labels: Labels) -> ResultSeries:
+    return ResultSeries(labels, np.array([30_000]), np.array([1.0]))
+
+
+def test_names_that_are_not_plain_are_left_out_of_the_plain_text_and_counted() -> None:
+    answer = federation_answer(map(newest, ODD_NAMES))
+    assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.body.decode() == (
+        '# TYPE up untyped\nup{job="a"} 1 30000\n# 4 series are not shown: accept escaping=allow-utf-8\n'
+    )
+
+
+def test_who_reads_any_name_gets_names_in_quotes_and_no_line_of_their_making() -> None:
+    answer = federation_answer(map(newest, ODD_NAMES), any_name=True)
+    assert "escaping=allow-utf-8" in answer.content_type
+    text = answer.body.decode()
+    assert not any(line.startswith("injected") for line in text.splitlines())
+    assert '{"a.b",c="1"} 1 30000\n' in text
+    assert 'up{"a label"="x\\"y\\n"} 1 30000\n' in text
+    found = [
+        Labels.of({"__name__": sample.name, **sample.labels})
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    assert sorted(found) == sorted(ODD_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("accept", "reads"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain;version=0.0.4;q=0.3,*/*;q=0.1", False),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6", False),
+        ("application/x;q=0.9, text/plain; version=1.0.0; escaping=allow-utf-8; q=0.4,*/*", True),
+    ],
+)
+def test_a_scraper_says_whether_it_reads_any_name(accept: str, reads: bool) -> None:
+    assert reads_any_name(accept) is reads
+
+
+@pytest.mark.parametrize("text", ["up offset 5m", "up @ 5", "up @ start()", "up[5m]", "sum(up)", "1"])
+def test_a_series_selector_takes_no_modifier(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r'parameter "match\[\]": 1:\d+: parse error'):
+        series_request({"match[]": [text]})
+
+
+def test_one_more_than_the_limit_is_read_to_know_of_more() -> None:
+    assert series_request({"match[]": ["up"], "limit": ["5"]}).read_max == 6
+    assert series_request({"match[]": ["up"], "limit": ["0"]}).read_max is None
+
+
+def test_selectors_are_bounded_together() -> None:
+    with pytest.raises(InvalidInput, match="longer than 65,536 characters"):
+        labels_request({"match[]": ["up" * 1000] * 33})

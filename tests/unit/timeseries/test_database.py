@@ -185,11 +185,11 @@ async def test_a_query_reads_one_instant() -> None:
         snapshot, buckets = database._within(None, None)
         await database.write([series("up", (0, 7.0), n="1"), series("up", (HOUR_MS, 7.0), n="2")])
         await database.sync()
-        from penstock.timeseries.promql import Selection
+        from penstock.timeseries.promql import Engine, Selection
         from penstock.timeseries.reading import LabelCache, select
 
         selection = Selection(parse_selector("up"), START_MS, START_MS + 2 * HOUR_MS)
-        found = await select(snapshot, buckets, selection, LabelCache(), samples_max=100)
+        found = await select(snapshot, buckets, selection, LabelCache(), Engine().budget())
         assert [(str(labels), values.tolist()) for labels, _, values in found] == [('up{n="1"}', [1.0, 1.0])]
 
 
@@ -328,8 +328,8 @@ async def test_a_bucket_that_was_stored_without_an_end_is_deleted_when_retention
     database = await TimeSeries.open(there.open(), config(), clock=clock)
     await database.write([series("up", (0, 1.0))])
     await database.close()
-    await clock.advance(5 * 3600)
     database = await TimeSeries.open(there.open(), config(retention="2h"), clock=clock)
+    await clock.advance(5 * 3600)
     await database.write([series("up", (5 * HOUR_MS, 1.0))])
     await database.sync()
     await database.close()
@@ -517,3 +517,16 @@ async def test_values_are_kept_bit_by_bit() -> None:
 def test_a_dictionary_key_names_its_fingerprint() -> None:
     fingerprint = Labels.of({"a": "1"}).fingerprint()
     assert DictionaryKey(FIRST, fingerprint).encode().endswith(fingerprint)
+
+
+async def test_remembered_labels_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.timeseries.reading._CACHED_BYTES_MAX", 20_000)
+    there = disk()
+    async with await opened(there.open()) as database:
+        await database.write([series("up", (0, 1.0), n=f"{number:01000}") for number in range(60)])
+    async with await opened(there.open()) as database:
+        for number in range(60):
+            assert len(await contents(database, f'up{{n="{number:01000}"}}')) == 1
+            kept = [labels for known in database._cache.buckets.values() for labels in known.values()]
+            assert sum(len(labels.value("n")) for labels in kept) <= 20_000
+        assert len(await contents(database, "up")) == 60

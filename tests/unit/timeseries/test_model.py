@@ -10,7 +10,6 @@ import pytest
 
 from penstock.errors import InvalidInput
 from penstock.timeseries import Bucket, Labels, Samples
-from penstock.timeseries.bucket import buckets_between, split_by_bucket
 from penstock.timeseries.model import STALE_BITS, STALE_MARKER, is_stale
 
 HOUR_MS = 3_600_000
@@ -87,27 +86,7 @@ def test_a_bucket_that_cannot_be_is_refused(wrong: tuple[int, int]) -> None:
         Bucket(*wrong)
 
 
-def test_samples_are_split_by_the_hour_in_their_order() -> None:
-    samples = Samples.of([(HOUR_MS, 1.0), (0, 2.0), (HOUR_MS - 1, 3.0), (HOUR_MS, 4.0)])
-    parts = split_by_bucket(samples)
-    assert {bucket.start_ms: part.values.tolist() for bucket, part in parts.items()} == {
-        0: [2, 3],
-        HOUR_MS: [1, 4],
-    }
-    assert all(bucket.holds(part) for bucket, part in parts.items())
-    assert not Bucket(0).holds(samples)
-
-
-def test_a_sample_before_1970_splits_nothing() -> None:
-    with pytest.raises(InvalidInput):
-        split_by_bucket(Samples.of([(HOUR_MS, 1.0), (-1, 1.0)]))
-
-
-def test_the_buckets_of_a_range_are_those_it_touches() -> None:
-    assert [bucket.start_ms for bucket in buckets_between(HOUR_MS - 1, 2 * HOUR_MS)] == [
-        0,
-        HOUR_MS,
-        2 * HOUR_MS,
-    ]
-    assert list(buckets_between(-HOUR_MS, -1)) == []
-    assert len(list(buckets_between(2**32 * 60_000 - HOUR_MS, 2**53))) == 2
+@pytest.mark.parametrize("at_ms", [-1, 2**32 * 60_000, 2**62])
+def test_a_time_that_is_in_no_bucket_is_told(at_ms: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{at_ms} ms since 1970 is not a time from 1970 to 10135"):
+        Bucket.at(at_ms)

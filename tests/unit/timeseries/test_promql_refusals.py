@@ -43,6 +43,20 @@ from penstock.timeseries.promql import (
         ('sum(rate(http{a="b"}[5m]) by (x)', (1, 27)),
         ('label_replace(x, "a", "b")', (1, 26)),
         ("{}", (1, 2)),
+        ("x + x @ 1e30", (1, 9)),
+        ("x @ 99999999999999999999", (1, 5)),
+        ("x[285617y]", (1, 3)),
+        ("x[99999999y]", (1, 3)),
+        ("x[5m:99999999y]", (1, 6)),
+        ("x offset 99999999y", (1, 10)),
+        ("x offset -99999999y", (1, 11)),
+        ("x[1e18]", (1, 3)),
+        ("x[1e30]", (1, 3)),
+        ("x[5m:1e400]", (1, 6)),
+        ("x\n  OFFSET -1e400", (2, 11)),
+        ("x offset NaN", (1, 10)),
+        ("x offset Inf", (1, 10)),
+        ('x{a=~"b"} + x{a!~"a{1001}"}', (1, 18)),
     ],
 )
 def test_a_parse_error_points_at_what_does_not_fit(query: str, place: tuple[int, int]) -> None:
@@ -173,3 +187,21 @@ def test_operators_bind_as_documented(query: str, value: float) -> None:
 def test_a_time_that_no_clock_shows_is_refused() -> None:
     with pytest.raises(InvalidInput, match="out of range"):
         ENGINE.instant("x @ 1e20", 0)
+
+
+@pytest.mark.parametrize("text", ["up offset 99999999y", "up offset 1e400", "up @ 1e30", 'up{a=~"a{1001}"}'])
+def test_a_selector_with_a_time_or_an_expression_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        parse_selector(text)
+
+
+def test_a_panic_of_the_parser_is_an_error_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics(text: str) -> None:
+        raise PanicException("value is too big")
+
+    monkeypatch.setattr("promql_parser.parse", panics)
+    with pytest.raises(ParseError, match="value is too big"):
+        ENGINE.instant("x", 0)

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.timeseries import Labels, MetricType
 from penstock.timeseries.model import STALE_BITS
-from penstock.timeseries.remote_write import decode_remote_write
+from penstock.timeseries.remote_write import _Remembered, decode_remote_write
 
 
 def varint(value: int) -> bytes:
@@ -28,7 +28,11 @@ def nested(number: int, content: bytes) -> bytes:
 
 
 def label(name: str, value: str) -> bytes:
-    return nested(1, nested(1, name.encode()) + nested(2, value.encode()))
+    return nested(1, pair(name, value))
+
+
+def pair(name: str, value: str) -> bytes:
+    return nested(1, name.encode()) + nested(2, value.encode())
 
 
 def sample(value: float, timestamp_ms: int, bits: int | None = None) -> bytes:
@@ -105,3 +109,14 @@ def test_the_size_is_checked_before_anything_is_unpacked() -> None:
         decode_remote_write(claims_four_gigabytes)
     with pytest.raises(LimitExceeded):
         decode_remote_write(body(UP + sample(1, 1)), bytes_max=10)
+
+
+def test_remembered_labels_are_bounded_by_their_bytes() -> None:
+    remembered = _Remembered(10_000)
+    raws = [(pair("__name__", "up"), pair("n", f"{n:0500}")) for n in range(100)]
+    for raw in raws:
+        assert remembered(raw).metric == "up"
+        assert remembered(raw) is remembered(raw)
+        assert sum(len(part) for key in remembered._known for part in key) <= 10_000
+    assert remembered((pair("__name__", "x" * 20_000),)).metric == "x" * 20_000
+    assert len(remembered._known) < 20

@@ -86,7 +86,10 @@ async def test_deleting_what_is_not_there_is_no_error() -> None:
         vector("b", 1, 0, 0, year="1999"),
         vector("b", 1, 0, 0, year=True),
         vector("b", 1, 0, 0, year=2**63),
+        vector("b", 1, 0, float("-inf")),
         vector("b", 1, 0, 0, rank=float("nan")),
+        vector("b", 1, 0, 0, rank=float("inf")),
+        vector("b", 1, 0, 0, rank=10**400),
         vector("b", 1, 0, 0, draft=1),
         vector("b", 1, 0, 0, lang="x" * (LANG_BYTES_MAX + 1)),
         vector("b", 1, 0, 0, body="x" * 65_536),
@@ -103,7 +106,17 @@ async def test_deleting_what_is_not_there_is_no_error() -> None:
             "text-for-int",
             "flag-for-int",
         ),
-        *("large-int", "nan-attribute", "int-for-flag", "long-key", "long-text", "no-unicode"),
+        *(
+            "large-int",
+            "infinite",
+            "nan-attribute",
+            "infinite-attribute",
+            "huge-attribute",
+            "int-for-flag",
+            "long-key",
+            "long-text",
+            "no-unicode",
+        ),
     ],
 )
 async def test_one_wrong_vector_refuses_the_whole_write(wrong: Vector) -> None:
@@ -116,6 +129,27 @@ async def test_one_wrong_vector_refuses_the_whole_write(wrong: Vector) -> None:
     await store.flush()
     assert await ids(store) == ["kept"]
     assert store.position is None
+    await store.close()
+
+
+async def test_a_refusal_says_which_vector_and_what_is_wrong() -> None:
+    store = await World().open()
+    for wrong, says in (
+        (vector("b", 1, 0), "'b' has 2 components, the collection has 3"),
+        (vector("b", 1, float("nan"), 0), "'b': component 1 is nan; each is a number from -1e15 to 1e15"),
+        (vector("b", 1, 0, 0, colour="red"), "'b': the schema has no field 'colour'"),
+        (vector("b", 1, 0, 0, year="1999"), "'b': field 'year' is int64, not str"),
+        (vector("x" * 65, 1, 0, 0), "an id has at most 64 bytes: 'xxx"),
+        (Vector(7, [1, 0, 0]), "an id is a text"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            await store.upsert([wrong])
+    with pytest.raises(InvalidInput, match="the vector 'b' is written under the id 'a'"):
+        await store.write(Write((("a", vector("b", 1, 0, 0)),)))
+    with pytest.raises(InvalidInput, match="list of names"):
+        await store.search([1, 0, 0], include_fields="lang")
+    await store.flush()
+    assert len(store) == 0
     await store.close()
 
 
@@ -209,9 +243,10 @@ async def test_deleted_ids_are_noted_until_no_list_holds_them() -> None:
         ({"dimensions": 4}, "3 dimensions, not 4"),
         ({"metric": "cosine"}, "metric is l2, not cosine"),
         ({"fields": FIELDS[:-1]}, "field 'body' is text, not indexed, not absent"),
+        ({"fields": ()}, "field 'lang' is string, indexed, not absent"),
         ({"fields": (dataclasses.replace(FIELDS[0], indexed=False), *FIELDS[1:])}, "field 'lang'"),
     ],
-    ids=["dimensions", "metric", "field", "index"],
+    ids=["dimensions", "metric", "field", "no-fields", "index"],
 )
 async def test_a_collection_that_was_created_differently_is_not_opened(
     change: dict[str, object], says: str
@@ -220,7 +255,11 @@ async def test_a_collection_that_was_created_differently_is_not_opened(
     await (await world.open()).close()
     with pytest.raises(ConfigError, match=says):
         await world.open(**change)
-    store = await world.open(dimensions=None)
+    silent = {"dimensions": None, "metric": None, "fields": None}
+    with pytest.raises(ConfigError, match=says):
+        await world.open(**silent | change)
+    store = await world.open(**silent)
+    assert store.collection.fields == FIELDS
     assert store.collection.dimensions == 3
     await store.close()
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from penstock.buffer import ConsumerConfig
-from penstock.cli.display import Progress
+from penstock.cli.database_service import (
+    DatabaseService,
+    address,
+    listening_options,
+    queue_config,
+    queue_options,
+    start_logging,
+)
 from penstock.cli.failure import ExitCode
 from penstock.config import Setting, load_mapping, merge
-from penstock.errors import ConfigError, PenstockError, Unsupported
-from penstock.units import format_count
+from penstock.errors import ConfigError, Unsupported
 
 if TYPE_CHECKING:
     from penstock.metrics import Registry
-    from penstock.server.vector import VectorSettings
-    from penstock.services.feeding import Feed, FeedReport
+    from penstock.services import FedDatabase
     from penstock.vector import VectorConfig, VectorStore
 
 __all__ = ["serve"]
-
-_LOG = logging.getLogger(__name__)
 
 _ENVIRONMENT = """\b
 Environment:
@@ -52,14 +51,8 @@ by a newer one ends with exit code 4.
     metavar="NAME:TYPE[:indexed]",
     help="A field of the schema: string, int64, float64, bool or text. May be repeated.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=int, default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--port-file", metavar="PATH", help="Where to write host:port once it listens.")
-@click.option("--buffer", "queue", metavar="STORE", help="Also take vectors from the queue there.")
-@click.option("--manifest", metavar="PATH", help="The queue's manifest [default: ingest/manifest].")
-@click.option(
-    "--poll-interval", default="1s", show_default=True, help="How often an empty queue is looked at."
-)
+@listening_options(8080)
+@queue_options("vectors")
 @click.option("--flush-interval", metavar="DURATION", help="How often writes are stored [default: 5s].")
 @click.option(
     "--acknowledge",
@@ -69,10 +62,6 @@ by a newer one ends with exit code 4.
     help="When a write over HTTP is answered.",
 )
 @click.option("--config", metavar="FILE", help="YAML with more settings of the collection.")
-@click.option("--allow-no-keys", is_flag=True, help="Let other machines in without a key.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Tell what happens as lines of JSON on standard output."
-)
 def serve(
     store: str,
     name: str | None,
@@ -85,6 +74,7 @@ def serve(
     queue: str | None,
     manifest: str | None,
     poll_interval: str,
+    adopt_queue: str | None,
     flush_interval: str | None,
     acknowledge: str,
     config: str | None,
@@ -99,6 +89,7 @@ def serve(
     try:
         from penstock.server.auth import Keyring
         from penstock.server.vector import VectorSettings
+        from penstock.server.vector import serve as serve_vectors
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(
@@ -112,9 +103,9 @@ def serve(
         allow_no_keys=allow_no_keys,
         acknowledge=acknowledge,
     )
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    start_logging()
     flags: dict[str, Setting] = {
-        "store": _address(store),
+        "store": address(store),
         "name": name,
         "dimensions": dimensions,
         "metric": metric,
@@ -122,9 +113,13 @@ def serve(
         "flush_interval": flush_interval,
     }
     collection = _collection(config, {key: value for key, value in flags.items() if value is not None})
-    consumer = _consumer(queue, manifest)
-    with Progress() as progress:
-        _Service(collection, settings, consumer, poll_interval, progress, as_json=as_json).run()
+    DatabaseService(
+        partial(serve_vectors, collection, settings),
+        fed=_fed,
+        about=_about,
+        queue=queue_config(queue, manifest, poll_interval, adopt_queue),
+        as_json=as_json,
+    ).run()
     return ExitCode.OK
 
 
@@ -142,98 +137,13 @@ def _field(text: str) -> dict[str, Setting]:
     return {"name": parts[0], "type": parts[1], "indexed": len(parts) == 3}
 
 
-def _address(store: str) -> str:
-    return store if "://" in store else f"file://{os.path.abspath(store)}"
+def _fed(store: VectorStore, registry: Registry) -> FedDatabase:
+    from penstock.services.vector_feed import FedVectors
+
+    return FedVectors(store)
 
 
-def _consumer(queue: str | None, manifest: str | None) -> ConsumerConfig | None:
-    if queue is None:
-        return None
-    # A queue that is shorter than what was read of it is another one: going on would pass over its records.
-    if manifest is None:
-        return ConsumerConfig(store=_address(queue), prefetch=1, strict_resume=True)
-    return ConsumerConfig(store=_address(queue), manifest_path=manifest, prefetch=1, strict_resume=True)
-
-
-class _Service:
-    """The server and its feed, and what people are told of them."""
-
-    def __init__(
-        self,
-        collection: VectorConfig,
-        settings: VectorSettings,
-        queue: ConsumerConfig | None,
-        poll_interval: str,
-        progress: Progress,
-        *,
-        as_json: bool,
-    ) -> None:
-        self._collection = collection
-        self._settings = settings
-        self._queue = queue
-        self._poll_interval = poll_interval
-        self._progress = progress
-        self._as_json = as_json
-        self._feed: Feed | None = None
-
-    def run(self) -> None:
-        """Until a signal, or what stops it."""
-        from penstock.server import process
-
-        try:
-            process.run(self._main)
-        except PenstockError as error:
-            self._tell("stopped", error=str(error), **self._fed())
-            raise
-        self._tell("stopped", error=None, **self._fed())
-
-    async def _main(self, stop: asyncio.Event) -> None:
-        from penstock.server.vector import serve as serve_vectors
-
-        await serve_vectors(
-            self._collection,
-            self._settings,
-            stop,
-            source=None if self._queue is None else self._make_feed,
-            on_bound=self._bound,
-            on_ready=self._ready,
-        )
-
-    def _make_feed(self, store: VectorStore, registry: Registry) -> Feed:
-        from penstock.services.feeding import Feed, FeedConfig
-        from penstock.services.vector_feed import FedVectors
-
-        assert self._queue is not None
-        self._feed = Feed(
-            FeedConfig(queue=self._queue, poll_interval=self._poll_interval),
-            FedVectors(store),
-            registry=registry,
-            on_progress=self._show,
-        )
-        return self._feed
-
-    def _bound(self, host: str, port: int) -> None:
-        name = f"[{host}]" if ":" in host else host
-        _LOG.info("listening on http://%s:%d", name, port)
-        self._tell("listening", host=host, port=port)
-
-    def _ready(self, store: VectorStore) -> None:
-        _LOG.info("%d vectors of %d dimensions", len(store), store.collection.dimensions)
-        self._tell("ready", vectors=len(store), dimensions=store.collection.dimensions)
-
-    def _show(self, report: FeedReport) -> None:
-        self._progress.show(
-            f"fed {format_count(report.records)} records, {format_count(report.refused)} set aside, "
-            f"up to batch {report.through if report.through is not None else '-'}"
-            f"{', caught up' if report.caught_up else ''}"
-        )
-
-    def _fed(self) -> dict[str, object]:
-        if self._feed is None:
-            return {}
-        report = self._feed.report
-        return {"records": report.records, "refused": report.refused, "through": report.through}
-
-    def _tell(self, event: str, **more: object) -> None:
-        if self._as_json:
-            click.echo(msgspec.json.encode({"event": event, **more}).decode())
+def _about(store: VectorStore) -> tuple[str, dict[str, object]]:
+    dimensions = store.collection.dimensions
+    words = f"{len(store)} vectors of {dimensions} dimensions"
+    return words, {"vectors": len(store), "dimensions": dimensions}

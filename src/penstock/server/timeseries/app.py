@@ -1,4 +1,4 @@
-"""Requests as Prometheus' clients make them, and errors in Prometheus' envelope."""
+"""Requests as Prometheus' clients make them, and errors in Prometheus' envelope; OTLP's in a `Status`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from penstock.errors import InvalidInput, PenstockError
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.server.database_app import RETRY, DatabaseApp, DatabaseRoute
 from penstock.server.errors import STATUS, Refusal
+from penstock.server.timeseries.status import OTLP_PATH, status_response
 from penstock.timeseries.api import Answer, Parameters, error_answer
 
 __all__ = ["Call", "Route", "TimeSeriesApp", "response_of"]
 
 _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"
+_FAILED: Final = "the server failed; its log says why"
 _FAULTS: Final = {Fault.MALFORMED: (400, "bad_data"), Fault.TOO_LARGE: (413, "bad_data")}
 
 
@@ -52,17 +54,29 @@ class TimeSeriesApp(DatabaseApp[Call]):
         return Call(request, name)
 
     def refusal(self, error: Exception, request: Request) -> Response:
-        return _refusal(error)
+        return _spoken(_refusal(error), _message(error), request)
 
-    def fault(self, fault: Fault, message: str) -> Response:
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
         status, kind = _FAULTS.get(fault, (503, "unavailable"))
-        return _error(status, kind, message)
+        response = _error(status, kind, message)
+        return response if head is None else _spoken(response, message, head)
 
 
 def response_of(answer: Answer) -> Response:
     """An answer of the API as a response; 503 says when to come back."""
     headers = [RETRY] if answer.status == 503 else []
     return Response(answer.status, answer.body, content_type=answer.content_type.encode(), headers=headers)
+
+
+def _spoken(response: Response, message: str, request: Request) -> Response:
+    """The same in what the client reads."""
+    if request.path != OTLP_PATH:
+        return response
+    return status_response(response.status, message, request, response.headers)
+
+
+def _message(error: Exception) -> str:
+    return str(error) if isinstance(error, PenstockError) else _FAILED
 
 
 def _refusal(error: Exception) -> Response:
@@ -78,7 +92,7 @@ def _refusal(error: Exception) -> Response:
             _LOG.error("a request failed", exc_info=error)
         return response_of(answer)
     _LOG.error("a request failed", exc_info=error)
-    return _error(500, "internal", "the server failed; its log says why")
+    return _error(500, "internal", _FAILED)
 
 
 def _error(status: int, kind: str, message: str, headers: HeaderList = ()) -> Response:

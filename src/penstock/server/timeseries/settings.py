@@ -39,15 +39,25 @@ class TimeSeriesSettings:
     acknowledge: Acknowledge = Acknowledge.DURABLE
     write_timeout: DurationLike = "5s"
     """How long a write waits for room before its sender is told to come back."""
+    acknowledge_timeout: DurationLike = "30s"
+    """How long a write that was taken waits for the storage before its sender is told to send it again."""
     max_body_bytes: SizeLike = BODY_BYTES_MAX
+    """Of one write, unpacked."""
+    max_decoded_bytes: SizeLike = "128MiB"
+    """Of all writes that are unpacked and not applied yet; more are told to come back. In memory they take
+    several times as much."""
     requests_max: int = 1000
-    """Requests under way; more are told to come back."""
+    """Requests of readers under way, and as many of writers; more are told to come back."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
+        if self.decoded_bytes_max < self.body_bytes_max:
+            raise ConfigError("max_decoded_bytes must be at least max_body_bytes, or no such body could come")
+        if self.acknowledge_timeout_s <= 0:
+            raise ConfigError("acknowledge_timeout must be longer than nothing")
         _ = self.write_timeout_s
         check_reach(
             self.host,
@@ -60,6 +70,14 @@ class TimeSeriesSettings:
     @property
     def write_timeout_s(self) -> float:
         return parse_duration(self.write_timeout)
+
+    @property
+    def acknowledge_timeout_s(self) -> float:
+        return parse_duration(self.acknowledge_timeout)
+
+    @property
+    def decoded_bytes_max(self) -> int:
+        return parse_size(self.max_decoded_bytes)
 
     @property
     def body_bytes_max(self) -> int:

@@ -46,8 +46,8 @@ class VectorApp(DatabaseApp[Call]):
     def refusal(self, error: Exception, request: Request) -> Response:
         return _refusal(error, request)
 
-    def fault(self, fault: Fault, message: str) -> Response:
-        return _error(_FAULTS.get(fault, 503), message, PROTOBUF_JSON)
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        return _error(_FAULTS.get(fault, 503), message, PROTOBUF_JSON if head is None else _spoken(head))
 
 
 def _spoken(request: Request) -> bytes:

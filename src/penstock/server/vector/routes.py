@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar
 
 from penstock.clock import Clock
@@ -20,8 +21,10 @@ from penstock.vector import VectorStore, Write
 from penstock.vector.api import (
     deleted_answer,
     parse_delete,
+    parse_recall,
     parse_search,
     parse_write,
+    recall_answer,
     search_answer,
     upserted_answer,
     vector_answer,
@@ -35,6 +38,8 @@ _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _TAKEN: Final = (PROTOBUF_JSON, JSON)
 _INLINE_BYTES: Final = 64 * 1024
 """Below this, reading a body costs less than a hop to a thread."""
+_INLINE_HITS: Final = 100
+"""More hits are worded on a thread."""
 _ROOT: Final = b"/api/v1/vector"
 
 
@@ -80,12 +85,28 @@ class VectorApi:
         return call.answer(200, deleted_answer(len(write.entries)))
 
     async def _settled(self, write: Write) -> None:
-        """Return when the write is as safe as an acknowledgement promises."""
-        store = self._open
-        await store.write(write, timeout=self._settings.write_timeout_s)
-        level = self._settings.level
-        if level > Durability.APPLIED:
-            await store.flush(durable=level is Durability.DURABLE)
+        """Return when the write is as safe as an acknowledgement promises. Raises `Unavailable` if late."""
+        store, level = self._open, self._settings.level
+        async with self._in_time(level):
+            await store.write(write, timeout=self._settings.write_timeout_s)
+            if level > Durability.APPLIED:
+                await store.flush(durable=level is Durability.DURABLE)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, level: Durability) -> AsyncIterator[None]:
+        """A storage that does not answer must not keep its callers, and all their places, for ever."""
+        seconds = self._settings.acknowledge_timeout_s
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Unavailable(
+                f"not {level.name.lower()} within {seconds:g} s: the outcome is unknown. Send it again: a "
+                "write that is stored twice is as one stored once"
+            ) from None
 
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
@@ -98,7 +119,14 @@ class VectorApi:
             nprobe=asked.nprobe,
         )
         self._searches.observe(self._clock.monotonic() - began)
-        return call.answer(200, search_answer(hits))
+        if len(hits) <= _INLINE_HITS:
+            return call.answer(200, search_answer(hits))
+        return call.answer(200, await asyncio.to_thread(search_answer, hits))
+
+    async def recall(self, call: Call) -> Response:
+        asked = parse_recall(call.request.query())
+        measured = await self._open.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
+        return call.answer(200, recall_answer(measured))
 
     async def get(self, call: Call) -> Response:
         vector = await self._open.get(call.name)
@@ -107,7 +135,8 @@ class VectorApi:
         return call.answer(200, vector_answer(vector))
 
     async def flush(self, call: Call) -> Response:
-        await self._open.flush()
+        async with self._in_time(Durability.DURABLE):
+            await self._open.flush()
         return call.answer(200, b'{"status":"success"}')
 
     async def healthy(self, call: Call) -> Response:
@@ -133,6 +162,7 @@ def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
     router.add(b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
     router.add(b"POST", _ROOT + b"/search", Route(handler=api.search))
     router.add(b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get))
+    router.add(b"GET", _ROOT + b"/recall", Route(handler=api.recall))
     router.add(b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN))
     router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
     router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))

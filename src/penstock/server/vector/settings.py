@@ -26,6 +26,8 @@ class VectorSettings:
     """What has become of a write when its sender gets the answer: applied, flushed (visible) or durable."""
     write_timeout: DurationLike = "5s"
     """How long a write waits for room before its sender is told to come back."""
+    acknowledge_timeout: DurationLike = "30s"
+    """How long a write may take in all before its sender is told that nobody knows whether it is stored."""
     max_body_bytes: SizeLike = "64MiB"
     requests_max: int = 1000
     """Requests under way; more are told to come back."""
@@ -35,7 +37,9 @@ class VectorSettings:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
-        _ = self.write_timeout_s, self.level
+        if self.write_timeout_s < 0 or self.acknowledge_timeout_s <= 0:
+            raise ConfigError("write_timeout is not negative, and acknowledge_timeout longer than nothing")
+        _ = self.level
         check_reach(
             self.host,
             has_keys=bool(len(self.keys)),
@@ -56,6 +60,10 @@ class VectorSettings:
     @property
     def write_timeout_s(self) -> float:
         return parse_duration(self.write_timeout)
+
+    @property
+    def acknowledge_timeout_s(self) -> float:
+        return parse_duration(self.acknowledge_timeout)
 
     @property
     def body_bytes_max(self) -> int:

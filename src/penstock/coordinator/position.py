@@ -1,0 +1,84 @@
+"""How far the source of a database was taken: stored with the rows, never passed over or taken back.
+
+    position    u64, the number of the last batch, and the name of the source as UTF-8
+
+A position without a name was stored before there were names, or by a caller that has none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import Corrupt, InvalidInput
+
+__all__ = ["FedSource", "Position"]
+
+_SEQUENCE: Final = struct.Struct("<Q")
+SEQUENCE_MAX: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last batch of a source that was taken. `source` is its name, without credentials, or empty."""
+
+    sequence: int
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sequence, bool) or not isinstance(self.sequence, int):
+            raise InvalidInput(f"a position is a whole number, not {self.sequence!r}")
+        if not 0 <= self.sequence <= SEQUENCE_MAX:
+            raise InvalidInput(f"a position is a whole number of at least 0, not {self.sequence}")
+
+    def encode(self) -> bytes:
+        return _SEQUENCE.pack(self.sequence) + self.source.encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Position:
+        """Raises `Corrupt`."""
+        if len(value) < _SEQUENCE.size:
+            raise Corrupt(f"a position has at least {_SEQUENCE.size} bytes, not {len(value)}")
+        try:
+            return cls(_SEQUENCE.unpack_from(value)[0], value[_SEQUENCE.size :].decode())
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"the name of a source is not UTF-8: {error}") from None
+
+
+class FedSource:
+    """What the deltas of a database know of the source that feeds it. Only deltas change it."""
+
+    def __init__(self, position: Position | None = None) -> None:
+        self.position = position
+        """The last one that was taken."""
+        self._refused: int | None = None
+
+    @contextmanager
+    def taking(self, position: Position | None) -> Iterator[None]:
+        """Apply a write inside; it has been taken when nothing was raised.
+
+        Raises `InvalidInput` for a position at or before the last one of the same source, and for one behind
+        a batch that was refused: the stored position would pass over it for ever.
+        """
+        if position is None:
+            yield
+            return
+        self._check(position)
+        try:
+            yield
+        except Exception:
+            self._refused = position.sequence
+            raise
+        self.position, self._refused = position, None
+
+    def _check(self, position: Position) -> None:
+        last = self.position
+        if last is not None and position.sequence <= last.sequence and last.source in ("", position.source):
+            raise InvalidInput(f"sequence {position.sequence} is not behind {last.sequence}, which is stored")
+        if self._refused is not None and position.sequence > self._refused:
+            raise InvalidInput(
+                f"sequence {position.sequence} cannot be stored before {self._refused}, which was refused"
+            )

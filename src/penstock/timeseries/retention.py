@@ -1,0 +1,126 @@
+"""Which hours are kept. An hour whose time was over stays gone, whatever the retention is changed to.
+
+Records expire one by one when the storage gets to them, so an hour that is over may be half there. Two things
+are stored to tell: a floor, before which nothing is kept any more, and spans, each the retention under which
+hours up to one of them were written. What such an hour holds expires by that retention; a longer one counts
+for later hours only.
+
+    09 retention    floor, minutes u32 | for each span: last hour, minutes u32 | retention, milliseconds u64
+
+The span that is still written to ends at FFFFFFFF.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.coordinator import Put, StorageRead
+from penstock.errors import Corrupt
+from penstock.timeseries.bucket import MINUTE_MS, Bucket
+from penstock.timeseries.keys import GLOBAL_PREFIX
+
+__all__ = ["RETENTION_KEY", "Retention", "Span", "load_retention"]
+
+RETENTION_KEY: Final = GLOBAL_PREFIX + b"\x09"
+_HOUR_MINUTES: Final = 60
+_OPEN: Final = 2**32 - 1
+_FLOOR: Final = struct.Struct("<I")
+_SPAN: Final = struct.Struct("<IQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Hours up to the one that starts at `last_minutes` expire `retention_ms` after they began."""
+
+    last_minutes: int
+    retention_ms: int
+
+    def floor_minutes(self, now_ms: int) -> int:
+        """The first hour that this leaves."""
+        over_minutes = (now_ms - self.retention_ms) // MINUTE_MS
+        return min(over_minutes // _HOUR_MINUTES * _HOUR_MINUTES, self.last_minutes) + _HOUR_MINUTES
+
+
+class Retention:
+    """The floor and the spans. The floor only rises, also when the clock goes back."""
+
+    def __init__(self, floor_minutes: int = 0, spans: Iterable[Span] = ()) -> None:
+        self._floor_minutes = floor_minutes
+        self._spans = tuple(spans)
+
+    def changed_to(self, retention_ms: int | None, buckets: Collection[Bucket], now_ms: int) -> Retention:
+        """The same from now on with another retention, or none. `buckets` are those that hold anything.
+
+        Hours that were written to keep the shorter one.
+        """
+        last = max((bucket.start_minutes for bucket in buckets), default=-1)
+        spans = {self._closed(span, last, retention_ms) for span in self._spans}
+        if retention_ms is not None:
+            spans.add(Span(_OPEN, retention_ms))
+        floor_minutes = self.floor_minutes(now_ms)
+        kept = [one for one in spans if one.last_minutes >= floor_minutes and not _is_within(one, spans)]
+        changed = Retention(floor_minutes, sorted(kept, key=lambda span: span.last_minutes))
+        changed.floor_minutes(now_ms)
+        return changed
+
+    def _closed(self, span: Span, last_minutes: int, retention_ms: int | None) -> Span:
+        still = span.last_minutes != _OPEN or span.retention_ms == retention_ms
+        return span if still else Span(last_minutes, span.retention_ms)
+
+    def floor_minutes(self, now_ms: int) -> int:
+        """The start of the first hour that is kept."""
+        reached = (span.floor_minutes(now_ms) for span in self._spans)
+        self._floor_minutes = max(self._floor_minutes, *reached, 0)
+        return self._floor_minutes
+
+    def is_over(self, bucket: Bucket, now_ms: int) -> bool:
+        """Whether an hour is gone for good."""
+        return bucket.start_minutes < self.floor_minutes(now_ms)
+
+    def expiry_ms(self, bucket: Bucket) -> int | None:
+        """When an hour is over: all of its records at the same instant."""
+        lasting = [s.retention_ms for s in self._spans if s.last_minutes >= bucket.start_minutes]
+        return bucket.start_ms + min(lasting) if lasting else None
+
+    @property
+    def expires(self) -> bool:
+        """Whether anything does."""
+        return bool(self._spans)
+
+    @property
+    def earlier(self) -> Span | None:
+        """Hours that keep a retention of an earlier time, if there are any: the last of them."""
+        return next((span for span in reversed(self._spans) if span.last_minutes != _OPEN), None)
+
+    def put(self) -> Put:
+        """The operation that stores it."""
+        return Put(RETENTION_KEY, self.encode())
+
+    def encode(self) -> bytes:
+        spans = (_SPAN.pack(span.last_minutes, span.retention_ms) for span in self._spans)
+        return _FLOOR.pack(self._floor_minutes) + b"".join(spans)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Retention:
+        """Raises `Corrupt`."""
+        if len(value) < _FLOOR.size or (len(value) - _FLOOR.size) % _SPAN.size:
+            raise Corrupt(f"a record of the retention has {len(value)} bytes")
+        return cls(_FLOOR.unpack_from(value)[0], (Span(*one) for one in _SPAN.iter_unpack(value[4:])))
+
+
+async def load_retention(read: StorageRead) -> Retention | None:
+    """What is stored, or None. Raises `Corrupt`."""
+    value = await read.get(RETENTION_KEY)
+    return None if value is None else Retention.decode(value)
+
+
+def _is_within(span: Span, others: Iterable[Span]) -> bool:
+    """Whether another one reaches as far and ends as early."""
+    return any(
+        one.last_minutes >= span.last_minutes and one.retention_ms <= span.retention_ms
+        for one in others
+        if one != span
+    )

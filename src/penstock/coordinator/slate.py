@@ -102,9 +102,12 @@ class SlateSnapshot(_Reader):
 class SlateStorage(_Reader):
     """A SlateDB database with this process as its writer."""
 
-    def __init__(self, database: Any) -> None:
+    def __init__(self, database: Any, *, persist_at_once: bool = False) -> None:
         super().__init__(database)
         self._newest: Any = None
+        self._persist_at_once = persist_at_once
+        self._persisting: tuple[Any, asyncio.Task[None]] | None = None
+        """The write that a sync was begun for ahead of `flush`, and that sync."""
         self._closed = False
 
     @classmethod
@@ -115,10 +118,13 @@ class SlateStorage(_Reader):
         *,
         merge: MergeOperator | None = None,
         settings: Mapping[str, object] | None = None,
+        persist_at_once: bool = False,
     ) -> SlateStorage:
         """Open or create the database `name`, and fence whoever wrote to it before.
 
-        `settings` are SlateDB's own, by dotted name. Raises `ConfigError`, `Unavailable`, `Corrupt`.
+        `settings` are SlateDB's own, by dotted name. `persist_at_once` is for who calls `flush` after every
+        `apply`: the sync begins with the write, beside whatever is done in between, such as a snapshot.
+        Raises `ConfigError`, `Unavailable`, `Corrupt`.
         """
         store = SlateStore(store) if isinstance(store, str) else store
         binding = slatedb()
@@ -130,7 +136,7 @@ class SlateStorage(_Reader):
         except binding.Error as error:
             raise ConfigError(f"SlateDB: {_words(error)}") from error
         with _told(f"opening {name!r}", write=False):
-            return cls(await builder.build())
+            return cls(await builder.build(), persist_at_once=persist_at_once)
 
     async def apply(self, operations: Iterable[Operation]) -> None:
         """See `Storage.apply`."""
@@ -146,6 +152,10 @@ class SlateStorage(_Reader):
             return
         with _told("writing a batch", write=True):
             self._newest = await self._source.write(batch.handle)
+        if self._persist_at_once and (self._persisting is None or self._persisting[1].done()):
+            task = asyncio.get_running_loop().create_task(self._persist(self._newest))
+            task.add_done_callback(_seen)
+            self._persisting = self._newest, task
 
     async def snapshot(self) -> SlateSnapshot:
         """See `Storage.snapshot`."""
@@ -154,9 +164,17 @@ class SlateStorage(_Reader):
 
     async def flush(self) -> None:
         """See `Storage.flush`."""
-        binding, newest = slatedb(), self._newest
+        newest = self._newest
         if newest is None:
             return
+        if self._persisting is not None and self._persisting[0] is newest:
+            await asyncio.shield(self._persisting[1])
+        else:
+            await self._persist(newest)
+
+    async def _persist(self, newest: Any) -> None:
+        """Wait until `newest`, and so everything written before it, is durable."""
+        binding = slatedb()
         with _told("persisting", write=True):
             # Not to wait for the next tick of the log; what counts is the word of the handle.
             await self._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.WAL))
@@ -181,6 +199,15 @@ class SlateStorage(_Reader):
                 # A fenced database closes itself, now or just before; whoever waited for a flush was told.
                 if error.reason not in (binding.CloseReason.FENCED, binding.CloseReason.CLEAN):
                     raise
+            finally:
+                if self._persisting is not None:
+                    self._persisting[1].cancel()
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """A sync that failed is told by the `flush` that asks for it, and to nobody else."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _settings(settings: Mapping[str, object]) -> Any:

@@ -26,6 +26,7 @@ from penstock.coordinator import (
     FlushHandle,
     Storage,
     StorageRead,
+    SyncMode,
     WriteCoordinator,
     WriteHandle,
     WriteTimeout,
@@ -125,7 +126,7 @@ class TimeSeries:
         A storage must merge with `merge_records`. Raises `ConfigError`, `Unavailable`, `Corrupt`.
         """
         config, registry = config or TimeSeriesConfig(), registry or Registry()
-        storage = await _opened(store) if isinstance(store, str | Path) else store
+        storage = await _opened(store, config) if isinstance(store, str | Path) else store
         flusher = SeriesFlusher(storage, config, clock, registry)
         try:
             await flusher.load()
@@ -435,8 +436,9 @@ async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
     return prepare() if len(query) < _INLINE_QUERY else await asyncio.to_thread(prepare)
 
 
-async def _opened(store: str | Path) -> Storage:
-    return await SlateStorage.open(_url(store), _NAME, merge=merge_records)
+async def _opened(store: str | Path, config: TimeSeriesConfig) -> Storage:
+    at_once = config.coordinator.sync_mode is SyncMode.EVERY_FLUSH
+    return await SlateStorage.open(_url(store), _NAME, merge=merge_records, persist_at_once=at_once)
 
 
 def _url(store: str | Path) -> str:

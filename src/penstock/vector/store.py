@@ -14,6 +14,7 @@ from penstock.coordinator import (
     FlushError,
     FlushHandle,
     Storage,
+    SyncMode,
     WriteCoordinator,
     WriteHandle,
 )
@@ -324,7 +325,8 @@ async def _open_storage(config: VectorConfig) -> Storage:
     from penstock.coordinator.slate import SlateStorage, SlateStore
 
     place = SlateStore(config.store, config.store_options)
-    return await SlateStorage.open(place, config.name, merge=merge_records)
+    at_once = config.sync_mode is SyncMode.EVERY_FLUSH
+    return await SlateStorage.open(place, config.name, merge=merge_records, persist_at_once=at_once)
 
 
 def _hit(record: Vector, score: float, wanted: set[str] | None) -> Hit:

@@ -25,16 +25,22 @@ class MemoryWorld:
 
 
 class SlateWorld:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, persist_at_once: bool = False) -> None:
         self._store = SlateStore(url)
+        self._persist_at_once = persist_at_once
         self._opened: list[SlateStorage] = []
 
     async def open(self) -> Storage:
         settings = {"flush_interval": "10ms"}
-        self._opened.append(
-            await SlateStorage.open(self._store, "db", merge=join_operands, settings=settings)
+        storage = await SlateStorage.open(
+            self._store,
+            "db",
+            merge=join_operands,
+            settings=settings,
+            persist_at_once=self._persist_at_once,
         )
-        return self._opened[-1]
+        self._opened.append(storage)
+        return storage
 
     async def close(self) -> None:
         # A database that is left open has threads that call into Python, even while it exits.
@@ -46,6 +52,7 @@ WORLDS: dict[str, Callable[[Path], MemoryWorld | SlateWorld]] = {
     "memory": lambda path: MemoryWorld(),
     "slate-memory": lambda path: SlateWorld("memory:///"),
     "slate-file": lambda path: SlateWorld(path.as_uri()),
+    "slate-file-at-once": lambda path: SlateWorld(path.as_uri(), persist_at_once=True),
 }
 
 

@@ -51,9 +51,10 @@ async def test_a_database_of_words_survives_in_a_directory(tmp_path: Path) -> No
     assert files(tmp_path)
 
 
-async def test_a_fenced_coordinator_acknowledges_nothing() -> None:
+@pytest.mark.parametrize("persist_at_once", [False, True])
+async def test_a_fenced_coordinator_acknowledges_nothing(persist_at_once: bool) -> None:
     store = SlateStore("memory:///")
-    old = await SlateStorage.open(store, "words")
+    old = await SlateStorage.open(store, "words", persist_at_once=persist_at_once)
     coordinator = await coordinator_over(old)
     newer = await SlateStorage.open(store, "words")
     handle = await coordinator.write("lost")
@@ -64,6 +65,18 @@ async def test_a_fenced_coordinator_acknowledges_nothing() -> None:
         await coordinator.close()
     assert await words_in(newer) == []
     await old.close()
+    await newer.close()
+
+
+async def test_a_sync_that_began_with_an_earlier_write_does_not_vouch_for_a_later_one() -> None:
+    store = SlateStore("memory:///")
+    storage = await SlateStorage.open(store, "rows", settings={"flush_interval": None}, persist_at_once=True)
+    await storage.apply([Put(b"a", b"1")])
+    await storage.apply([Put(b"b", b"2")])
+    await storage.flush()
+    newer = await SlateStorage.open(store, "rows")  # what was not durable is not there
+    assert [await newer.get(key) for key in (b"a", b"b")] == [b"1", b"2"]
+    await storage.close()
     await newer.close()
 
 

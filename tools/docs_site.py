@@ -30,9 +30,23 @@ PROJECT = {
     "SECURITY.md": "Security",
 }
 ROOMS = ("buffer", "topics", "quiver", "coordinator", "timeseries", "vector", "spark", "testing")
-LANGUAGES = {".md": "", ".py": "python", ".sql": "sql", ".yaml": "yaml", ".html": "html", ".js": "javascript"}
+LANGUAGES = {
+    ".html": "html",
+    ".js": "javascript",
+    ".md": "",
+    ".py": "python",
+    ".service": "ini",
+    ".sh": "bash",
+    ".sql": "sql",
+    ".yaml": "yaml",
+    "Containerfile": "docker",
+}
+FOLDERS = {"examples": "Examples", "deploy": "Deployment"}
+"""Folders whose files are pages, too."""
 _ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_MARK = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
+"""What our tests read behind the language of a block; the builder of the site does not know it."""
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
 
@@ -73,7 +87,8 @@ def site_pages() -> Iterator[tuple[str, str]]:
         yield f"python/{room}.md", f"# penstock.{room}\n\n::: penstock.{room}\n"
     for title, place, text in command_pages():
         yield place, f"# {title}\n\n{text}"
-    yield from example_pages()
+    for folder in FOLDERS:
+        yield from file_pages(folder)
     for name in PROJECT:
         yield f"project/{name.lower()}", (ROOT / name).read_text(encoding="utf-8")
 
@@ -98,17 +113,18 @@ def help_texts(command: click.Command, name: str, parent: click.Context) -> Iter
             yield from help_texts(inner, verb, context)
 
 
-def example_pages() -> Iterator[tuple[str, str]]:
-    """(path, text) of every file of the examples that people read."""
-    for path in sorted((ROOT / "examples").rglob("*")):
-        if path.is_file() and path.suffix in LANGUAGES:
+def file_pages(folder: str) -> Iterator[tuple[str, str]]:
+    """(path, text) of every file below a folder that people read."""
+    for path in sorted((ROOT / folder).rglob("*")):
+        language = LANGUAGES.get(path.suffix or path.name)
+        if path.is_file() and language is not None:
             name = path.relative_to(ROOT).as_posix()
-            text, language = path.read_text(encoding="utf-8"), LANGUAGES[path.suffix]
+            text = path.read_text(encoding="utf-8")
             yield page_name(name), text if not language else f"# {name}\n\n````{language}\n{text}\n````\n"
 
 
-def page_name(example: str) -> str:
-    return example if example.endswith(".md") else f"{example}.md"
+def page_name(file: str) -> str:
+    return file if file.endswith(".md") else f"{file}.md"
 
 
 # How they hang together
@@ -116,7 +132,7 @@ def page_name(example: str) -> str:
 
 def navigation() -> list[object]:
     """The sections and links of the index, then what is made here."""
-    return [{"Start": "index.md"}, *_written_sections(), *_made_sections()]
+    return [{"Contents": "index.md"}, *_written_sections(), *_made_sections()]
 
 
 def _written_sections() -> Iterator[dict[str, object]]:
@@ -132,11 +148,9 @@ def _written_sections() -> Iterator[dict[str, object]]:
 def _made_sections() -> Iterator[dict[str, object]]:
     yield {"Python": [{f"penstock.{room}": f"python/{room}.md"} for room in ROOMS]}
     yield {"Commands": [{title: path} for title, path, _ in command_pages()]}
-    yield {
-        "Examples": [
-            {path.removeprefix("examples/").removesuffix(".md"): path} for path, _ in example_pages()
-        ]
-    }
+    for folder, title in FOLDERS.items():
+        pages = [path for path, _ in file_pages(folder)]
+        yield {title: [{path.removeprefix(f"{folder}/").removesuffix(".md"): path} for path in pages]}
     yield {"Project": [{title: f"project/{name.lower()}"} for name, title in PROJECT.items()]}
 
 
@@ -165,7 +179,7 @@ def with_links(page: str, text: str, pages: Mapping[str, str]) -> tuple[str, lis
                 return candidate
         return None
 
-    parts = _CODE.split(text.replace("```python runnable", "```python"))
+    parts = _CODE.split(_MARK.sub(r"\1", text))
     parts[::2] = [_LINK.sub(moved, part) for part in parts[::2]]
     return "".join(parts), lost
 
@@ -174,7 +188,7 @@ def source_folder(page: str) -> str:
     """Where the file that this page is made from stands, from the root of the repository."""
     if page.startswith("project/"):
         return ""
-    if page.startswith("examples/"):
+    if page.partition("/")[0] in FOLDERS:
         return posixpath.dirname(page)
     return posixpath.join("docs", posixpath.dirname(page))
 
@@ -189,7 +203,9 @@ def candidates(target: str) -> Iterator[str]:
         yield target.removeprefix("docs/")
         yield f"{target.removeprefix('docs/')}/README.md"
     elif (ROOT / target).is_dir():
-        inside = sorted((ROOT / target).glob("*.md")) + sorted((ROOT / target).rglob("*.py"))
+        inside = [
+            found for kind in ("*.md", "*.py", "*.yaml") for found in sorted((ROOT / target).rglob(kind))
+        ]
         yield from (page_name(path.relative_to(ROOT).as_posix()) for path in inside)
     else:
         yield page_name(target)

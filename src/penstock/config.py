@@ -14,7 +14,7 @@ import difflib
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Secret", "Setting", "build", "from_env", "load_mapping", "mask", "merge", "unknown_key"]
+__all__ = ["Secret", "Setting", "build", "faults", "from_env", "load_mapping", "mask", "merge", "unknown_key"]
 
 Setting: TypeAlias = object
 """What a layer holds at a key: text, a number, a flag, None, a list or a nested mapping."""
@@ -139,6 +139,43 @@ def build(cls: type[T], mapping: Mapping[str, Setting], *, where: str) -> T:
     return typing.cast(T, _dataclass(cls, mapping, _Place(where, ())))
 
 
+def faults(cls: type, mapping: Mapping[str, Setting], *, where: str) -> list[ConfigError]:
+    """Everything for which `build` would refuse `mapping`, each key by itself; nothing if it would not.
+
+    What a dataclass says of its fields together is asked only when each of them is right.
+    """
+    return list(_faults(cls, mapping, _Place(where, ())))
+
+
+def _faults(hint: object, value: Setting, place: _Place) -> Iterator[ConfigError]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        classes = [choice for choice in arguments if dataclasses.is_dataclass(choice)]
+        hint = classes[0] if len(classes) == 1 and isinstance(value, Mapping) else hint
+    found: list[ConfigError] = []
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        known = {field.name for field in dataclasses.fields(hint) if field.init}
+        inner = [(_hints(hint)[key], item, place.at(key)) for key, item in value.items() if key in known]
+        unknown = [key for key in value if key not in known]
+        found += [unknown_key(str(place.at(str(key))), str(key), known) for key in unknown]
+        missing = [field.name for field in dataclasses.fields(hint) if field.init and _required(field)]
+        found += [_not_set(place.at(name)) for name in missing if name not in value]
+    elif origin in (list, tuple) and isinstance(value, list | tuple):
+        inner = [(arguments[0], item, place.at(str(index))) for index, item in enumerate(value)]
+    elif _is_mapping(origin) and isinstance(value, Mapping):
+        inner = [(arguments[1], item, place.at(str(key))) for key, item in value.items()]
+    else:
+        inner = []
+    for kind, item, at in inner:
+        found += _faults(kind, item, at)
+    if not found:
+        try:
+            _convert(hint, value, place)
+        except ConfigError as error:
+            found.append(error)
+    yield from found
+
+
 def unknown_key(place: str, key: str, known: Iterable[str]) -> ConfigError:
     """The error for a key nobody knows, naming the nearest one that is known."""
     names = sorted(known)
@@ -177,11 +214,15 @@ def _dataclass(cls: type, value: Setting, place: _Place) -> object:
     built = {key: _convert(hints[key], item, place.at(key)) for key, item in value.items()}
     for name, field in fields.items():
         if name not in built and _required(field):
-            raise ConfigError(f"{place.at(name)}: required, but not set")
+            raise _not_set(place.at(name))
     try:
         return cls(**built)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
+
+
+def _not_set(place: _Place) -> ConfigError:
+    return ConfigError(f"{place}: required, but not set")
 
 
 @cache
@@ -203,11 +244,15 @@ def _convert(hint: object, value: Setting, place: _Place) -> Setting:
         return _literal(arguments, value, place)
     if origin in (list, tuple):
         return _sequence(origin, arguments, value, place)
-    if origin is dict or getattr(origin, "__name__", "") == "Mapping":
+    if _is_mapping(origin):
         return _mapping(arguments[1], value, place)
     if isinstance(hint, type):
         return _class(hint, value, place)
     raise TypeError(f"{place}: settings of type {hint!r} are not supported")
+
+
+def _is_mapping(origin: object) -> bool:
+    return origin is dict or getattr(origin, "__name__", "") == "Mapping"
 
 
 def _class(hint: type, value: Setting, place: _Place) -> Setting:

@@ -27,6 +27,10 @@ class RetryPolicy:
     ceiling_s: float = 1.0
     deadline_s: float = 60.0
 
+    def wait_s(self, attempts: int, rng: random.Random) -> float:
+        """How long to wait after so many attempts before this one."""
+        return rng.uniform(0.0, min(self.ceiling_s, self.floor_s * 2.0 ** min(attempts, 30)))
+
 
 class Backoff:
     """One operation's way through a `RetryPolicy`.
@@ -45,8 +49,7 @@ class Backoff:
 
     async def pause(self) -> bool:
         """Wait before the next attempt; False when there is no time for another one."""
-        span = min(self._policy.ceiling_s, self._policy.floor_s * 2.0 ** min(self.attempts, 30))
-        wait_s = self._rng.uniform(0.0, span)
+        wait_s = self._policy.wait_s(self.attempts, self._rng)
         self.attempts += 1
         if self._clock.monotonic() + wait_s >= self._deadline:
             return False

@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -292,6 +293,20 @@ def test_the_command_moves_what_is_there_and_tells_it(server: Server, topic: str
     assert penstock("buffer", "tail", tmp_path / "store").stdout.count(b"\n") == 20
 
 
+def test_the_command_makes_the_topic_if_asked_and_tells_how_far_it_is_as_events(
+    server: Server, topic: str, tmp_path: Path
+) -> None:
+    asked = ("relay", topic, tmp_path / "store", "--once", "--create", "--events")
+    first = [json.loads(line) for line in server.run(*asked).splitlines()]
+    assert [event["event"] for event in first] == ["progress", "stopped"]
+    with server.client() as writer:
+        assert writer.state(topic).config.durability is Durability.FSYNC
+        writer.write(topic, range(20))
+    events = [json.loads(line) for line in server.run(*asked).splitlines()]
+    assert events[0]["lag"] == 20
+    assert (events[-1]["through"], events[-1]["records"], events[-1]["lag"]) == (20, 20, 0)
+
+
 def test_the_command_stops_at_a_gap_with_a_code_of_its_own(
     server: Server, topic: str, tmp_path: Path
 ) -> None:
@@ -329,6 +344,20 @@ def test_sigterm_ends_the_command_after_its_batch(server: Server, topic: str, tm
     told = json.loads(out)
     assert process.returncode == 0
     assert (told["through"], told["stopped_by"]) == (100, "SIGTERM")
+
+
+def test_sigterm_ends_the_command_at_once_before_its_topic_is_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the question, and answers nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        arguments = command("topics", "relay", "t", tmp_path, "--url", url, "--create", "--json")
+        process = subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE)
+        silent.settimeout(60)
+        asked, _ = silent.accept()
+        with asked:
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert json.loads(out)["stopped_by"] == "SIGTERM"
 
 
 def start(server: Server, topic: str, store: Path) -> subprocess.Popen[bytes]:

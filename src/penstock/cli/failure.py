@@ -72,6 +72,7 @@ _BY_GROUP: Mapping[str, tuple[tuple[type[errors.PenstockError], str], ...]] = {
         (errors.StorageFull, "make room, then run it again"),
         (errors.Corrupt, "keep the bytes; `penstock quiver fsck` lists what is damaged"),
     ),
+    "up": ((errors.PermissionDenied, "check who may read and write there"),),
     "vector": (
         (errors.PermissionDenied, "check the credentials and what they are allowed to do"),
         (errors.Unavailable, "try again later"),

@@ -135,6 +135,8 @@ cli = _Root(
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     lazy={
+        "up": ("penstock.cli.up:up", "Run every part of this machine, with one file or none."),
+        "init": ("penstock.cli.init:init", "Write a file for `penstock up` to start from."),
         "demo": ("penstock.cli.demo:demo", "Run the whole path here, with kills; totals must balance."),
         "run": ("penstock.cli.run:run", "Run a pipeline: from a queue, through Spark, into tables."),
         "audit": (

@@ -18,7 +18,7 @@ from penstock.units import parse_duration
 if TYPE_CHECKING:
     from penstock.spark.pipeline.redrive import Redrive, Redriven
 
-__all__ = ["parse_sequences", "parse_since", "redrive"]
+__all__ = ["parse_position", "parse_sequences", "parse_since", "redrive"]
 
 LIMIT = 100_000
 """The letters of one redrive are in memory together, and one object names them all."""
@@ -31,6 +31,13 @@ REASONS_SHOWN = 20
 @click.option(
     "--sequence", "sequences", metavar="A-B", help="Only letters of these sequences; A- and -B work too."
 )
+@click.option(
+    "--position",
+    "positions",
+    multiple=True,
+    metavar="SHARD:SEQUENCE:INDEX",
+    help="Only the letter of this record; may be repeated.",
+)
 @click.option("--since", metavar="TIME", help="Only letters written since: 2h (ago), or 2026-05-01T12:00Z.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Letters at most."
@@ -42,6 +49,7 @@ def redrive(
     changes: tuple[str, ...],
     reason: str | None,
     sequences: str | None,
+    positions: tuple[str, ...],
     since: str | None,
     limit: int,
     dry_run: bool,
@@ -61,6 +69,7 @@ def redrive(
         sequences=None if sequences is None else parse_sequences(sequences),
         since_ms=None if since is None else parse_since(since, SYSTEM_CLOCK.now_ms()),
         limit=limit,
+        positions=frozenset(map(parse_position, positions)) if positions else None,
     )
     with Progress() as progress:
         progress.show("reading the dead letters")
@@ -83,6 +92,17 @@ def parse_sequences(text: str) -> tuple[int, int]:
     if high < low or text.strip() in ("", "-"):
         raise ConfigError(f"--sequence: expected A-B, such as 100-250, found {text!r}")
     return low, high
+
+
+def parse_position(text: str) -> tuple[int, int, int]:
+    """`0:17:3` as shard, sequence and index. Raises `ConfigError`."""
+    try:
+        shard, sequence, index = (int(part) for part in text.split(":"))
+    except ValueError:
+        shard = sequence = index = -1
+    if not (0 <= shard < 2**31 and 0 <= sequence < 2**63 and 0 <= index < 2**31):
+        raise ConfigError(f"--position: expected SHARD:SEQUENCE:INDEX, such as 0:17:3, found {text!r}")
+    return shard, sequence, index
 
 
 def parse_since(text: str, now_ms: int) -> int:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from penstock.services.feeding import FedDatabase, Feed, FeedConfig, FeedReport, RefusedRecord, SetAside
-from penstock.services.relay import Relay, RelayReport
+from typing import TYPE_CHECKING
+
+from penstock.services.feeding import (
+    AdoptQueue,
+    FedDatabase,
+    Feed,
+    FeedConfig,
+    FeedReport,
+    RefusedRecord,
+    SetAside,
+)
 from penstock.services.relay_config import RelayConfig
 from penstock.services.relay_errors import RelayGap, RelayTaken, TopicChanged
 
+if TYPE_CHECKING:
+    from penstock.services.relay import Relay, RelayReport
+
 __all__ = [
+    "AdoptQueue",
     "FedDatabase",
     "Feed",
     "FeedConfig",
@@ -21,3 +34,12 @@ __all__ = [
     "SetAside",
     "TopicChanged",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """A relay needs the client of topics, so it is imported by the first who asks for one."""
+    if name in ("Relay", "RelayReport"):
+        from penstock.services import relay
+
+        return getattr(relay, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -111,14 +111,16 @@ class Relay:
                 async with open_target(
                     self._config.queue, self._config.name, clock=self._clock, rng=self._rng
                 ) as target:
-                    state = await self._state()
+                    state = await self._unless_stopped(self._state())
+                    if state is None:
+                        return self.report
                     end = state.head_seq if once and end is None else end
                     await self._relay(target, state, end)
                 return self.report
             except _PASSING:
                 if self.report.batches > batches:
                     batches, backoff = self.report.batches, Backoff(policy, clock=self._clock, rng=self._rng)
-                if self._stop.is_set() or not await backoff.pause():
+                if not await self._unless_stopped(backoff.pause()):
                     raise
 
     async def _state(self) -> TopicState:
@@ -137,7 +139,9 @@ class Relay:
         self._settle(committed)
         after = _start(self._config.start, state) if committed is None else committed
         self._check_reached(after, state, begun=committed is not None)
-        await self._check_identity(self._known(after, position.last))
+        await self._unless_stopped(self._check_identity(self._known(after, position.last)))
+        if self._stop.is_set():
+            return
         self.report.through, self.report.head = after, state.head_seq
         self._on_progress(self.report)
         reading = asyncio.create_task(self._gather(after, end))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from penstock.cli.compact import tables_to_compact
 from penstock.cli.pipeline_file import overrides, read_pipeline, settings
-from penstock.cli.redrive import parse_sequences, parse_since
+from penstock.cli.redrive import parse_position, parse_sequences, parse_since
 from penstock.cli.run import run
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
@@ -68,6 +68,13 @@ def test_sequences_are_a_range(text: str, found: tuple[int, int]) -> None:
 def test_other_sequences_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--sequence: expected A-B"):
         parse_sequences(text)
+
+
+def test_a_position_is_three_numbers() -> None:
+    assert parse_position("0:17:3") == (0, 17, 3)
+    for text in ("", "1:2", "a:b:c", "0:1:-1", "0:1:2:3", f"0:{2**63}:0"):
+        with pytest.raises(ConfigError, match="--position"):
+            parse_position(text)
 
 
 def test_since_is_a_moment_or_a_while_ago() -> None:

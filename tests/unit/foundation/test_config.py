@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import Secret, build, from_env, load_mapping, mask, merge
+from penstock.config import Secret, build, faults, from_env, load_mapping, mask, merge
 from penstock.errors import ConfigError
 from penstock.units import parse_duration
 
@@ -258,3 +258,65 @@ def test_a_wrong_secret_is_not_shown_in_the_error() -> None:
 def test_a_masked_text_tells_only_whether_it_is_set() -> None:
     assert mask("hush") == "***"
     assert mask("") == mask(None) == "(not set)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inner:
+    port: int
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if self.port < 0:
+            raise ConfigError("port: expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outer:
+    name: str
+    one: _Inner | None = None
+    many: tuple[_Inner, ...] = ()
+    named: dict[str, _Inner] = field(default_factory=dict)
+
+
+def test_every_fault_is_found_each_by_its_place() -> None:
+    found = faults(
+        _Outer,
+        {
+            "nmae": "x",
+            "one": {"port": "many", "hots": "y"},
+            "many": [{"port": 1}, {}, {"port": -1}, 5],
+            "named": {"a": {"port": None}},
+        },
+        where="f",
+    )
+    assert sorted(str(fault) for fault in found) == [
+        "f: many.1.port: required, but not set",
+        "f: many.2: port: expected 0 or more",
+        "f: many.3: expected a mapping of settings, found 5",
+        "f: name: required, but not set",
+        "f: named.a.port: expected a whole number, found nothing",
+        "f: nmae: unknown key, did you mean 'name'?",
+        "f: one.hots: unknown key, did you mean 'host'?",
+        "f: one.port: expected a whole number, found 'many'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {},
+        {"name": 1},
+        {"name": "x"},
+        {"name": "x", "one": None, "many": "a,b"},
+        {"name": "x", "many": [{"port": "1"}]},
+    ],
+)
+def test_faults_are_found_exactly_where_build_refuses(mapping: dict[str, object]) -> None:
+    refused = []
+    try:
+        build(_Outer, mapping, where="f")
+    except ConfigError as error:
+        refused.append(str(error))
+    found = [str(fault) for fault in faults(_Outer, mapping, where="f")]
+    assert set(refused) <= set(found)
+    assert bool(refused) == bool(found)

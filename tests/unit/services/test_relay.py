@@ -116,6 +116,22 @@ async def test_a_relay_that_is_stopped_while_it_waits_ends_at_once() -> None:
     assert (await asyncio.wait_for(running, 5)).records == 0
 
 
+async def test_a_relay_that_is_stopped_before_it_has_begun_ends_at_once() -> None:
+    client = FakeServer().client()
+    asked = asyncio.Event()
+
+    async def silent(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    client.state = silent  # type: ignore[method-assign, assignment]
+    job = Relay(client, RelayConfig(topic="t", queue=ProducerConfig(store=MemoryStore("early"))))
+    running = asyncio.create_task(job.run())
+    await asked.wait()
+    job.stop()
+    assert (await asyncio.wait_for(running, 5)).records == 0
+
+
 async def test_pages_without_records_move_on_without_a_batch() -> None:
     store = MemoryStore("deleted")
     server = FakeServer(state(9), page([], 4, 9), page([], 9, 9))

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 import click
+import msgspec
 
 from penstock.buffer import ProducerConfig
 from penstock.cli.buffer.target import Target, queue_options
 from penstock.cli.display import Progress, print_json, print_pairs
 from penstock.cli.failure import ExitCode, exit_code
 from penstock.cli.topics.target import Server, address_options, complain, run
-from penstock.errors import PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.services import Relay, RelayConfig, RelayGap, RelayReport, RelayTaken, TopicChanged
 from penstock.services.relay_config import GAPS, VALUES, OnGap, Start, Value
+from penstock.topics.client import Client
+from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.wording import counted
 from penstock.units import format_count, format_size
 
 __all__ = ["relay"]
+
+_EVENT_EVERY_S: Final = 1.0
+_Style: TypeAlias = Literal["words", "json", "events"]
+"""How the end of it is told."""
 
 
 def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
@@ -60,6 +70,8 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
 @click.option(
     "--app", default="", metavar="NAME", help="The relay's name in the queue [default: relay:TOPIC]."
 )
+@click.option("--create", is_flag=True, help="Make the topic if there is none of that name.")
+@click.option("--events", is_flag=True, help="Tell how far it is as lines of JSON on standard output.")
 @click.option("--compression", type=click.Choice(["none", "zstd"]), help="How batches are stored.")
 @click.option(
     "--flush-interval", metavar="DURATION", help="How long a batch waits for more records [default: 100ms]."
@@ -82,6 +94,8 @@ def relay(
     on_gap: OnGap,
     value: Value,
     app: str,
+    create: bool,
+    events: bool,
     compression: str | None,
     flush_interval: str | None,
     flush_bytes: str | None,
@@ -102,18 +116,45 @@ def relay(
         topic=topic, queue=queue, app=app, start=start, on_gap=on_gap, value=value, retry_for=retry_for
     )
     server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
+    style: _Style = "events" if events else "json" if as_json else "words"
     with Progress() as progress:
-        return run(_relay(server, plan, progress, once=once, as_json=as_json))
+        show = _Events().show if events else lambda report: progress.show(_line(report))
+        return run(_relay(server, plan, show, style, once=once, create=create))
 
 
-async def _relay(server: Server, plan: RelayConfig, progress: Progress, *, once: bool, as_json: bool) -> int:
+class _Events:
+    """Progress for programs: once a second while it is behind, and whenever it has caught up."""
+
+    def __init__(self) -> None:
+        self._told_s: float | None = None
+
+    def show(self, report: RelayReport) -> None:
+        now_s = time.monotonic()
+        if self._told_s is not None and now_s - self._told_s < _EVENT_EVERY_S and report.lag:
+            return
+        self._told_s = now_s
+        _print_event("progress", report)
+
+
+async def _relay(
+    server: Server,
+    plan: RelayConfig,
+    show: Callable[[RelayReport], None],
+    style: _Style,
+    *,
+    once: bool,
+    create: bool,
+) -> int:
     caught: list[signal.Signals] = []
     async with server.client() as client:
-        job = Relay(client, plan, on_progress=lambda report: progress.show(_line(report)))
+        job = Relay(client, plan, on_progress=show)
+        making = asyncio.create_task(_make_topic(client, plan.topic)) if create else None
 
         def on_signal(number: signal.Signals) -> None:
             caught.append(number)
             job.stop()
+            if making is not None:
+                making.cancel()
             if len(caught) > 1:  # asked twice: do not insist on finishing
                 raise KeyboardInterrupt
 
@@ -121,16 +162,34 @@ async def _relay(server: Server, plan: RelayConfig, progress: Progress, *, once:
             asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
         failure: PenstockError | None = None
         try:
-            await job.run(once=once)
+            if making is None or not await _is_cancelled(making):
+                await job.run(once=once)
         except PenstockError as error:
             failure = error
         if failure is None or job.report.batches:
-            _tell(job.report, caught[0] if caught else None, as_json=as_json)
+            _tell(job.report, caught[0] if caught else None, style)
     if failure is not None:
         return _complain(failure)
     if not caught or not once:
         return ExitCode.OK  # without --once a signal is how it ends
     return ExitCode.INTERRUPTED if caught[0] is signal.SIGINT else ExitCode.TERMINATED
+
+
+async def _make_topic(client: Client, topic: str) -> None:
+    """Make the topic, synced before each answer, unless it is there: then it stays as it is."""
+    try:
+        await client.state(topic, touch=False)
+    except NotFound:
+        await client.put_topic(topic, TopicConfig(durability=Durability.FSYNC))
+
+
+async def _is_cancelled(task: asyncio.Task[None]) -> bool:
+    """Whether the task was told to end before it had done its work. Raises what it raises."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        return True
+    task.result()
+    return False
 
 
 def _complain(failure: PenstockError) -> int:
@@ -148,22 +207,31 @@ def _line(report: RelayReport) -> str:
     )
 
 
-def _tell(report: RelayReport, stopped_by: signal.Signals | None, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "topic": report.topic,
-                "app": report.app,
-                "through": report.through,
-                "head": report.head,
-                "records": report.records,
-                "bytes": report.record_bytes,
-                "batches": report.batches,
-                "missed": report.missed,
-                "gaps": report.gaps,
-                "stopped_by": None if stopped_by is None else stopped_by.name,
-            }
-        )
+def _figures(report: RelayReport) -> dict[str, object]:
+    return {
+        "topic": report.topic,
+        "app": report.app,
+        "through": report.through,
+        "head": report.head,
+        "records": report.records,
+        "bytes": report.record_bytes,
+        "batches": report.batches,
+        "missed": report.missed,
+    }
+
+
+def _print_event(name: str, report: RelayReport) -> None:
+    document = {"event": name, **_figures(report), "lag": report.lag}
+    click.echo(msgspec.json.encode(document).decode())
+
+
+def _tell(report: RelayReport, stopped_by: signal.Signals | None, style: _Style) -> None:
+    if style == "events":
+        _print_event("stopped", report)
+        return
+    if style == "json":
+        stopped = None if stopped_by is None else stopped_by.name
+        print_json({**_figures(report), "gaps": report.gaps, "stopped_by": stopped})
         return
     print_pairs(
         [

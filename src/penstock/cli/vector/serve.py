@@ -32,8 +32,8 @@ _ENVIRONMENT = """\b
 Environment:
   VECTOR_API_KEYS   key[:scopes],… with the scopes read, write, delete and admin
 
-SIGTERM or Ctrl-C ends it with exit code 0, after everything it took is durable. A process that is fenced
-by a newer one ends with exit code 4.
+SIGTERM or Ctrl-C ends it with exit code 0, after everything it took is durable; with 6 if the store does not
+take it in time. A process that is fenced by a newer one ends with exit code 4.
 """
 
 
@@ -61,6 +61,12 @@ by a newer one ends with exit code 4.
     show_default=True,
     help="When a write over HTTP is answered.",
 )
+@click.option(
+    "--acknowledge-timeout",
+    default="30s",
+    show_default=True,
+    help="After this long without a word of the store a writer is told to send again.",
+)
 @click.option("--config", metavar="FILE", help="YAML with more settings of the collection.")
 def serve(
     store: str,
@@ -77,6 +83,7 @@ def serve(
     adopt_queue: str | None,
     flush_interval: str | None,
     acknowledge: str,
+    acknowledge_timeout: str,
     config: str | None,
     allow_no_keys: bool,
     as_json: bool,
@@ -102,6 +109,7 @@ def serve(
         keys=Keyring.parse(os.environ.get("VECTOR_API_KEYS", ""), "VECTOR_API_KEYS"),
         allow_no_keys=allow_no_keys,
         acknowledge=acknowledge,
+        acknowledge_timeout=acknowledge_timeout,
     )
     start_logging()
     flags: dict[str, Setting] = {

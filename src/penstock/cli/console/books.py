@@ -1,0 +1,284 @@
+"""The books of a pipeline for the console: read from durable state alone, without Spark or Java."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.buffer.audit import Severity
+from penstock.cli.pipeline_file import read_pipeline
+from penstock.errors import PenstockError, Unsupported
+from penstock.server.console.seam import (
+    BalanceLine,
+    Books,
+    BooksReading,
+    Letter,
+    LetterPage,
+    MicroBatch,
+    Sink,
+    SinkCommit,
+)
+
+if TYPE_CHECKING:
+    from penstock.spark.pipeline.ledger import BatchLine
+    from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+
+__all__ = ["PipelineBooks", "open_books"]
+
+_SINKS_KEPT_S: Final = 10.0
+_LETTERS_KEPT_S: Final = 5.0
+_POSITION: Final = ("shard", "sequence", "index")
+_FINDINGS_MAX: Final = 20
+
+
+def open_books(file: Path, changes: Sequence[str] = ()) -> Books:
+    """The books of the pipeline in a file, which needs the extra `spark`. Raises `ConfigError`."""
+    return PipelineBooks(read_pipeline(file, changes))
+
+
+class PipelineBooks:
+    """See `Books`."""
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        from penstock.spark.pipeline.checkpoint import Checkpoint
+        from penstock.spark.pipeline.ledger import Ledger
+
+        self._spec = spec
+        self._ledger = Ledger(spec.ledger_config)
+        self._checkpoint = Checkpoint(spec.checkpoint_path)
+        self._sinks: tuple[float, list[Sink]] | None = None
+        self._heads: tuple[float, pa.Table] | None = None
+        self._app: str | None = None
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    @property
+    def _query(self) -> str | None:
+        """The pipeline's query, which stays the same for the life of its checkpoint."""
+        from penstock.spark.pipeline.evidence import apps_in_ledger, query_of
+
+        if self._checkpoint.is_local:
+            return self._checkpoint.query_id or self._app
+        if self._app is None:
+            self._app = query_of(self._checkpoint, apps_in_ledger(self._spec))
+        return self._app
+
+    def read(self, last: int) -> BooksReading:
+        """See `Books.read`."""
+        query = self._query
+        lines = [] if query is None else self._ledger.last(query, last)
+        is_near = self._checkpoint.is_local
+        return BooksReading(
+            query=query,
+            batches=[_micro_batch(line) for line in lines],
+            checkpoint=self._spec.checkpoint_path,
+            planned=max(self._checkpoint.planned(), default=None) if is_near else None,
+            done=max(self._checkpoint.done(), default=None) if is_near else None,
+            sinks=self._sinks_now(query),
+        )
+
+    def _sinks_now(self, query: str | None) -> list[Sink]:
+        now = time.monotonic()
+        if self._sinks is None or now - self._sinks[0] > _SINKS_KEPT_S:
+            sinks = [_sink(name, sink, query) for name, sink in self._spec.outputs.items()]
+            if self._spec.letters is not None:
+                sinks.append(_sink("dead letters", self._spec.letters, query, is_letters=True))
+            self._sinks = (now, sinks)
+        return self._sinks[1]
+
+    def micro_batch(self, number: int) -> MicroBatch | None:
+        """See `Books.micro_batch`."""
+        query = self._query
+        line = None if query is None else self._ledger.line(query, number)
+        return None if line is None else _micro_batch(line)
+
+    def find(self, shard: int, sequence: int) -> MicroBatch | None:
+        """See `Books.find`."""
+        query = self._query
+        line = None if query is None else self._ledger.find(query, shard, sequence)
+        return None if line is None else _micro_batch(line)
+
+    def commits(self, number: int) -> Sequence[SinkCommit]:
+        """See `Books.commits`."""
+        query = self._query
+        if query is None:
+            return []
+        return [_commit(name, sink, query, number) for name, sink in self._spec.outputs.items()]
+
+    def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
+        """See `Books.letter`."""
+        if self._spec.letters is None:
+            return None
+        heads = self._letters()
+        found = heads.filter(
+            (pc.field("shard") == shard) & (pc.field("sequence") == sequence) & (pc.field("index") == index)
+        )
+        letters = self._with_bytes(found)
+        return letters[0] if letters else None
+
+    def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
+        """See `Books.letters`."""
+        if self._spec.letters is None:
+            return None
+        heads = self._letters()
+        places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
+        start = 0 if after is None else bisect.bisect_right(places, after)
+        page = heads.slice(start, limit)
+        taken = self._taken()
+        left = sum(place[2] >= 0 and place not in taken for place in places)
+        more = start + limit < len(places)
+        return LetterPage(
+            letters=self._with_bytes(page),
+            following=places[start + limit - 1] if more else None,
+            total=len(places),
+            left=left,
+        )
+
+    def _letters(self) -> pa.Table:
+        """All letters of this pipeline without their bytes, in the order of their positions, each once."""
+        from penstock.spark.pipeline.letters import HEADS, read_letters
+        from penstock.spark.pipeline.outputs import table_of
+
+        now = time.monotonic()
+        if self._heads is None or now - self._heads[0] > _LETTERS_KEPT_S:
+            assert self._spec.letters is not None
+            table = table_of(self._spec.letters)
+            assert table is not None
+            heads = read_letters(table, HEADS)
+            if heads.num_rows:
+                heads = heads.filter(pc.field("pipeline") == self._spec.name)
+                heads = heads.sort_by([(name, "ascending") for name in _POSITION])
+            self._heads = (now, heads)
+        return self._heads[1]
+
+    def _with_bytes(self, heads: pa.Table) -> list[Letter]:
+        from penstock.spark.pipeline.letters import read_letters
+        from penstock.spark.pipeline.outputs import table_of
+
+        if not heads.num_rows:
+            return []
+        assert self._spec.letters is not None
+        table = table_of(self._spec.letters)
+        assert table is not None
+        within = (pc.min(heads["sequence"]).as_py(), pc.max(heads["sequence"]).as_py())
+        bodies = read_letters(table, ("pipeline", *_POSITION, "value"), within)
+        values = {
+            (row["shard"], row["sequence"], row["index"]): row["value"]
+            for row in bodies.to_pylist()
+            if row["pipeline"] == self._spec.name
+        }
+        taken = self._taken()
+        return [
+            Letter(
+                shard=row["shard"],
+                sequence=row["sequence"],
+                index=row["index"],
+                reason=row["reason"] or "",
+                at_ms=int(row["at"].timestamp() * 1000),
+                value=values.get((row["shard"], row["sequence"], row["index"])),
+                redriven=(row["shard"], row["sequence"], row["index"]) in taken,
+            )
+            for row in heads.to_pylist()
+        ]
+
+    def _taken(self) -> set[tuple[int, int, int]]:
+        from penstock.spark.pipeline.redrive import redriven_places
+
+        return redriven_places(self._spec)
+
+    def audit(self) -> Sequence[BalanceLine]:
+        """See `Books.audit`."""
+        from penstock.spark.pipeline.audit import audit
+
+        report = audit(self._spec)
+        problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
+        texts = tuple(f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX])
+        return [
+            BalanceLine(
+                sink=sink.name,
+                produced=sink.produced,
+                delivered=sink.delivered,
+                dead=sink.dead,
+                dropped=sink.dropped,
+                skipped=sink.skipped,
+                in_flight=sink.in_flight,
+                balances=report.balanced,
+                findings=texts,
+            )
+            for sink in report.balance.sinks
+        ]
+
+
+def _micro_batch(line: BatchLine) -> MicroBatch:
+    return MicroBatch(
+        number=line.batch,
+        at_ms=line.at_ms,
+        start=line.start,
+        end=line.end,
+        records=line.read,
+        dead=line.dead,
+        skipped=line.skipped,
+        rows=line.rows,
+    )
+
+
+def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> Sink:
+    from penstock.spark.pipeline.outputs import last_version_of
+
+    last = error = None
+    try:
+        last = None if query is None else last_version_of(sink, query)
+    except (PenstockError, OSError) as failure:
+        error = str(failure)
+    return Sink(name=name, kind=sink.kind, place=sink.place, last=last, error=error, is_letters=is_letters)
+
+
+def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
+    """What a sink says of a micro-batch; one that cannot be read says why."""
+    from penstock.spark.pipeline.outputs import last_version_of
+
+    try:
+        if sink.kind == "delta":
+            return _delta_commit(name, sink, query, number)
+        last = last_version_of(sink, query)
+    except (PenstockError, OSError) as error:
+        return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=None, text=str(error))
+    has_it = last is not None and last >= number
+    text = "the sink has this micro-batch" if has_it else "the sink has not got this far"
+    return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=has_it, text=text)
+
+
+def _delta_commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
+    from penstock.spark.pipeline.outputs import table_of
+    from penstock.spark.tables.delta import load_delta
+    from penstock.spark.tables.delta_commits import find_commit
+
+    spec = table_of(sink)
+    if spec is None:
+        raise Unsupported(f"{sink.place} is no table")
+    table = load_delta(spec)
+    last = None if table is None else table.transaction_version(query)
+    if table is None or last is None or last < number:
+        text = "the table has not got this far"
+        return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=False, text=text)
+    found = find_commit(spec, query, number, table.version())
+    if found is None:
+        text = "the table has later micro-batches; this one wrote no rows, or its entry left the log"
+        return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=None, text=text)
+    return SinkCommit(
+        sink=name,
+        kind=sink.kind,
+        place=sink.place,
+        has_it=True,
+        version=found.version,
+        at_ms=found.at_ms,
+        rows=found.rows,
+        text=f"version {found.version} of the table",
+    )

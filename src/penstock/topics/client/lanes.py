@@ -15,6 +15,7 @@ class Lanes(httpx.AsyncBaseTransport):
 
     The usual pool looks at all its connections for every call, which at thirty calls at a time costs more
     than the call. Here each connection is a pool of its own, and answers are read before it is given back.
+    One whose call failed or was given up is not used again: its pool may still count that call.
     """
 
     def __init__(self, *, trusted: ssl.SSLContext, count: int) -> None:
@@ -22,6 +23,7 @@ class Lanes(httpx.AsyncBaseTransport):
         self._room = asyncio.Semaphore(count)
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._lanes: list[httpx.AsyncHTTPTransport] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await self._enter(request)
@@ -33,8 +35,10 @@ class Lanes(httpx.AsyncBaseTransport):
                     await response.aread()
                 finally:
                     await response.aclose()
-            finally:
-                self._idle.append(lane)
+            except BaseException:
+                self._give_up(lane)
+                raise
+            self._idle.append(lane)
         finally:
             self._room.release()
         return response
@@ -42,6 +46,14 @@ class Lanes(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         for lane in self._lanes:
             await lane.aclose()
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _give_up(self, lane: httpx.AsyncHTTPTransport) -> None:
+        self._lanes.remove(lane)
+        task = asyncio.get_running_loop().create_task(lane.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _enter(self, request: httpx.Request) -> None:
         timeouts = request.extensions.get("timeout", {})

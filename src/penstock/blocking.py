@@ -12,9 +12,9 @@ import threading
 from collections.abc import Coroutine
 from typing import Generic, TypeVar
 
-from penstock.errors import Rejected
+from penstock.errors import Rejected, Unavailable
 
-__all__ = ["LoopThread", "loop_thread"]
+__all__ = ["LoopThread", "NativeRuntime", "loop_thread"]
 
 T = TypeVar("T")
 
@@ -109,3 +109,29 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class NativeRuntime:
+    """Whether a library with threads of its own may be used: once started, they do not survive a fork.
+
+    A child forked after the first use would wait for ever on threads that exist in its parent only.
+    """
+
+    def __init__(self, what: str) -> None:
+        """`what` the parent had used, for people."""
+        self._what = what
+        self._used = False
+        self._dead = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def use(self, name: str) -> None:
+        """Say so before every use. Raises `Unavailable` if the library cannot answer here."""
+        if self._dead:
+            raise Unavailable(
+                f"{name} cannot be used in this process: it was forked from one that had used {self._what}; "
+                "start workers with 'spawn' or 'forkserver', or fork before the first use"
+            )
+        self._used = True
+
+    def _forked(self) -> None:
+        self._dead = self._dead or self._used

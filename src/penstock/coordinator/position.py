@@ -80,5 +80,6 @@ class FedSource:
             raise InvalidInput(f"sequence {position.sequence} is not behind {last.sequence}, which is stored")
         if self._refused is not None and position.sequence > self._refused:
             raise InvalidInput(
-                f"sequence {position.sequence} cannot be stored before {self._refused}, which was refused"
+                f"sequence {position.sequence} cannot be stored before {self._refused}, which was refused: "
+                "write that one first, without the rows that cannot be stored"
             )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.blocking import NativeRuntime
 from penstock.coordinator.slate_batch import SlateBatch
 from penstock.coordinator.slate_binding import slatedb
 from penstock.coordinator.storage import KeyValue, MergeOperator, Operation
@@ -31,6 +32,7 @@ from penstock.errors import (
 
 __all__ = ["SlateSnapshot", "SlateStorage", "SlateStore"]
 
+_RUNTIME = NativeRuntime("SlateDB")
 _PAGE = 1000
 _TURN_S = 30e-6
 """Operations take some 5 us each to hand over: others on the loop must not wait for a whole batch."""
@@ -124,8 +126,10 @@ class SlateStorage(_Reader):
 
         `settings` are SlateDB's own, by dotted name. `persist_at_once` is for who calls `flush` after every
         `apply`: the sync begins with the write, beside whatever is done in between, such as a snapshot.
-        Raises `ConfigError`, `Unavailable`, `Corrupt`.
+        Raises `ConfigError`, `Unavailable`, also in a process forked from one that had opened any, and
+        `Corrupt`.
         """
+        _RUNTIME.use(f"the database {name!r}")
         store = SlateStore(store) if isinstance(store, str) else store
         binding = slatedb()
         builder = binding.DbBuilder(store.path(name), store.handle)

@@ -4,51 +4,90 @@ The generated binding takes some 15 us for each operation, most of it to make bu
 the library's own functions are called: one copies bytes into a buffer, one adds the operation. Small
 operations keep the interpreter's lock, because giving it up takes longer than they do, and getting it back
 may take as long as another thread works.
+
+These functions are not the binding's public face. Where a release declares them otherwise than they are used
+here, batches are filled through its public methods, which takes longer and does the same.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from types import ModuleType
 from typing import Any, Final
 
 from penstock.coordinator.slate_binding import slatedb
-from penstock.coordinator.storage import KEY_BYTES_MAX, Delete, Operation, Put
+from penstock.coordinator.storage import KEY_BYTES_MAX, Delete, Merge, Operation, Put
 from penstock.errors import InvalidInput
 
-__all__ = ["SlateBatch"]
+__all__ = ["SlateBatch", "is_quick"]
 
+_LOG = logging.getLogger(__name__)
 _LENGTH: Final = struct.Struct(">i")
 _LARGE: Final = 65_536
 """Bytes that take long enough to copy to let other threads work meanwhile."""
+_CLONE: Final = "uniffi_slatedb_uniffi_fn_clone_writebatch"
+_BUFFER: Final = "ffi_slatedb_uniffi_rustbuffer_from_bytes"
+_METHOD: Final = "uniffi_slatedb_uniffi_fn_method_writebatch_"
 _OPERATIONS: Final = ("put", "merge", "put_with_options", "merge_with_options", "delete")
+_KINDS: Final = {"put": "PutOptions", "merge": "MergeOptions"}
 
 
 class SlateBatch:
     """Operations in order, for one `Db.write` of `handle`. For one thread at a time."""
 
     def __init__(self) -> None:
-        generated = slatedb()
-        self.handle: Any = generated.WriteBatch()
-        self._number: int = self.handle._handle
-        self._status = generated._UniffiRustCallStatus.default()
-        self._status_at = ctypes.byref(self._status)
-        self._short, self._long = _library(), _library(releases_lock=True)
+        self.handle: Any = slatedb().WriteBatch()
         self.count = 0
         """Operations taken."""
+        self._filler = _QuickFiller(self.handle) if is_quick() else _PlainFiller(self.handle)
 
     def add(self, operation: Operation) -> None:
         """Take one more operation. Raises `InvalidInput` for a key that is empty or too long."""
         key = operation.key
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise InvalidInput(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+        self._filler.add(operation)
+        self.count += 1
+
+
+class _PlainFiller:
+    """Fills a batch through the binding's own methods."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def add(self, operation: Operation) -> None:
+        if isinstance(operation, Delete):
+            self._handle.delete(operation.key)
+            return
+        name, value = _named(operation)
+        if operation.expire_at_ms is None:
+            getattr(self._handle, name)(operation.key, value)
+        else:
+            options = _made_options(name, operation.expire_at_ms)
+            getattr(self._handle, f"{name}_with_options")(operation.key, value, options)
+
+
+class _QuickFiller:
+    """Fills a batch through the functions of the library."""
+
+    def __init__(self, handle: Any) -> None:
+        self._number: int = handle._handle
+        self._status = slatedb()._UniffiRustCallStatus.default()
+        self._status_at = ctypes.byref(self._status)
+        self._short, self._long = _library(), _library(releases_lock=True)
+
+    def add(self, operation: Operation) -> None:
+        key = operation.key
         if isinstance(operation, Delete):
             self._call(self._short, "delete", _lowered(key))
             return
-        name, value = ("put", operation.value) if isinstance(operation, Put) else ("merge", operation.operand)
+        name, value = _named(operation)
         library = self._short if len(value) < _LARGE else self._long
         if operation.expire_at_ms is None:
             self._call(library, name, _lowered(key), _lowered(value))
@@ -62,12 +101,16 @@ class SlateBatch:
         library.add[name](library.clone(self._number, status_at), *buffers, status_at)
         if self._status.code:
             self._fail()
-        self.count += 1
 
     def _fail(self) -> None:
         """Raise what the last call left behind."""
         generated = slatedb()
         generated._uniffi_check_call_status(generated._UniffiFfiConverterTypeError, self._status)
+
+
+def _named(operation: Put | Merge) -> tuple[str, bytes]:
+    """What the binding calls it, and its value."""
+    return ("put", operation.value) if isinstance(operation, Put) else ("merge", operation.operand)
 
 
 class _Foreign(ctypes.Structure):
@@ -98,12 +141,52 @@ def _library(*, releases_lock: bool = False) -> _Library:
         return made
 
     status = ctypes.POINTER(generated._UniffiRustCallStatus)
-    prefix = "uniffi_slatedb_uniffi_fn"
     return _Library(
-        clone=function(f"{prefix}_clone_writebatch"),
-        buffer=function("ffi_slatedb_uniffi_rustbuffer_from_bytes", _Foreign, status),
-        add={name: function(f"{prefix}_method_writebatch_{name}") for name in _OPERATIONS},
+        clone=function(_CLONE),
+        buffer=function(_BUFFER, _Foreign, status),
+        add={name: function(_METHOD + name) for name in _OPERATIONS},
     )
+
+
+@cache
+def is_quick() -> bool:
+    """Whether the library's functions are what is called here. What is only nearly so must not be called."""
+    generated = slatedb()
+    try:
+        as_used = _declared(generated) == _used(generated)
+        as_used = as_used and isinstance(generated.WriteBatch()._handle, int)
+        _ = generated._uniffi_check_call_status, generated._UniffiFfiConverterTypeError
+        _ = _options("put", 0), _options("merge", 0), _library(), _library(releases_lock=True)
+    except (AttributeError, TypeError) as error:
+        _LOG.warning("SlateDB's binding is not as it was: %s. Batches are filled more slowly", error)
+        return False
+    if not as_used:
+        _LOG.warning("SlateDB's binding is not as it was. Batches are filled more slowly")
+    return as_used
+
+
+def _declared(generated: ModuleType) -> list[object]:
+    """What the binding says of the functions, by their names, and of the structures that they take."""
+    names = (_CLONE, _BUFFER, *(_METHOD + name for name in _OPERATIONS))
+    functions = [getattr(generated._UniffiLib, name) for name in names]
+    signatures: list[object] = [(tuple(one.argtypes), one.restype) for one in functions]
+    foreign, status = generated._UniffiForeignBytes, generated._UniffiRustCallStatus
+    return [*signatures, [name for name, _ in foreign._fields_], ctypes.sizeof(foreign), status.code.size]
+
+
+def _used(generated: ModuleType) -> list[object]:
+    """The same, as it is used here."""
+    number, buffer = ctypes.c_uint64, generated._UniffiRustBuffer
+    status = ctypes.POINTER(generated._UniffiRustCallStatus)
+    taken = {"put": 2, "merge": 2, "put_with_options": 3, "merge_with_options": 3, "delete": 1}
+    return [
+        ((number, status), number),
+        ((generated._UniffiForeignBytes, status), buffer),
+        *(((number, *[buffer] * taken[name], status), None) for name in _OPERATIONS),
+        [name for name, _ in _Foreign._fields_],
+        ctypes.sizeof(_Foreign),
+        1,
+    ]
 
 
 def _lowered(data: bytes) -> bytes:
@@ -113,11 +196,15 @@ def _lowered(data: bytes) -> bytes:
 @lru_cache(maxsize=1024)
 def _options(name: str, expire_at_ms: int) -> bytes:
     """The options of an operation that expires, as the library reads them."""
-    generated = slatedb()
-    kind = "PutOptions" if name == "put" else "MergeOptions"
-    made = getattr(generated, kind)(ttl=generated.Ttl.EXPIRE_AT_MILLIS(expire_at_ms))
-    lowered = getattr(generated, f"_UniffiFfiConverterType{kind}").lower(made)
+    lowered = getattr(slatedb(), f"_UniffiFfiConverterType{_KINDS[name]}").lower(
+        _made_options(name, expire_at_ms)
+    )
     try:
         return ctypes.string_at(lowered.data, lowered.len)
     finally:
         lowered.free()
+
+
+def _made_options(name: str, expire_at_ms: int) -> Any:
+    generated = slatedb()
+    return getattr(generated, _KINDS[name])(ttl=generated.Ttl.EXPIRE_AT_MILLIS(expire_at_ms))

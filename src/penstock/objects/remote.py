@@ -21,6 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from penstock.blocking import NativeRuntime
 from penstock.errors import ConfigError, InvalidInput, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.objects.buffers import flat_views
 from penstock.objects.faults import (
@@ -60,30 +61,7 @@ class _Handles:
     pid: int
 
 
-class _Runtime:
-    """Whether the client's native runtime may be used: once started, it does not survive a fork.
-
-    A child forked after the first request would wait for ever on threads that exist in its parent only.
-    """
-
-    def __init__(self) -> None:
-        self._used = False
-        self._dead = False
-        os.register_at_fork(after_in_child=self._forked)
-
-    def use(self, url: str) -> None:
-        if self._dead:
-            raise Unavailable(
-                f"{url} cannot be used in this process: it was forked from one that had used "
-                "an object store; start workers with 'spawn' or 'forkserver', or fork before the first use"
-            )
-        self._used = True
-
-    def _forked(self) -> None:
-        self._dead = self._dead or self._used
-
-
-_RUNTIME = _Runtime()
+_RUNTIME = NativeRuntime("an object store")
 
 
 class RemoteStore:

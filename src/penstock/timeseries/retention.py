@@ -40,12 +40,11 @@ class Span:
 
     def floor_minutes(self, now_ms: int) -> int:
         """The first hour that this leaves."""
-        over_minutes = (now_ms - self.retention_ms) // MINUTE_MS
-        return min(over_minutes // _HOUR_MINUTES * _HOUR_MINUTES, self.last_minutes) + _HOUR_MINUTES
+        return min(_hour(now_ms - self.retention_ms), self.last_minutes) + _HOUR_MINUTES
 
 
 class Retention:
-    """The floor and the spans. The floor only rises, also when the clock goes back."""
+    """The floor and the spans. The floor only rises, also when the clock goes back, but see `changed_to`."""
 
     def __init__(self, floor_minutes: int = 0, spans: Iterable[Span] = ()) -> None:
         self._floor_minutes = floor_minutes
@@ -54,13 +53,14 @@ class Retention:
     def changed_to(self, retention_ms: int | None, buckets: Collection[Bucket], now_ms: int) -> Retention:
         """The same from now on with another retention, or none. `buckets` are those that hold anything.
 
-        Hours that were written to keep the shorter one.
+        Hours that were written to keep the shorter one. A floor that is ahead of the time, because a clock
+        once was, comes down to the next hour, but not to one that holds anything.
         """
         last = max((bucket.start_minutes for bucket in buckets), default=-1)
         spans = {self._closed(span, last, retention_ms) for span in self._spans}
         if retention_ms is not None:
             spans.add(Span(_OPEN, retention_ms))
-        floor_minutes = self.floor_minutes(now_ms)
+        floor_minutes = min(self.floor_minutes(now_ms), max(last, _hour(now_ms)) + _HOUR_MINUTES)
         kept = [one for one in spans if one.last_minutes >= floor_minutes and not _is_within(one, spans)]
         changed = Retention(floor_minutes, sorted(kept, key=lambda span: span.last_minutes))
         changed.floor_minutes(now_ms)
@@ -115,6 +115,11 @@ async def load_retention(read: StorageRead) -> Retention | None:
     """What is stored, or None. Raises `Corrupt`."""
     value = await read.get(RETENTION_KEY)
     return None if value is None else Retention.decode(value)
+
+
+def _hour(at_ms: int) -> int:
+    """The start of an hour, in minutes."""
+    return at_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES
 
 
 def _is_within(span: Span, others: Iterable[Span]) -> bool:

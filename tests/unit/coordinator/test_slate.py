@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,23 @@ from tests.unit.coordinator.doubles import COUNTER, WordDelta, WordFlusher, word
 
 from penstock.coordinator import (
     CoordinatorConfig,
+    Delete,
     Durability,
     FlushFenced,
+    Merge,
+    Operation,
     Put,
     WriteCoordinator,
+    pairs,
+    slate_batch,
     slate_binding,
 )
 from penstock.coordinator.slate import SlateStorage, SlateStore
+from penstock.coordinator.slate_batch import SlateBatch, is_quick
 from penstock.coordinator.slate_binding import slatedb
 from penstock.errors import ConfigError, InvalidInput, Unavailable, Unsupported
 from penstock.metrics import Registry
+from penstock.testing.storage_kit import join_operands
 
 
 async def coordinator_over(storage: SlateStorage) -> WriteCoordinator[str, WordDelta, object]:
@@ -126,3 +135,62 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
             slatedb()
     finally:
         slatedb.cache_clear()
+
+
+OPERATIONS: list[Operation] = [
+    Put(b"gone", b"1"),
+    Delete(b"gone"),
+    Put(b"put", b"\x00" * 70_000),
+    Put(b"until", b"", expire_at_ms=4_102_444_800_000),
+    Merge(b"merged", b"a", expire_at_ms=4_102_444_800_000),
+    Merge(b"merged", b"b", expire_at_ms=4_102_444_800_000),
+]
+
+
+async def stored(operations: list[Operation]) -> list[tuple[bytes, bytes, int | None]]:
+    """What a database holds after these, with the time at which each expires."""
+    storage = await SlateStorage.open("memory:///", "db", merge=join_operands)
+    await storage.apply(operations)
+    every = slatedb().KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=False)
+    rows = await (await storage._source.scan_prefix(b"", every)).next_batch(100)
+    read = {key: value async for key, value in pairs(storage.scan(b""))}
+    await storage.close()
+    return [(row.key, read[row.key], row.expire_ts) for row in rows]
+
+
+@pytest.fixture
+def asked_again() -> Iterator[None]:
+    """What is remembered of the binding is forgotten, before and after."""
+    is_quick.cache_clear()
+    yield
+    is_quick.cache_clear()
+
+
+def test_the_binding_that_is_installed_is_filled_quickly() -> None:
+    assert is_quick()
+
+
+@pytest.mark.usefixtures("asked_again")
+@pytest.mark.parametrize("change", ["a name", "a signature", "a structure"])
+async def test_a_binding_of_another_shape_is_filled_through_its_methods(
+    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    quickly = await stored(OPERATIONS)
+    is_quick.cache_clear()
+    if change == "a name":
+        monkeypatch.delattr(slatedb(), "_UniffiForeignBytes")
+    elif change == "a signature":
+        delete = getattr(slatedb()._UniffiLib, slate_batch._METHOD + "delete")
+        monkeypatch.setattr(delete, "argtypes", (ctypes.c_uint64, *delete.argtypes))
+    else:
+        # The binding's is one that ours is not; ours is what can be changed.
+        monkeypatch.setattr(slate_batch, "_Foreign", slatedb()._UniffiRustBuffer)
+    assert not is_quick()
+    assert "not as it was" in caplog.text
+    if change == "a signature":
+        monkeypatch.undo()
+        monkeypatch.setattr(slate_batch, "is_quick", lambda: False)
+    assert await stored(OPERATIONS) == quickly
+    assert [key for key, _, _ in quickly] == [b"merged", b"put", b"until"]
+    with pytest.raises(InvalidInput):
+        SlateBatch().add(Put(b"", b""))

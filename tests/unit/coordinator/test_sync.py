@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -195,3 +197,50 @@ def test_the_storage_is_opened_on_the_loop(tmp_path: Path) -> None:
         words.write("kept")
         words.flush(durable=True).wait(DURABLE, timeout_s=20)
         assert words.view().epoch == 1
+
+
+FORK = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+from penstock.coordinator.slate import SlateStore
+from penstock.errors import Rejected, Unavailable
+from penstock.vector import VectorConfig
+from penstock.vector.sync import VectorStore
+
+def ended(child):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(child())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def opens():
+    with VectorStore.open(VectorConfig(dimensions=2)) as store:
+        return len(store)
+
+def is_told():
+    try:
+        held.flush()
+        return 3
+    except Rejected:
+        pass
+    try:
+        return 4 + opens()
+    except Unavailable as error:
+        return 0 if "forked" in str(error) and "spawn" in str(error) else 5
+
+SlateStore("memory:///")
+assert ended(opens) == 0
+held = VectorStore.open(VectorConfig(dimensions=2))
+code = ended(is_told)
+held.close()
+sys.exit(code)
+"""
+
+
+def test_a_database_in_a_child_of_its_user_says_why_it_cannot_work() -> None:
+    source = Path(coordinator.__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=50, cwd=source, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")

@@ -130,6 +130,17 @@ async def test_a_clock_that_goes_back_brings_nothing_back() -> None:
     assert await server.life("3h") == {9 * HOUR_MS: 2.0, 9 * HOUR_MS + 1: 2.5}
 
 
+async def test_a_clock_that_was_ahead_takes_what_was_there_and_not_what_comes() -> None:
+    server = Server()
+    await server.life("3h", (0, 1.0))
+    server.clock = ManualClock(START_MS + 10_000 * HOUR_MS)
+    assert await server.life("3h") == {}
+    server.never_expire()
+    server.clock = ManualClock(START_MS + HOUR_MS)
+    assert await server.life("3h", (1, 1.0), (2 * HOUR_MS, 2.0)) == {}
+    assert await server.life("3h") == {2 * HOUR_MS: 2.0}
+
+
 @pytest.mark.parametrize("folded", [False, True])
 async def test_ids_are_never_given_twice_even_if_all_that_names_them_is_lost(folded: bool) -> None:
     server = Server()

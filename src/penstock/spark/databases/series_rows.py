@@ -1,13 +1,14 @@
 """From rows to OTLP metrics requests, a column at a time.
 
 A record is one request of up to `RECORD_BYTES`: a metric for each name in it, each with its points. The
-points keep the order of their rows. What the database would refuse is refused here, before anything is
-stored.
+points keep the order of their rows; if they reach more hours than a record may, it is that within each hour.
+What the database would refuse is refused here, before anything is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,14 @@ from penstock.spark.databases.wire import (
     rows_of,
 )
 
-__all__ = ["LABEL_BYTES_MAX", "METRICS_PAYLOAD", "RECORD_BYTES", "SERIES_BYTES_MAX", "metrics_records"]
+__all__ = [
+    "HOURS_MAX",
+    "LABEL_BYTES_MAX",
+    "METRICS_PAYLOAD",
+    "RECORD_BYTES",
+    "SERIES_BYTES_MAX",
+    "metrics_records",
+]
 
 METRICS_PAYLOAD: Final = b"\x01\x01\x01\x00"
 """What the queue's metadata say beside OTLP metrics: version 1, metrics, protobuf."""
@@ -42,7 +50,10 @@ LABEL_BYTES_MAX: Final = 16 * 1024
 """Name and value of a label together, as the database takes them."""
 SERIES_BYTES_MAX: Final = 64 * 1024
 """All labels of a point together."""
+HOURS_MAX: Final = 1000
+"""Hours that one record may reach, as the database takes them."""
 
+_HOUR_US: Final = 3_600_000_000
 _YEAR_2554_US: Final = (1 << 64) // 1000
 _POINT_BYTES: Final = 18
 _TIME, _DOUBLE = 0x19, 0x21
@@ -61,19 +72,33 @@ def metrics_records(
 
 
 def _requests(batch: pa.RecordBatch, columns: SeriesColumns, layout: SeriesLayout) -> Iterator[bytes]:
+    micros = _times(batch, columns)
+    is_wide = int(micros.max() - micros.min()) // _HOUR_US >= HOURS_MAX - 1
+    if is_wide:
+        by_hour = np.argsort(micros // _HOUR_US, kind="stable")
+        batch, micros = batch.take(pa.array(by_hour)), micros[by_hour]
     names: pa.Array | None = None
     if columns.metric_column is not None:
         names = _names(batch.column(columns.metric_column), columns.metric_column)
         order = pc.sort_indices(names)  # stable, so that the rows of a metric keep their order
-        batch, names = batch.take(order), names.take(order)
+        batch, names, micros = batch.take(order), names.take(order), micros[order.to_numpy()]
     labels: list[Part] = [_label(name, batch.column(name)) for name in layout.columns]
     if layout.map_column is not None:
         labels.append(_mapped(layout.map_column, batch.column(layout.map_column), layout.columns))
-    points = field(1, *labels, _numbers(batch, columns))
+    points = field(1, *labels, _numbers(micros, batch.column(columns.value)))
     if pc.max(pc.binary_length(points)).as_py() > SERIES_BYTES_MAX:
         raise InvalidInput(f"the labels of some rows take more than {SERIES_BYTES_MAX} bytes together")
-    for start, stop in pieces(points, RECORD_BYTES):
-        yield _request(points, start, stop, names, columns)
+    for first, last in pieces(points, RECORD_BYTES):
+        for start, stop in _by_hours(micros, first, last) if is_wide else ((first, last),):
+            yield _request(points, start, stop, names, columns)
+
+
+def _by_hours(micros: npt.NDArray[np.int64], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Runs of these rows in which the hour changes less than `HOURS_MAX` times."""
+    hours = micros[start:stop] // _HOUR_US
+    changes = start + 1 + np.flatnonzero(hours[1:] != hours[:-1])
+    cuts = [start, *changes[HOURS_MAX - 1 :: HOURS_MAX].tolist(), stop]
+    yield from pairwise(cuts)
 
 
 def _request(
@@ -101,18 +126,24 @@ def _metric(name: str, points: bytes, columns: SeriesColumns) -> bytes:
     return about + message(5, points)
 
 
-def _numbers(batch: pa.RecordBatch, columns: SeriesColumns) -> pa.LargeBinaryArray:
-    """Time and value of every point."""
-    times, values = batch.column(columns.timestamp), batch.column(columns.value)
-    for name, column in ((columns.timestamp, times), (columns.value, values)):
+def _times(batch: pa.RecordBatch, columns: SeriesColumns) -> npt.NDArray[np.int64]:
+    """Microseconds since 1970. Raises `InvalidInput` for rows that are no point."""
+    times = batch.column(columns.timestamp)
+    for name, column in ((columns.timestamp, times), (columns.value, batch.column(columns.value))):
         if column.null_count:
             raise InvalidInput(
                 f"{name} is null in {column.null_count} rows, and a point has a time and a value: filter "
                 "them out; in a pipeline `on_null: drop` does, and counts them"
             )
-    micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    in_micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+    micros: npt.NDArray[np.int64] = in_micros.to_numpy(zero_copy_only=False)
     if micros.min() <= 0 or micros.max() >= _YEAR_2554_US:
         raise InvalidInput(f"{columns.timestamp} is not between 1970 and 2554 in some rows")
+    return micros
+
+
+def _numbers(micros: npt.NDArray[np.int64], values: pa.Array) -> pa.LargeBinaryArray:
+    """Time and value of every point."""
     points = np.empty((len(micros), _POINT_BYTES), np.uint8)
     points[:, 0], points[:, 9] = _TIME, _DOUBLE
     points[:, 1:9] = _bytes_of(micros.astype("<u8") * 1000)

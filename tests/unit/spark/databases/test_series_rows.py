@@ -19,13 +19,14 @@ from penstock.services.timeseries_feed import METRICS_PAYLOAD as READ_PAYLOAD
 from penstock.spark.databases.options import split_options
 from penstock.spark.databases.series_columns import SERIES_FORMAT, SERIES_OPTIONS, SeriesColumns
 from penstock.spark.databases.series_rows import (
+    HOURS_MAX,
     LABEL_BYTES_MAX,
     METRICS_PAYLOAD,
     RECORD_BYTES,
     SERIES_BYTES_MAX,
     metrics_records,
 )
-from penstock.timeseries import MetricType, Series, Temporality, directory
+from penstock.timeseries import MetricType, Series, Temporality, delta, directory
 from penstock.timeseries.delta import check_series
 from penstock.timeseries.otlp import series_of_metrics
 
@@ -72,6 +73,7 @@ def test_the_limits_and_the_payload_are_those_of_the_database() -> None:
     assert METRICS_PAYLOAD == READ_PAYLOAD
     assert LABEL_BYTES_MAX == directory.LABEL_BYTES_MAX
     assert SERIES_BYTES_MAX == directory.SERIES_BYTES_MAX
+    assert HOURS_MAX == delta.HOURS_MAX
 
 
 labels = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), min_size=1, max_size=150))
@@ -148,6 +150,18 @@ def test_many_points_make_records_of_a_bounded_size() -> None:
     assert len(sizes) > 1
     assert max(sizes) < RECORD_BYTES + 100
     assert sum(sizes) > (len(sizes) - 1) * RECORD_BYTES * 0.99
+
+
+@pytest.mark.parametrize("metrics", [1, 3])
+def test_years_of_points_in_any_order_are_records_that_the_database_takes(metrics: int) -> None:
+    hours = np.random.default_rng(0).permutation(2 * HOURS_MAX + 1).tolist()
+    rows = [row(timestamp=AT - timedelta(hours=hour), metric=f"m{hour % metrics}") for hour in hours]
+    rows += [one | {"value": 2.0} for one in rows]
+    found = points(written(rows, SeriesColumns(metric_column="metric"), f"{DDL}, metric string"))
+    assert len(found) == len(rows)
+    last = {(labels, at): value for labels, at, value in found}
+    assert len(last) == len(hours)
+    assert set(last.values()) == {2.0}
 
 
 def test_whole_numbers_become_the_nearest_float() -> None:

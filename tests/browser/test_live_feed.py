@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.browser.chromium import browsing
+from playwright.sync_api import Browser, Page, expect
+from tests.browser.browser import opened
 from tests.process.topics_server import KEY, serving
 
 FEED = Path(__file__).parents[2] / "examples" / "live_feed" / "feed.py"
 TEXTS = "[...document.querySelectorAll('li.record')].map(item => item.lastChild.textContent).reverse()"
-STATE = "document.getElementById('state').textContent"
 
 
 @contextmanager
@@ -35,21 +35,26 @@ def gateway(url: str, topic: str, port: int = 0) -> Iterator[str]:
         process.stdout.close()
 
 
+def until_shown(page: Page, texts: list[str]) -> None:
+    page.wait_for_function(f"expected => JSON.stringify({TEXTS}) === JSON.stringify(expected)", arg=texts)
+
+
 @pytest.mark.timeout(180)
-def test_a_browser_shows_what_is_there_and_what_comes_and_goes_on_after_a_break(tmp_path: Path) -> None:
+def test_a_browser_shows_what_is_there_and_what_comes_and_goes_on_after_a_break(
+    browser: Browser, tmp_path: Path
+) -> None:
     with serving(tmp_path / "data") as server, server.client() as client:
         client.write("news", [{"text": "first"}, {"text": "second"}])
-        with browsing(tmp_path / "profile") as tab:
-            with gateway(server.url, "news") as page:
-                tab.open(page)
-                tab.until(TEXTS, ["first", "second"])
-                tab.until(STATE, "live")
+        with opened(browser, forgiven=("net::ERR_", "404")) as watched:
+            page = watched.page
+            with gateway(server.url, "news") as address:
+                page.goto(address)
+                until_shown(page, ["first", "second"])
+                expect(page.locator("#state")).to_have_text("live")
                 client.write("news", [{"text": "<b>third</b> ä\u2028ö"}])
-                tab.until(TEXTS, ["first", "second", "<b>third</b> ä\u2028ö"])
-                if shot := os.environ.get("PENSTOCK_SCREENSHOT"):
-                    tab.screenshot(Path(shot))
-            tab.until(STATE, "connecting")
+                until_shown(page, ["first", "second", "<b>third</b> ä\u2028ö"])
+            expect(page.locator("#state")).to_have_text("connecting")
             client.write("news", [{"text": "missed"}])
-            with gateway(server.url, "news", port=int(page.rpartition(":")[2])):
-                tab.until(TEXTS, ["first", "second", "<b>third</b> ä\u2028ö", "missed"])
-                assert tab.evaluate("document.querySelectorAll('li').length") == 4, "nothing came twice"
+            with gateway(server.url, "news", port=int(address.rpartition(":")[2])):
+                until_shown(page, ["first", "second", "<b>third</b> ä\u2028ö", "missed"])
+                assert page.locator("li").count() == 4, "nothing came twice"

@@ -19,7 +19,7 @@ from penstock.codec import Block, RecordChunk, compress, decompress, index_block
 from penstock.errors import Corrupt, LimitExceeded
 from penstock.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
-__all__ = ["CompressionType", "EncodedBatch", "decode_batch", "encode_batch"]
+__all__ = ["CompressionType", "EncodedBatch", "decode_batch", "encode_batch", "record_count"]
 
 VERSION = 1
 _FOOTER = struct.Struct("<BIH")
@@ -93,6 +93,18 @@ def encode_batch(
         return EncodedBatch(parts=parts, record_count=count, size=body.nbytes + len(footer))
     parts = _Parts(held, table + footer)
     return EncodedBatch(parts=parts, record_count=count, size=size + len(footer))
+
+
+def record_count(footer: memoryview) -> int:
+    """How many records a batch has, by its last `FOOTER_BYTES` bytes. Raises `SerializationError`."""
+    if len(footer) != FOOTER_BYTES:
+        raise SerializationError(
+            f"batch of {len(footer)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
+        )
+    _, count, version = _FOOTER.unpack(footer)
+    if version != VERSION:
+        raise SerializationError(f"batch version {version} is unknown; only version {VERSION} exists")
+    return int(count)
 
 
 def decode_batch(data: memoryview, *, bytes_max: int = BATCH_BYTES_MAX) -> Block:

@@ -6,6 +6,7 @@ lies around it; its arithmetic is pure and works on what was read.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,7 +61,12 @@ class QueueReader:
         self._policy = RetryPolicy(deadline_s=retry_deadline_s)
         self._fetcher = FetchHandle(store, batch_bytes_max=batch_bytes_max, policy=self._policy, clock=clock)
         self._known: Snapshot | None = None
-        self._index: EntryIndex | None = None
+        self._indexed: tuple[Snapshot, EntryIndex] | None = None
+
+    @property
+    def known(self) -> Snapshot | None:
+        """The manifest as it was last read."""
+        return self._known
 
     async def snapshot(self) -> Snapshot:
         """The manifest's bytes now; `version` is None while there is none. Raises `StorageError`."""
@@ -77,12 +83,11 @@ class QueueReader:
 
     async def index(self) -> EntryIndex:
         """Every entry now. An absent manifest is an empty queue. Raises `SerializationError` too."""
-        before = self._known
         snapshot = await self.snapshot()
-        if self._index is None or snapshot is not before:
-            grown = None if self._index is None else self._index.grown_into(snapshot.raw)
-            self._index = grown or manifest.index(snapshot.raw)
-        return self._index
+        if self._indexed is None or snapshot is not self._indexed[0]:
+            grown = None if self._indexed is None else self._indexed[1].grown_into(snapshot.raw)
+            self._indexed = (snapshot, grown or manifest.index(snapshot.raw))
+        return self._indexed[1]
 
     async def entries(self, after: int | None = None, limit: int = 1000) -> list[BatchDescriptor]:
         """Up to `limit` entries with a number above `after` (None: from the oldest)."""
@@ -237,7 +242,9 @@ async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int
         letters = await reader.store.list(f"{file.path}.dead")
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {reader.store.url}") from error
-    return summarise(
+    # In a thread: a queue that nobody consumes may have a hundred thousand entries.
+    return await asyncio.to_thread(
+        summarise,
         snapshot,
         listed,
         manifest_path=file.path,

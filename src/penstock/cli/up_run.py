@@ -128,9 +128,10 @@ class _Up:
         keyring = Keyring.parse(keys.reveal() if keys else "", KEYS_VARIABLE)
         fleet_host = FleetHost(self._fleet)
         stack.callback(fleet_host.close)
+        sessions = self._prepared.plan.layout.inner("console-sessions.json")
         console = Console(
             fleet_host,
-            ConsoleSettings(host=host, port=port, keys=keyring),
+            ConsoleSettings(host=host, port=port, keys=keyring, sessions_file=sessions),
             front=lambda app: Front(self._fleet, app),
         )
         bound = await console.start()

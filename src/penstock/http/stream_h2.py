@@ -73,6 +73,8 @@ class H2Stream:
             self._method = value
         elif name == b":path":
             self._target = value
+        elif name == b":authority":
+            self._headers[b"host"] = value
         elif not name.startswith(b":"):
             before = self._headers.get(name)
             self._headers[name] = value if before is None else before + b", " + value

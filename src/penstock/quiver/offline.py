@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.files import DirectoryLock, FileSystem, LockHeld
@@ -15,16 +16,42 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_source import LocalSegments
 from penstock.quiver.subscribers import Subscriber
 
-__all__ = ["drop_subscriber", "look_at_subscribers"]
+__all__ = ["SubscriberLook", "drop_subscriber", "look_at_progress", "look_at_subscribers"]
 
 
-def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberLook:
+    """A subscriber, and what beyond its mark is resolved."""
+
+    subscriber: Subscriber
+    complete: tuple[tuple[int, int], ...]
+    """Ranges of segments beyond the mark that are resolved as a whole, both ends included."""
+    partial: Mapping[int, int]
+    """Of segments that are resolved in part, how many bundles are."""
+    highest: int
+    """The highest segment there is, or was."""
+
+
+def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[SubscriberLook]:
     """All subscribers of a core as its files tell, by name. Writes nothing and takes no lock."""
     state = replay(fs, core_dir, keep_evidence=False).state
     state.take_in(infos)
     for entry in state.subscribers.values():
         state.advance(entry)
-    return [view_of(state, entry) for _, entry in sorted(state.subscribers.items())]
+    return [
+        SubscriberLook(
+            subscriber=view_of(state, entry),
+            complete=tuple(entry.progress.complete),
+            partial={seq: bitmap.count for seq, bitmap in sorted(entry.progress.gaps.items())},
+            highest=state.known[-1] if len(state.known) else entry.progress.hwm,
+        )
+        for _, entry in sorted(state.subscribers.items())
+    ]
+
+
+def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
+    """`look_at_progress` without what lies beyond the marks."""
+    return [look.subscriber for look in look_at_progress(fs, core_dir, infos)]
 
 
 def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYSTEM_CLOCK) -> Subscriber:

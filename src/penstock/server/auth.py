@@ -108,6 +108,11 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._principals)
 
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether some key covers a part of the names alone."""
+        return any(principal.prefixes for principal in self._principals)
+
     def __repr__(self) -> str:
         return f"Keyring({len(self._principals)} keys)"
 

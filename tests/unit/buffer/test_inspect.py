@@ -126,3 +126,27 @@ async def test_an_empty_queue_has_no_lag_rather_than_a_lag_of_zero() -> None:
     assert found.exists is False
     assert found.ingestion_lag_ms is None
     assert found.oldest_entry_age_ms is None
+
+
+async def test_a_damaged_manifest_stays_an_error_until_it_is_whole_again() -> None:
+    store = MemoryStore()
+    await fill(store, 1)
+    whole = (await store.get(MANIFEST)).data
+    reader = QueueReader(store, MANIFEST)
+    assert len(await reader.index()) == 1
+    await store.put(MANIFEST, b"\xff" * 200)
+    for _ in range(3):
+        with pytest.raises(SerializationError):
+            await reader.index()
+    await store.put(MANIFEST, whole)
+    assert len(await reader.index()) == 1
+
+
+async def test_entries_are_those_of_now_also_after_somebody_else_looked_at_the_manifest() -> None:
+    store = MemoryStore()
+    await fill(store, 1)
+    reader = QueueReader(store, MANIFEST)
+    assert len(await reader.index()) == 1
+    await fill(store, 2)
+    await survey(reader, "ingest", now_ms=0, grace_ms=0)
+    assert len(await reader.index()) == 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.buffer.audit import Severity
 from penstock.cli.pipeline_file import read_pipeline
-from penstock.errors import PenstockError, Unsupported
+from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.server.console.seam import (
     BalanceLine,
     Books,
@@ -116,26 +117,39 @@ class PipelineBooks:
         """See `Books.letter`."""
         if self._spec.letters is None:
             return None
-        heads = self._letters()
-        found = heads.filter(
-            (pc.field("shard") == shard) & (pc.field("sequence") == sequence) & (pc.field("index") == index)
-        )
-        letters = self._with_bytes(found)
+        with self._whole_files():
+            heads = self._letters()
+            found = heads.filter(
+                (pc.field("shard") == shard)
+                & (pc.field("sequence") == sequence)
+                & (pc.field("index") == index)
+            )
+            letters = self._with_bytes(found)
         return letters[0] if letters else None
+
+    @contextlib.contextmanager
+    def _whole_files(self) -> Iterator[None]:
+        """Raises `Corrupt` for a file of a table that is none."""
+        try:
+            yield
+        except pa.ArrowException as error:
+            why = str(error).partition("\n")[0]
+            raise Corrupt(f"a table of {self._spec.name} cannot be read: {why}. Restore it") from error
 
     def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
         """See `Books.letters`."""
         if self._spec.letters is None:
             return None
-        heads = self._letters()
-        places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
-        start = 0 if after is None else bisect.bisect_right(places, after)
-        page = heads.slice(start, limit)
+        with self._whole_files():
+            heads = self._letters()
+            places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
+            start = 0 if after is None else bisect.bisect_right(places, after)
+            letters = self._with_bytes(heads.slice(start, limit))
         taken = self._taken()
         left = sum(place[2] >= 0 and place not in taken for place in places)
         more = start + limit < len(places)
         return LetterPage(
-            letters=self._with_bytes(page),
+            letters=letters,
             following=places[start + limit - 1] if more else None,
             total=len(places),
             left=left,
@@ -197,7 +211,8 @@ class PipelineBooks:
         """See `Books.audit`."""
         from penstock.spark.pipeline.audit import audit
 
-        report = audit(self._spec)
+        with self._whole_files():
+            report = audit(self._spec)
         problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
         texts = tuple(f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX])
         return [

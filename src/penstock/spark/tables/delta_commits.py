@@ -13,13 +13,13 @@ from typing import Final
 
 from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import NotFound
+from penstock.errors import Corrupt, NotFound
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.tables.spec import TableSpec
 
-__all__ = ["DeltaCommit", "find_commit", "search"]
+__all__ = ["DeltaCommit", "commit_in", "find_commit", "search"]
 
 _POLICY: Final = RetryPolicy(deadline_s=10.0)
 _APP: Final = "penstock.app"
@@ -86,10 +86,20 @@ async def search(micro_batch: int, newest: int, entry: Entry) -> DeltaCommit | N
 async def _entry(store: ObjectStore, app: str, version: int) -> DeltaCommit | None:
     key = f"_delta_log/{version:020}.json"
     blob = await retry(lambda: store.get(key), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
-    for line in bytes(blob.data).splitlines():
+    try:
+        return commit_in(bytes(blob.data), app, version)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{key} in {store.url} does not decode: {error!r}. Restore it") from error
+
+
+def commit_in(entry: bytes, app: str, version: int) -> DeltaCommit | None:
+    """What an entry of the log says of an app. Raises whatever a damaged one makes a decoder raise. Pure."""
+    for line in entry.splitlines():
         if b'"commitInfo"' not in line:
             continue
-        info = json.loads(line).get("commitInfo", {})
+        info = json.loads(line).get("commitInfo")
+        if info is None:  # a path or a value that only has the word in it
+            continue
         if info.get(_APP) != app:
             return None
         at = info.get("timestamp")

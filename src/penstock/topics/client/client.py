@@ -138,14 +138,20 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         self, prefix: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> AsyncGenerator[TopicSummary, None]:
         """Every topic whose name begins with `prefix` and that the key may see, by name."""
-        query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
         cursor: str | None = ""
         while cursor is not None:
-            more = {"cursor": cursor} if cursor else {}
-            call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
-            found, cursor = answers.summaries((await self._connection.send(call)).content)
+            found, cursor = await self.topics_page(prefix, cursor, page_size=page_size, touch=touch)
             for summary in found:
                 yield summary
+
+    async def topics_page(
+        self, prefix: str = "", cursor: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
+    ) -> tuple[list[TopicSummary], str | None]:
+        """One page of `topics`, and the cursor of the next one; None behind the last."""
+        query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
+        more = {"cursor": cursor} if cursor else {}
+        call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
+        return answers.summaries((await self._connection.send(call)).content)
 
     async def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
         """Remove the topic with its records. Raises `TopicNotEmpty` if it must be empty and is not."""

@@ -103,6 +103,12 @@ class Client(BlockingQueueCalls, BlockingWatchCalls, BlockingRouterCalls, Blocki
         """Every topic whose name begins with `prefix` and that the key may see, by name."""
         return pull(self._loop, self._inner.topics(prefix, page_size=page_size, touch=touch))
 
+    def topics_page(
+        self, prefix: str = "", cursor: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
+    ) -> tuple[list[TopicSummary], str | None]:
+        """One page of `topics`, and the cursor of the next one; None behind the last."""
+        return self._loop.run(self._inner.topics_page(prefix, cursor, page_size=page_size, touch=touch))
+
     def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
         """Remove the topic with its records."""
         return self._loop.run(self._inner.remove_topic(topic, if_empty=if_empty))

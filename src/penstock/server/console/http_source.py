@@ -1,0 +1,70 @@
+"""Looking at a part over HTTP: its numbers, and a request passed through to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+
+from penstock.errors import LimitExceeded, PermissionDenied, Unavailable
+from penstock.server.console.exposition import Exposition
+
+__all__ = ["HttpSource"]
+
+_TIMEOUT_S: Final = 3.0
+_ANSWER_BYTES_MAX: Final = 16 << 20
+
+
+class HttpSource:
+    """One part with an address, which may change when it is started again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._url: str | None = None
+        self._headers: dict[str, str] = {}
+        self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+
+    def move(self, url: str | None, key: str | None) -> None:
+        """Where the part is from now on."""
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def look(self) -> Exposition:
+        """Its `/metrics`. Raises `Unavailable`, `PermissionDenied`, `httpx.HTTPError`."""
+        answer = await self._http.get(f"{self._address}/metrics", headers=self._headers)
+        self._check(answer.status_code, answer.text)
+        return Exposition(answer.text)
+
+    async def pass_on(
+        self, path: str, *, body: bytes, kind: str, timeout_s: float
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """The part's own answer to a POST, whatever it says. Raises `Unavailable`, `LimitExceeded`."""
+        headers = {**self._headers, "Content-Type": kind, "Accept": "application/json"}
+        async with self._http.stream(
+            "POST", f"{self._address}{path}", content=body, headers=headers, timeout=timeout_s
+        ) as answer:
+            pieces, size = [], 0
+            async for piece in answer.aiter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > _ANSWER_BYTES_MAX:
+                    raise LimitExceeded(
+                        f"the answer of {self._name} is above {_ANSWER_BYTES_MAX >> 20} MiB; ask for less"
+                    )
+        return answer.status_code, b"".join(pieces), answer.headers
+
+    @property
+    def _address(self) -> str:
+        if self._url is None:
+            raise Unavailable(f"{self._name} is not running, or has no address yet")
+        return self._url.rstrip("/")
+
+    def _check(self, status: int, text: str) -> None:
+        if status in (401, 403):
+            raise PermissionDenied(f"{self._name} refuses the console's key ({status})")
+        if status != 200:
+            raise Unavailable(f"{self._name} answers {status}: {text.strip()[:200]}")

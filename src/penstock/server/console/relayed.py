@@ -1,0 +1,129 @@
+"""Which batch of a queue holds which records of a topic, as far as it was seen or the records say it. Pure.
+
+A relay tells it in the metadata of its batches, and the manifest forgets those when a batch leaves the queue.
+So they are remembered here, for the last runs of records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.buffer.manifest import Entry, EntryIndex
+from penstock.buffer.transaction import find_tag
+
+__all__ = ["PlacedRun", "RelayMemory", "Relayed", "Run", "run_of", "sequences_in"]
+
+_READ_AT_ONCE: Final = 5000
+_RUNS_KEPT: Final = 20_000
+
+
+class _RunPayload(msgspec.Struct):
+    topic: str
+    first: int
+    last: int
+
+
+class _Sequenced(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+
+
+_RUN: Final = msgspec.json.Decoder(_RunPayload)
+_SEQ: Final = msgspec.json.Decoder(_Sequenced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Records `first` to `last` of a topic, as a relay's batch tells of them."""
+
+    topic: str
+    first: int
+    last: int
+    start_index: int
+
+
+def run_of(start_index: int, payload: bytes) -> Run | None:
+    """What a relay wrote beside a run of records; None for anything else."""
+    try:
+        told = _RUN.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return Run(topic=told.topic, first=told.first, last=told.last, start_index=start_index)
+
+
+def sequences_in(records: Iterable[bytes]) -> list[int]:
+    """The sequences that relayed records carry; empty if one of them does not."""
+    try:
+        return [_SEQ.decode(record).seq for record in records]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relayed:
+    """Where a record of a topic went. `index` is None where the run has holes, so that it cannot be told."""
+
+    shard: int
+    sequence: int
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRun:
+    """A run of relayed records, and the batch it is in."""
+
+    run: Run
+    end: int | None
+    """The index behind its last record; None: the end of the batch."""
+    shard: int
+    sequence: int
+    location: str
+
+    def place_of(self, seq: int, end: int | None) -> Relayed:
+        """Where the record is; a run with holes tells the batch alone."""
+        run = self.run
+        is_whole = end is not None and end - run.start_index == run.last - run.first + 1
+        index = run.start_index + seq - run.first if is_whole else None
+        return Relayed(shard=self.shard, sequence=self.sequence, index=index)
+
+
+class RelayMemory:
+    """The runs that were seen in one queue, by application and topic."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], deque[PlacedRun]] = {}
+        self._seen: dict[int, int] = {}
+
+    def look(self, indexes: Mapping[int, EntryIndex], apps: Collection[str]) -> None:
+        """Take in the entries that came since the last look, of these applications."""
+        if not apps:
+            return
+        for shard, index in indexes.items():
+            last = index.footer.next_sequence - 1
+            behind = max(self._seen.get(shard, -1), last - _READ_AT_ONCE)
+            for entry in index.after(behind, _READ_AT_ONCE):
+                self._take(shard, entry, apps)
+            self._seen[shard] = last
+
+    def _take(self, shard: int, entry: Entry, apps: Collection[str]) -> None:
+        tag = find_tag(entry.tail)
+        if tag is None or tag.app not in apps:
+            return
+        ends = [*(item.start_index for item in entry.metadata[1:]), None]
+        for item, end in zip(entry.metadata, ends, strict=True):
+            run = run_of(item.start_index, item.payload)
+            if run is not None:
+                runs = self._runs.setdefault((tag.app, run.topic), deque(maxlen=_RUNS_KEPT))
+                placed = PlacedRun(
+                    run=run, end=end, shard=shard, sequence=entry.sequence, location=entry.location
+                )
+                runs.appendleft(placed)
+
+    def find(self, app: str, topic: str, seq: int) -> PlacedRun | None:
+        """The newest run with a record."""
+        runs = self._runs.get((app, topic), ())
+        return next((placed for placed in runs if placed.run.first <= seq <= placed.run.last), None)

@@ -1,0 +1,54 @@
+// Routers: topics joined by what copies records from one into another.
+
+import { part } from "../api.js";
+import { badge, crumbs, empty, h, show, svg, table } from "../dom.js";
+import { brief, count } from "../format.js";
+import { cut, graph } from "../graph.js";
+import { poll } from "../polling.js";
+
+const SIZES = { wide: 170, high: 36, gapX: 130, gapY: 28 };
+const DEEP_MAX = 20;
+const LABEL = "Topics joined by routers; the table below says the same";
+
+/** Draw them, and again every three seconds. */
+export function routers(body, { signal, fault }) {
+  const picture = h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Routers as a graph" });
+  const rows = h("div", null);
+  body.append(crumbs("topics", "All topics", "routers"), picture, rows);
+  poll(() => "routers", 3000, (found) => {
+    show(picture, found.edges.length ? drawing(found) : empty("There are no routers. ", h("code", null, "penstock topics router put"), " makes one."));
+    show(rows, found.edges.length ? listing(found) : []);
+  }, { signal, fault });
+}
+
+function listing(found) {
+  return table("Routers", ["router", "from", "to", "filter", "copied", "state"], found.edges.map((edge) => [
+    edge.id, link(edge.from), link(edge.to), edge.filter ?? "all", count(edge.copied), badge(edge.state)]));
+}
+
+const link = (name) => h("a", { href: `#/topics/topic/${part(name)}` }, name);
+
+/** How many routers lie before each topic; a ring of them ends at a cap. */
+function depths(found) {
+  const depth = new Map(found.nodes.map((node) => [node.id, 0]));
+  for (let pass = 0; pass < DEEP_MAX; pass += 1) {
+    for (const edge of found.edges) depth.set(edge.to, Math.min(DEEP_MAX, Math.max(depth.get(edge.to), depth.get(edge.from) + 1)));
+    if (found.edges.every((edge) => depth.get(edge.to) > depth.get(edge.from))) break;
+  }
+  return depth;
+}
+
+function drawing(found) {
+  const depth = depths(found);
+  const onward = found.edges.filter((edge) => depth.get(edge.to) > depth.get(edge.from));
+  return graph(found.nodes, onward, (node) => depth.get(node.id), SIZES, { box, text, label: LABEL });
+}
+
+function text(edge) {
+  return { kind: "", lines: [cut(edge.filter ?? "all", 20), `${brief(edge.copied)} copied`], title: `${edge.id}: ${edge.filter ?? "all"}, ${count(edge.copied)} copied` };
+}
+
+function box(node, { x, y }) {
+  return svg("a", { href: `#/topics/topic/${part(node.id)}`, "aria-label": `topic ${node.id}` }, svg("title", null, node.id),
+    svg("rect", { class: "box ready", x, y, width: SIZES.wide, height: SIZES.high, rx: 8 }), svg("text", { x: x + 10, y: y + 22 }, cut(node.id, 22)));
+}

@@ -1,0 +1,153 @@
+"""Looking at one source again and again, but only while somebody wants to know.
+
+Each source has a watcher of its own, with its own time limit: one that hangs is unknown, with the reason and
+since when, and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import httpx
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+
+__all__ = ["Reading", "Watchable", "Watcher", "reason_of"]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+_STALE_S: Final = 15.0
+"""A reading that is older counts as none: what was true then may not be now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Generic[T]):
+    """What a source said last. `value` is None while it is not known; then `error` says why."""
+
+    value: T | None
+    at_ms: int | None
+    error: str | None
+    failing_since_ms: int | None
+
+
+class Watchable(Protocol):
+    """A watcher, whatever it looks at."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Keep looking while this lasts."""
+        ...
+
+    async def renew(self, wait_s: float) -> None:
+        """Look now if the last look is older than the interval, and wait no longer than this for it."""
+        ...
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line, for people."""
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(error, httpx.HTTPError):
+        return f"it cannot be reached: {str(error) or type(error).__name__}"
+    return str(error).partition("\n")[0][:500] or type(error).__name__
+
+
+class Watcher(Generic[T]):
+    """One source. Not thread-safe: one event loop owns it."""
+
+    def __init__(
+        self, look: Callable[[], Awaitable[T]], clock: Clock, *, interval_s: float, timeout_s: float
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._watching = 0
+        self._polling: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._reading: Reading[T] = Reading(value=None, at_ms=None, error=None, failing_since_ms=None)
+        self._looked_s: float | None = None
+        """When the last look ended, well or not."""
+        self._answered_s = 0.0
+
+    @property
+    def reading(self) -> Reading[T]:
+        """The last answer, unless it is too old to be believed."""
+        known = self._reading
+        if known.value is not None and self._clock.monotonic() - self._answered_s > self._stale_s:
+            why = known.error or "it has not been asked lately"
+            return Reading(value=None, at_ms=known.at_ms, error=why, failing_since_ms=known.failing_since_ms)
+        return known
+
+    @property
+    def _stale_s(self) -> float:
+        return max(_STALE_S, 3 * self._interval_s + self._timeout_s)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Keep looking while this lasts."""
+        self._watching += 1
+        if self._polling is None:
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
+        try:
+            yield
+        finally:
+            self._watching -= 1
+            if not self._watching and self._polling is not None:
+                self._polling.cancel()
+                self._polling = None
+
+    async def fresh(self, age_s: float | None = None, wait_s: float | None = None) -> Reading[T]:
+        """A reading that is no older than `age_s`, if there is one within `wait_s`; else what is known."""
+        age_s = self._interval_s if age_s is None else age_s
+        if self._looked_s is None or self._clock.monotonic() - self._looked_s > age_s:
+            await asyncio.wait([self._begin()], timeout=self._timeout_s if wait_s is None else wait_s)
+        return self.reading
+
+    async def renew(self, wait_s: float) -> None:
+        await self.fresh(wait_s=wait_s)
+
+    async def close(self) -> None:
+        for task in (self._polling, self._looking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._polling = self._looking = None
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.wait([self._begin()])
+            await self._clock.sleep(self._interval_s)
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The look that is under way; a second one is never begun beside it."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._once())
+        return self._looking
+
+    async def _once(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                value = await self._look()
+        except (PenstockError, TimeoutError, OSError, httpx.HTTPError) as error:
+            self._failed(reason_of(error))
+        except Exception:  # noqa: BLE001 - a bug in one look must not end the others
+            _LOG.exception("a look failed")
+            self._failed("the console failed to look; its log says why")
+        else:
+            now = self._clock.now_ms()
+            self._reading = Reading(value=value, at_ms=now, error=None, failing_since_ms=None)
+            self._answered_s = self._clock.monotonic()
+        self._looked_s = self._clock.monotonic()
+
+    def _failed(self, why: str) -> None:
+        since = self._reading.failing_since_ms or self._clock.now_ms()
+        self._reading = Reading(value=None, at_ms=self._reading.at_ms, error=why, failing_since_ms=since)

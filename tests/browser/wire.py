@@ -1,0 +1,71 @@
+"""A wire between a browser and a server that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+__all__ = ["Wire", "wired"]
+
+
+class Wire:
+    """Passes every connection on to a port of this machine, until it is cut, and again when it is mended."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._whole = True
+        self._ends: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """End what is open; what comes is closed at once."""
+        self._whole = False
+        for end in list(self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._whole = True
+
+    def close(self) -> None:
+        self.cut()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                if self._whole:
+                    self._join(near, socket.create_connection(("127.0.0.1", self._target)))
+                else:
+                    near.close()
+
+    def _join(self, near: socket.socket, far: socket.socket) -> None:
+        self._ends |= {near, far}
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._ends.discard(source)
+        source.close()
+
+
+@contextlib.contextmanager
+def wired(target: int) -> Iterator[Wire]:
+    wire = Wire(target)
+    try:
+        yield wire
+    finally:
+        wire.close()

@@ -1,0 +1,79 @@
+"""Events with rising ids: whoever comes back gets the rest, or is told that something is missing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.console.ring import Ring
+
+
+def ring(events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1) -> Ring:
+    return Ring(start_ms, events_max=events_max, bytes_max=bytes_max)
+
+
+def test_a_client_gets_what_came_behind_its_last_id() -> None:
+    events = ring()
+    first = events.push("a", b"1")
+    events.push("b", b"2")
+    missed = events.after(first.ident)
+    assert (missed.gap, [event.name for event in missed.events]) == (None, ["b"])
+    assert events.after(events.last).events == []
+
+
+def test_what_fell_out_is_a_gap_with_both_ends() -> None:
+    events = ring()
+    first = events.push("a", b"")
+    for _ in range(5):
+        events.push("b", b"")
+    missed = events.after(first.ident)
+    assert missed.gap == (first.ident + 1, first.ident + 2)
+    assert [event.ident for event in missed.events] == [first.ident + 3, first.ident + 4, first.ident + 5]
+
+
+def test_large_events_push_out_others_but_the_last_stays() -> None:
+    events = ring(events_max=100, bytes_max=10)
+    events.push("a", b"x" * 8)
+    events.push("b", b"x" * 50)
+    assert [event.name for event in events.after(0).events] == ["b"]
+
+
+def test_ids_rise_over_a_restart_and_the_time_between_is_a_gap() -> None:
+    before = ring(start_ms=1_000)
+    last = before.push("a", b"").ident
+    after = ring(start_ms=2_000)
+    fresh = after.push("b", b"").ident
+    assert fresh > last
+    assert after.after(last).gap == (last + 1, fresh - 1)
+
+
+def test_an_id_of_the_future_is_told_everything_behind_a_gap() -> None:
+    events = ring()
+    event = events.push("a", b"")
+    missed = events.after(event.ident + 1000)
+    assert missed.gap is not None
+    assert missed.events == [event]
+
+
+def test_the_newest_of_a_name_come_oldest_first() -> None:
+    events = ring(events_max=10)
+    for number in range(4):
+        events.push("log", b"%d" % number)
+        events.push("other", b"")
+    assert [event.data for event in events.newest("log", 2)] == [b"2", b"3"]
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_a_client_that_follows_sees_every_event_once_or_hears_of_a_gap(pushes: list[int]) -> None:
+    events = ring(events_max=5)
+    at, seen, missing, pushed = events.last, 0, 0, 0
+    for count in pushes:
+        for _ in range(count * 3):
+            events.push("x", b"")
+            pushed += 1
+        missed = events.after(at)
+        if missed.gap is not None:
+            missing += missed.gap[1] - missed.gap[0] + 1
+        seen += len(missed.events)
+        at = events.last
+    assert seen + missing == pushed

@@ -1,0 +1,95 @@
+"""A source is looked at only while somebody watches, and one that hangs is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.server.console.watcher import Watcher
+from penstock.testing import ManualClock
+
+
+class Source:
+    def __init__(self) -> None:
+        self.looks = 0
+        self.error: Exception | None = None
+        self.hangs = False
+
+    async def look(self) -> int:
+        self.looks += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return self.looks
+
+
+def watcher(source: Source, clock: ManualClock, timeout_s: float = 5.0) -> Watcher[int]:
+    return Watcher(source.look, clock, interval_s=1.0, timeout_s=timeout_s)
+
+
+async def test_nobody_looks_while_nobody_watches() -> None:
+    source, clock = Source(), ManualClock()
+    watching = watcher(source, clock)
+    await clock.advance(60)
+    assert source.looks == 0
+    with watching.watched(), watching.watched():
+        await clock.advance(3)
+        assert source.looks == 4
+    await clock.advance(60)
+    assert source.looks == 4
+    await watching.close()
+
+
+async def test_a_fresh_reading_is_taken_once_for_all_who_ask() -> None:
+    source, clock = Source(), ManualClock()
+    watching = watcher(source, clock)
+    readings = await asyncio.gather(*(watching.fresh() for _ in range(5)))
+    assert {reading.value for reading in readings} == {1}
+    await clock.advance(2)
+    assert (await watching.fresh()).value == 2
+
+
+async def test_a_failure_is_told_with_its_reason_and_since_when() -> None:
+    source, clock = Source(), ManualClock()
+    watching = watcher(source, clock)
+    source.error = Unavailable("the store is away")
+    first = await watching.fresh()
+    assert (first.value, first.error) == (None, "the store is away")
+    await clock.advance(10)
+    again = await watching.fresh()
+    assert again.failing_since_ms == first.failing_since_ms
+    source.error = None
+    await clock.advance(10)
+    assert (await watching.fresh()).error is None
+
+
+async def test_a_source_that_hangs_is_unknown_and_holds_up_nobody() -> None:
+    source, clock = Source(), ManualClock()
+    source.hangs = True
+    watching = watcher(source, clock, timeout_s=0.2)
+    asked = await watching.fresh(wait_s=0.01)
+    assert asked.value is None
+    reading = await watching.fresh()
+    assert reading.error == "it did not answer in time"
+    await watching.close()
+
+
+async def test_an_old_reading_is_not_believed() -> None:
+    source, clock = Source(), ManualClock()
+    watching = watcher(source, clock)
+    assert (await watching.fresh()).value == 1
+    await clock.advance(60)
+    assert watching.reading.value is None
+    assert watching.reading.error
+
+
+async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    source, clock = Source(), ManualClock()
+    source.error = ZeroDivisionError("oops")
+    reading = await watcher(source, clock).fresh()
+    assert reading.value is None
+    assert "log says why" in str(reading.error)
+    assert "oops" in caplog.text

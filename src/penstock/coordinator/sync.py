@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from penstock import coordinator as _async
 from penstock.blocking import LoopThread, loop_thread
@@ -23,7 +23,15 @@ from penstock.coordinator.delta import Delta
 from penstock.coordinator.durability import Durability
 from penstock.coordinator.events import FlushEvent, FreezeEvent, View
 
-__all__ = ["Channel", "FlushHandle", "IncrementalCache", "Subscription", "WriteCoordinator", "WriteHandle"]
+__all__ = [
+    "BlockingDatabase",
+    "Channel",
+    "FlushHandle",
+    "IncrementalCache",
+    "Subscription",
+    "WriteCoordinator",
+    "WriteHandle",
+]
 
 W = TypeVar("W")
 D = TypeVar("D", bound=Delta[Any, Any])
@@ -266,3 +274,57 @@ async def _call(function: Callable[[], T]) -> T:
 
 async def _next(subscription: _async.Subscription[D, S]) -> FlushEvent[D, S] | FreezeEvent[D, S]:
     return await anext(subscription)
+
+
+class _Database(Protocol):
+    """What every database over a coordinator can be asked."""
+
+    @property
+    def failed(self) -> _async.FlushError | None: ...
+    @property
+    def unstored(self) -> int: ...
+    async def check(self) -> None: ...
+    async def failure(self) -> _async.FlushError: ...
+    async def close(self) -> None: ...
+
+
+B = TypeVar("B", bound=_Database)
+
+
+class BlockingDatabase(Generic[B]):
+    """What the blocking twins of databases have in common; threads may share one."""
+
+    def __init__(self, inner: B, loop: LoopThread) -> None:
+        """Use `open`."""
+        self._inner = inner
+        self._loop = loop
+
+    @property
+    def failed(self) -> _async.FlushError | None:
+        """What stopped the database, if anything did."""
+        return self._inner.failed
+
+    @property
+    def unstored(self) -> int:
+        """Writes that were taken and are not durable."""
+        return self._inner.unstored
+
+    def check(self) -> None:
+        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`."""
+        self._loop.run(self._inner.check())
+
+    def failure(self, timeout_s: float | None = None) -> _async.FlushError:
+        """Wait until the database stops by itself, and return why. Raises `TimeoutError`."""
+        return self._loop.run(self._inner.failure(), timeout_s)
+
+    def close(self) -> None:
+        """Store everything, durably, and give the storage back. Raises the `FlushError` that stopped it."""
+        self._loop.run(self._inner.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

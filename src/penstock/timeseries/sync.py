@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-from penstock.blocking import LoopThread, loop_thread
+from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import FlushError, Position, Storage
-from penstock.coordinator.sync import FlushHandle, WriteHandle
+from penstock.coordinator import Position, Storage
+from penstock.coordinator.sync import BlockingDatabase, FlushHandle, WriteHandle
 from penstock.metrics import Registry
 from penstock.timeseries import database as _database
 from penstock.timeseries.bucket import Bucket
@@ -28,13 +27,8 @@ __all__ = ["TimeSeries"]
 Selectors = Sequence[Sequence[Matcher]]
 
 
-class TimeSeries:
+class TimeSeries(BlockingDatabase[_database.TimeSeries]):
     """Blocking twin of `penstock.timeseries.TimeSeries`; threads may share it."""
-
-    def __init__(self, inner: _database.TimeSeries, loop: LoopThread) -> None:
-        """Use `open`."""
-        self._inner = inner
-        self._loop = loop
 
     @classmethod
     def open(
@@ -147,33 +141,3 @@ class TimeSeries:
 
     async def _buckets(self) -> list[Bucket]:
         return self._inner.buckets
-
-    @property
-    def failed(self) -> FlushError | None:
-        """What stopped the database, if anything did."""
-        return self._inner.failed
-
-    @property
-    def unstored(self) -> int:
-        """Writes that were taken and are not durable."""
-        return self._inner.unstored
-
-    def check(self) -> None:
-        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`."""
-        self._loop.run(self._inner.check())
-
-    def failure(self, timeout_s: float | None = None) -> FlushError:
-        """Wait until the database stops by itself, and return why. Raises `TimeoutError`."""
-        return self._loop.run(self._inner.failure(), timeout_s)
-
-    def close(self) -> None:
-        """Store everything and give the storage back. Raises what stopped it."""
-        self._loop.run(self._inner.close())
-
-    def __enter__(self) -> TimeSeries:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -9,12 +9,11 @@ with VectorStore.open(VectorConfig(store="file:///data", dimensions=3)) as store
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
-from penstock.blocking import LoopThread, loop_thread
+from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import FlushError, Storage
-from penstock.coordinator.sync import WriteHandle
+from penstock.coordinator import Storage
+from penstock.coordinator.sync import BlockingDatabase, WriteHandle
 from penstock.metrics import Registry
 from penstock.vector import store as _store
 from penstock.vector.config import VectorConfig
@@ -26,13 +25,8 @@ from penstock.vector.recall import Recall
 __all__ = ["VectorStore"]
 
 
-class VectorStore:
+class VectorStore(BlockingDatabase[_store.VectorStore]):
     """Blocking twin of `penstock.vector.VectorStore`; threads may share it."""
-
-    def __init__(self, inner: _store.VectorStore, loop: LoopThread) -> None:
-        """Use `open`."""
-        self._inner = inner
-        self._loop = loop
 
     @classmethod
     def open(
@@ -105,36 +99,6 @@ class VectorStore:
         """How much of what an exact search finds `search` finds. See the async `recall`."""
         return self._loop.run(self._inner.recall(sample=sample, k=k, filter=filter, nprobe=nprobe))
 
-    @property
-    def failed(self) -> FlushError | None:
-        """What stopped the store, if anything did."""
-        return self._inner.failed
-
-    @property
-    def unstored(self) -> int:
-        """Writes that were taken and are not durable."""
-        return self._inner.unstored
-
-    def check(self) -> None:
-        """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`."""
-        self._loop.run(self._inner.check())
-
-    def failure(self, timeout_s: float | None = None) -> FlushError:
-        """Wait until the store stops by itself, and return why. Raises `TimeoutError`."""
-        return self._loop.run(self._inner.failure(), timeout_s)
-
-    def close(self) -> None:
-        """Flush, make durable, and give the collection back. Raises the `FlushError` that stopped it."""
-        self._loop.run(self._inner.close())
-
     def abort(self) -> None:
         """Stop at once, as a crash would: what is not durable may be lost."""
         self._loop.run(self._inner.abort())
-
-    def __enter__(self) -> VectorStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,7 +11,10 @@ const HEX_MAX = 1024;
 const HEADS = ["", "position", "reason", "record", "dead since", "state"];
 const dialog = document.getElementById("dialog");
 
-/** The section for the pipeline `name`; `queue()` is the name of its queue, when known. */
+/**
+ * The section for the pipeline `name`; `queue()` is the name of its queue, when known.
+ * `section.follow(batches)` reads again when micro-batches have brought new letters.
+ */
 export function letters(name, queue, signal) {
   const fault = faults();
   const told = h("p", { class: "quiet", role: "status" });
@@ -72,7 +75,14 @@ export function letters(name, queue, signal) {
     if (found.length) show(job, h("p", { class: "quiet" }, `The last redrive, ${ago(found[0].started_ms)}: ${found[0].state}`));
   }, () => { /* the page says so already, if the console does not answer */ });
   read(null);
-  return h("section", { class: "card" }, h("h2", null, "Dead letters"), fault, told, h("p", null, all, " ", some), job, rows, more);
+  const section = h("section", { class: "card" }, h("h2", null, "Dead letters"), fault, told, h("p", null, all, " ", some), job, rows, more);
+  let seen = null;
+  section.follow = (batches) => {
+    const last = batches.findLast((line) => line.dead_letters > 0)?.id ?? -1;
+    if (seen !== null && last !== seen && (page?.letters.length ?? 0) <= PAGE) read(null);
+    seen = last;
+  };
+  return section;
 }
 
 function payload(letter) {

@@ -82,8 +82,8 @@ TIMESERIES_MUTANTS = (
     Mutant(
         name="a block is unpacked before its size is looked at",
         file="timeseries/remote_write.py",
-        old="        if claimed > bytes_max:\n",
-        new="        if claimed > bytes_max and len(cramjam.snappy.decompress_raw(body)) > bytes_max:\n",
+        old="    if claimed > bytes_max:\n",
+        new="    if claimed > bytes_max and len(cramjam.snappy.decompress_raw(body)) > bytes_max:\n",
         test=f"{REMOTE_WRITE}::test_the_size_is_checked_before_anything_is_unpacked",
     ),
     Mutant(

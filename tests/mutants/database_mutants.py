@@ -145,13 +145,6 @@ DATABASE_MUTANTS = (
         test=f"{API}::test_a_fenced_server_says_so_and_stops",
     ),
     Mutant(
-        name="a feed goes on behind a batch that is refused",
-        file="services/timeseries_feed.py",
-        old="        await handle.epoch()",
-        new="        ",
-        test=f"{FEEDING}::test_no_batch_is_stored_behind_one_that_the_database_refuses",
-    ),
-    Mutant(
         name="a bucket that cannot be folded stops the database",
         file="timeseries/flusher.py",
         old="        except Corrupt as error:",

@@ -49,7 +49,7 @@ class FedTimeSeries:
         if refused:
             await set_aside(refused)
         handle = await self._database.write(series, sequence=position.sequence, source=position.source)
-        await handle.epoch()  # a batch behind one that is refused would be stored, and hide it for ever
+        await handle.epoch()  # a refusal is told of the batch it is for, not of those behind it
         self._rejected.inc(rejected)
         return handle
 

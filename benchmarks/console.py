@@ -75,7 +75,7 @@ def _hosting(url: str) -> Iterator[Host]:
 
 
 def _ingest(plan: Plan, topics: int) -> list[Row]:
-    seconds = plan.pick(6, 3)
+    seconds = plan.pick(2, 1)  # short turns, and many: what comes and goes hits both alike
     with scratch(plan) as root, Server(root) as server, _hosting(f"http://127.0.0.1:{server.port}") as host:
         for number in range(topics):
             server.ask("PUT", f"/v0/topics/other-{number:05d}", {})
@@ -97,7 +97,7 @@ def _ingest(plan: Plan, topics: int) -> list[Row]:
         rates = interleave(
             {"watched": lambda: run("watched"), "alone": lambda: run("alone")},
             work=1.0,
-            rounds=plan.pick(10, 4),
+            rounds=plan.pick(30, 20),
             patience_s=plan.pick(180, 60),
         )
     kind = f", {topics:,} other topics" if topics else ""

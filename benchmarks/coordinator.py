@@ -33,7 +33,7 @@ from penstock.coordinator.slate import SlateStorage
 from penstock.http import process
 from penstock.metrics import Registry
 from rounds import Plan, interleave, scratch
-from sections import option_parser, run_sections, workdir
+from sections import run_planned
 from table import Row
 
 ROW = b"x" * 200
@@ -535,15 +535,11 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
 }
 
 
-def main() -> int:
-    """Run the sections asked for and print one table. With `--strict`, exits with 1 when a bar is missed."""
-    parser = option_parser("Measure coordinated writes against batches built by hand.", SECTIONS)
-    parser.add_argument("--quick", action="store_true", help="about half a minute, with coarser figures")
-    options = parser.parse_args()
-    with workdir(options.dir) as data:
-        plan = Plan(quick=options.quick, workdir=data)
-        return run_sections(options, {name: partial(section, plan) for name, section in SECTIONS.items()})
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        run_planned(
+            "Measure coordinated writes against batches built by hand.",
+            SECTIONS,
+            quick="about half a minute, with coarser figures",
+        )
+    )

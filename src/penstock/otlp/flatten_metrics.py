@@ -9,21 +9,19 @@ import pyarrow as pa
 
 from penstock.otlp.context import Places
 from penstock.otlp.nested import attributes, ids, list_of, times
-from penstock.otlp.schema import BUCKETS, EXEMPLARS, METRICS, POINT_TYPES, QUANTILES, SPAN_ID, TRACE_ID
+from penstock.otlp.schema import (
+    BUCKETS,
+    EXEMPLARS,
+    METRICS,
+    NUMBER_COLUMNS,
+    POINT_TYPES,
+    QUANTILES,
+    SPAN_ID,
+    TRACE_ID,
+)
 
 __all__ = ["points"]
 
-_NUMBERS: Final = (
-    "count",
-    "sum",
-    "min",
-    "max",
-    "bucket_counts",
-    "explicit_bounds",
-    "scale",
-    "zero_count",
-    "zero_threshold",
-)
 _OF_METRIC: Final = ("name", "description", "unit")
 _OF_POINT: Final = (
     "start_time",
@@ -31,7 +29,7 @@ _OF_POINT: Final = (
     "flags",
     "value_int",
     "value_double",
-    *_NUMBERS,
+    *NUMBER_COLUMNS,
     "positive",
     "negative",
     "quantiles",
@@ -94,7 +92,9 @@ def _columns(kind: str, data: pa.StructArray, lists: pa.ListArray, owner: Places
         "flags": rows.field("flags"),
         "attributes": attributes(rows.field("attributes")),
     }
-    found |= {name: rows.field(name).cast(METRICS.field(name).type) for name in _NUMBERS if name in names}
+    found |= {
+        name: rows.field(name).cast(METRICS.field(name).type) for name in NUMBER_COLUMNS if name in names
+    }
     for ours, theirs in (("temporality", "aggregation_temporality"), ("is_monotonic", "is_monotonic")):
         if data.type.get_field_index(theirs) >= 0:
             found[ours] = data.field(theirs).take(by_metric)

@@ -31,6 +31,7 @@ __all__ = [
     "MAP",
     "METRICS",
     "METRIC_COLUMNS",
+    "NUMBER_COLUMNS",
     "OTHER",
     "POINT_COLUMNS",
     "POINT_TYPES",
@@ -156,12 +157,7 @@ SCOPE_COLUMNS: Final = (
     "scope_dropped_attributes_count",
     "scope_schema_url",
 )
-POINT_COLUMNS: Final = (
-    "start_time",
-    "time",
-    "flags",
-    "value_int",
-    "value_double",
+NUMBER_COLUMNS: Final = (
     "count",
     "sum",
     "min",
@@ -171,6 +167,15 @@ POINT_COLUMNS: Final = (
     "scale",
     "zero_count",
     "zero_threshold",
+)
+"""Figures of histograms and summaries that are plain numbers, or lists of them."""
+POINT_COLUMNS: Final = (
+    "start_time",
+    "time",
+    "flags",
+    "value_int",
+    "value_double",
+    *NUMBER_COLUMNS,
     "positive",
     "negative",
     "quantiles",

@@ -10,6 +10,7 @@ PROMISES = "tests/mutants/test_topic_promises.py"
 LOG_SCAN = "tests/unit/files/test_log_scan.py"
 GROUP_COMMIT = "tests/unit/files/test_group_commit.py"
 WRITE = "tests/unit/topics/test_engine_write.py"
+GATHERING = "tests/unit/topics/test_gathering.py"
 RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
 RECOVERY = "tests/unit/topics/test_recovery.py"
@@ -121,9 +122,30 @@ TOPIC_MUTANTS = (
     Mutant(
         name="records are published before their commit",
         file="topics/writing.py",
-        old="        topic.take_off(batch)\n        self._catalog.tally(topic)\n",
-        new="        topic.take_off(batch)\n        topic.keep_in_memory(batch, now_ms=0)\n",
+        old="        frames = topic.moved_floors()\n        reserved = 0\n",
+        new="        topic.keep_in_memory(batch, now_ms=0)\n        frames, reserved = [], 0\n",
         test=f"{WRITE}::test_nothing_is_visible_before_its_commit[fsync]",
+    ),
+    Mutant(
+        name="a write among others of its turn is published in part",
+        file="topics/frame.py",
+        old="    flags = own | common | MORE\n",
+        new="    flags = own | common\n",
+        test=f"{GATHERING}::test_a_torn_commit_keeps_whole_writes_only[60]",
+    ),
+    Mutant(
+        name="a change overtakes the writes of its turn",
+        file="topics/journal.py",
+        old="        if self._held:\n            self.send_held()\n",
+        new="",
+        test=f"{GATHERING}::test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_log",
+    ),
+    Mutant(
+        name="what was gathered outlives a failure that it built on",
+        file="topics/journal.py",
+        old="                self.send_held()  # they built on it as well\n",
+        new="",
+        test=f"{GATHERING}::test_writes_that_are_gathered_when_a_commit_fails_fail_with_it",
     ),
     Mutant(
         name="sequences are not taken back after a failed commit",
@@ -142,8 +164,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a reservation is not synced",
         file="topics/writing.py",
-        old="            sync=durability in _SYNCED or reserved > 0,\n",
-        new="            sync=durability in _SYNCED,\n",
+        old="            sync=gathered.durability in _SYNCED or reserved > 0,\n",
+        new="            sync=gathered.durability in _SYNCED,\n",
         test=f"{DURABILITY}::test_disk_reserves_before_it_runs_out",
     ),
     Mutant(

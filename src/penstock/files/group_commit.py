@@ -50,7 +50,8 @@ class Entry:
     `context` is the submitter's own. An `urgent` entry may use the reserve of a log whose device is full.
     After delivery either `position` or `error` is set. `append_s` is how long the write took, `sync_s` how
     long until it was durable; where one call does both it counts as sync. `held_s` is how long the commit
-    was held open for more because of `widen`.
+    was held open for more because of `widen`. `submissions` is for the submitter to count in: how many of
+    its own this one is made of.
     """
 
     buffers: Sequence[Buffer]
@@ -59,6 +60,7 @@ class Entry:
     sync: bool
     context: object = None
     urgent: bool = False
+    submissions: int = 1
     generation: int = 0
     position: LogPosition | None = None
     error: PenstockError | None = None

@@ -97,6 +97,7 @@ def submit(
 ) -> asyncio.Future[bool]:
     """Send copies and cursor on their way, together or not at all; the shard has been asked for room."""
     dest = router.dest
+    dest.shard.send_held()
     ts_ms = max(now_ms, dest.last_ts_ms)
     batch = None
     if picked.records:
@@ -160,4 +161,4 @@ def _in_front(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int
 def _take_off(dest: Topic, lost: int, batch: EncodedBatch | None) -> None:
     dest.next_seq += lost
     if batch is not None:
-        dest.take_off(batch)
+        dest.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)

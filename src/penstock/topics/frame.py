@@ -9,8 +9,9 @@ Little-endian; `frame_len` counts the bytes after itself. `docs/formats/topics-w
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -111,14 +112,24 @@ def _framed(body: bytes) -> bytes:
     return _LENGTH.pack(len(body) + 8) + body + CHECKSUM.pack(xxh3_64_intdigest(body))
 
 
-def encode(batch: PreparedBatch, *, topic_id: int, first_seq: int, ts_ms: int, durable: bool) -> EncodedBatch:
-    """The frames of records that were checked and measured; all of them carry the same time."""
-    flags = DURABLE if durable else 0
+def encode(
+    batch: PreparedBatch,
+    *,
+    topic_id: int,
+    first_seq: int,
+    ts_ms: int,
+    durable: bool,
+    ends: Sequence[int] = (),
+) -> EncodedBatch:
+    """The frames of records that were checked and measured; all of them carry the same time.
+
+    They are of one write, or of several that end behind the records with these numbers, counted from 1.
+    """
+    head = _Head(topic_id, first_seq, ts_ms, DURABLE if durable else 0, ends or (batch.count,))
     if batch.count == 1 and batch.dressed is None:
-        buffer, rows = _encode_plain(batch, topic_id, first_seq, ts_ms, flags)
+        buffer, rows = _encode_plain(batch, head)
     else:
-        how = _encode_few if batch.count <= _FEW else _encode_many
-        buffer, rows = how(batch, topic_id, first_seq, ts_ms, flags)
+        buffer, rows = (_encode_few if batch.count <= _FEW else _encode_many)(batch, head)
     return EncodedBatch(
         buffer=buffer,
         count=batch.count,
@@ -130,39 +141,47 @@ def encode(batch: PreparedBatch, *, topic_id: int, first_seq: int, ts_ms: int, d
     )
 
 
-def _encode_plain(
-    batch: PreparedBatch, topic_id: int, seq: int, ts_ms: int, common: int
-) -> tuple[Buffer, bytes]:
+class _Head(NamedTuple):
+    """What frames that are encoded together have in common."""
+
+    topic_id: int
+    first_seq: int
+    ts_ms: int
+    flags: int
+    ends: Sequence[int]
+
+
+def _encode_plain(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     """As `_encode_few`, for the one record of a write that has nothing but data: the shortest way."""
+    topic_id, seq, ts_ms, common, _ = head
     data = batch.data[0]
     node_bytes, own = _undressed(batch)
-    head = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
-    frame = _framed(b"".join((head, batch.lead, data, b"}")))
+    body = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
+    frame = _framed(b"".join((body, batch.lead, data, b"}")))
     size = len(frame)
     return frame, ROW.pack(0, size, ts_ms, own | (size - batch.accounted_bytes) << 8)
 
 
-def _encode_few(
-    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
-) -> tuple[Buffer, bytes]:
+def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
+    topic_id, seq, ts_ms, common, ends = head
     frames: list[bytes] = []
     rows: list[bytes] = []
-    offset, last, dressed, seq = 0, batch.count - 1, batch.dressed, first_seq
+    offset, dressed = 0, batch.dressed
     lead, trail, tag_bytes = batch.lead, b"}", 0
     node_bytes, own = _undressed(batch)
     for place, data in enumerate(batch.data):
         if dressed is not None:
             lead, trail, own = dressed.leads[place], dressed.trails[place], dressed.flags[place]
             node_bytes, tag_bytes = dressed.node_bytes[place], dressed.tag_bytes[place]
-        flags = own | common | MORE if place < last else own | common
+        flags = own | common if place + 1 in ends else own | common | MORE
         data_bytes = len(lead) + len(data) + len(trail) - node_bytes - tag_bytes
-        head = _BODY.pack(_APPEND, flags, topic_id, seq + place, ts_ms, node_bytes, tag_bytes, data_bytes)
-        frame = _framed(b"".join((head, lead, data, trail)))
+        body = _BODY.pack(_APPEND, flags, topic_id, seq + place, ts_ms, node_bytes, tag_bytes, data_bytes)
+        frame = _framed(b"".join((body, lead, data, trail)))
         overhead = len(frame) - batch.accounted[place]
         frames.append(frame)
         rows.append(ROW.pack(offset, len(frame), ts_ms, own & ROW_FLAGS | overhead << 8))
         offset += len(frame)
-    return frames[0] if last == 0 else b"".join(frames), b"".join(rows)
+    return frames[0] if len(frames) == 1 else b"".join(frames), b"".join(rows)
 
 
 def _undressed(batch: PreparedBatch) -> tuple[int, int]:
@@ -170,17 +189,16 @@ def _undressed(batch: PreparedBatch) -> tuple[int, int]:
     return (0, 0) if batch.node is None else (len(batch.node), HAS_NODE)
 
 
-def _encode_many(
-    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
-) -> tuple[Buffer, bytes]:
+def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     """As `_encode_few`, for all records at once but for the checksums.
 
     The buffer is joined with room for the checksums, which are then written into it: between the texts of two
     records stands one piece with the end of the first, its checksum, and the head of the second.
     """
-    if batch.dressed is None:
-        return _encode_alike(batch, topic_id, first_seq, ts_ms, common)
     dressed = batch.dressed
+    if dressed is None:
+        return _encode_alike(batch, head)
+    topic_id, first_seq, ts_ms, common, ends = head
     text_bytes = np.fromiter(map(len, batch.data), np.int64, batch.count)
     glue = np.empty(batch.count, _GLUE)
     own = np.array(dressed.flags, np.uint8)
@@ -193,7 +211,7 @@ def _encode_many(
     glue["frame_len"] = lengths - 4
     glue["type"] = _APPEND
     glue["flags"] = own | common | MORE
-    glue["flags"][-1] &= ~np.uint8(MORE)
+    glue["flags"][np.array(ends) - 1] &= ~np.uint8(MORE)
     glue["topic_id"] = topic_id
     glue["seq"] = np.arange(first_seq, first_seq + batch.count, dtype=np.uint64)
     glue["ts"] = ts_ms
@@ -202,30 +220,30 @@ def _encode_many(
     parts: list[object] = [b""] * (4 * batch.count + 1)
     parts[0:-1:4], parts[1::4], parts[2::4], parts[3::4] = pieces, dressed.leads, batch.data, dressed.trails
     parts[0], parts[-1] = pieces[0][CHECKSUM.size :], bytes(CHECKSUM.size)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
+    stops = np.cumsum(lengths)
+    starts = stops - lengths
     rows = np.empty(batch.count, IDX_DTYPE)
     rows["offset"], rows["length"], rows["ts"] = starts, lengths, ts_ms
     rows["packed"] = (lengths - np.array(batch.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
-    return _with_checksums(b"".join(parts), starts, ends), rows.tobytes()  # type: ignore[arg-type]
+    return _with_checksums(b"".join(parts), starts, stops), rows.tobytes()  # type: ignore[arg-type]
 
 
-def _encode_alike(
-    batch: PreparedBatch, topic_id: int, first_seq: int, ts_ms: int, common: int
-) -> tuple[Buffer, bytes]:
+def _encode_alike(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     """As `_encode_many`, for records with nothing of their own but data.
 
     Their heads differ in two lengths and the sequence number, their rows in two places: so one is made and
     repeated, and only that is written into it. Every array call costs as much as several records.
     """
+    topic_id, first_seq, ts_ms, common, ends = head
     count, lead = batch.count, batch.lead
     node_bytes, own = _undressed(batch)
     around = len(lead) + 1 + FRAME_BYTES_MIN
     flags = own | common | MORE
-    head = _ALIKE.pack(b"}", 0, 0, _APPEND, flags, topic_id, 0, ts_ms, node_bytes, 0, 0) + lead
-    stride = len(head)
-    glue = bytearray(head * count)
-    glue[_FLAGS_AT - stride] = flags & ~MORE
+    piece = _ALIKE.pack(b"}", 0, 0, _APPEND, flags, topic_id, 0, ts_ms, node_bytes, 0, 0) + lead
+    stride = len(piece)
+    glue = bytearray(piece * count)
+    for end in ends:
+        glue[_FLAGS_AT + (end - 1) * stride] = flags & ~MORE
     lengths = np.array(batch.accounted, np.int64)
     lengths += around
     np.ndarray(count, _U32, glue, _LENGTH_AT, stride)[:] = lengths - _LENGTH.size
@@ -235,12 +253,12 @@ def _encode_alike(
     parts: list[object] = [b""] * (2 * count + 1)
     parts[0:-1:2], parts[1::2] = pieces, batch.data
     parts[0], parts[-1] = pieces[0][_LENGTH_AT:], b"}" + bytes(CHECKSUM.size)
-    ends = lengths.cumsum()
-    starts = ends - lengths
+    stops = lengths.cumsum()
+    starts = stops - lengths
     rows = bytearray(ROW.pack(0, 0, ts_ms, own | around << 8) * count)
     np.ndarray(count, _U32, rows, 0, IDX_STRIDE)[:] = starts
     np.ndarray(count, _U32, rows, _U32.itemsize, IDX_STRIDE)[:] = lengths
-    return _with_checksums(b"".join(parts), starts, ends), bytes(rows)  # type: ignore[arg-type]
+    return _with_checksums(b"".join(parts), starts, stops), bytes(rows)  # type: ignore[arg-type]
 
 
 def _with_checksums(buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytearray:

@@ -90,7 +90,8 @@ class Shard:
         self._committer = make(log, self._deliver, number)
         self._generation = 0
         self._closed = False
-        self._is_held = False
+        self._will_hand_over = False
+        self._held: list[Callable[[], None]] = []
         self._waiting = 0
         self._waiting_bytes = 0
         self._queue_max = queue_max
@@ -110,6 +111,21 @@ class Shard:
             self.submit_full += 1
             raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
 
+    def hold(self, send: Callable[[], None]) -> None:
+        """Have `send` called before anything else is submitted, at the end of this turn of the loop at the
+        latest. It submits what it has gathered until then; if it has nothing any more, it does nothing.
+        """
+        self._held.append(send)
+        self._hand_over_soon()
+
+    def count_in(self) -> None:
+        """One more waits, which somebody gathers; `submit` comes for it later."""
+        self._waiting += 1
+
+    def count_out(self, count: int) -> None:
+        """So many that were counted in are not submitted after all."""
+        self._waiting -= count
+
     def submit(
         self,
         buffers: Sequence[Buffer],
@@ -118,11 +134,15 @@ class Shard:
         sync: bool,
         waiting: Committed,
         urgent: bool = False,
+        gathered: int = 0,
     ) -> None:
         """Queue frames that are committed together or not at all; `check_room` comes before.
 
-        What is urgent may use the log's reserve when the disk is full.
+        What is urgent may use the log's reserve when the disk is full. `gathered` is how many that were
+        counted in this stands for.
         """
+        if self._held:
+            self.send_held()
         entry = Entry(
             buffers=buffers,
             byte_count=sum(map(len, buffers)),
@@ -130,19 +150,31 @@ class Shard:
             sync=sync,
             context=waiting,
             urgent=urgent,
+            submissions=gathered or 1,
         )
         self._committer.submit(entry, hold=True)
-        if not self._is_held:
-            # With everything else that this turn of the loop still submits.
-            self._is_held = True
-            self._loop.call_soon(self._hand_over)
-        self._waiting += 1
+        self._hand_over_soon()
+        if not gathered:
+            self._waiting += 1
         self._waiting_bytes += entry.byte_count
         self.submitted_bytes += entry.byte_count
 
+    def _hand_over_soon(self) -> None:
+        """With everything else that this turn of the loop still submits."""
+        if not self._will_hand_over:
+            self._will_hand_over = True
+            self._loop.call_soon(self._hand_over)
+
     def _hand_over(self) -> None:
-        self._is_held = False
+        self._will_hand_over = False
+        self.send_held()
         self._committer.flush()
+
+    def send_held(self) -> None:
+        """Have everything submitted that is gathered: nothing comes between it and what follows."""
+        held, self._held = self._held, []
+        for send in held:
+            send()
 
     def _deliver(self, entries: list[Entry]) -> None:
         """Called on the commit thread, or on the loop's for an entry that was committed there.
@@ -155,7 +187,7 @@ class Shard:
             self._loop.call_soon_threadsafe(self._decide, entries)
 
     def _decide(self, entries: list[Entry]) -> None:
-        self._waiting -= len(entries)
+        self._waiting -= sum([entry.submissions for entry in entries])
         self._waiting_bytes -= sum([entry.byte_count for entry in entries])
         failed: list[Entry] = []
         last: Entry | None = None
@@ -185,6 +217,7 @@ class Shard:
         """The first failure of a generation takes everything back; those that follow only hear of it."""
         for entry in entries:
             if entry.generation == self._generation:
+                self.send_held()  # they built on it as well
                 self._generation = self._committer.resume()
                 self.on_failure(self)
             assert entry.error is not None
@@ -222,6 +255,7 @@ class Shard:
 
     def stop(self) -> None:
         """Take nothing more; what was submitted is on its way to the commit thread."""
+        self.send_held()
         self._closed = True
         self._committer.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
@@ -13,11 +14,15 @@ from penstock.topics.frame import EncodedBatch
 from penstock.topics.model import WriteResult
 from penstock.topics.topic import Topic
 
-__all__ = ["Append", "Change", "Done", "commit_error"]
+__all__ = ["Append", "Change", "Done", "Write", "commit_error", "tell_failed"]
+
+_LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Done: TypeAlias = Callable[[WriteResult | PenstockError], None]
 """Told once what became of a write."""
+Write: TypeAlias = tuple[int, bool, Done]
+"""How many records it has, whether its topic was made for it, and who is told."""
 
 
 def commit_error(error: PenstockError) -> PenstockError:
@@ -53,37 +58,27 @@ class Change(Generic[T]):
 
 
 class Append:
-    """The records of one write. They are published whether or not anybody still waits for the answer.
+    """The records of writes to one topic, in the order in which the writes came, committed together.
 
-    `done` is called once, with what became of them.
+    They are published whether or not anybody still waits for the answers. Each write is told once what became
+    of it.
     """
 
-    __slots__ = (
-        "_batch",
-        "_created",
-        "_done",
-        "_now_ms",
-        "_on_published",
-        "_reserved",
-        "_skip_bytes",
-        "_topic",
-    )
+    __slots__ = ("_batch", "_now_ms", "_on_published", "_reserved", "_skip_bytes", "_topic", "_writes")
 
     def __init__(
         self,
         topic: Topic,
         batch: EncodedBatch,
         now_ms: int,
-        created: bool,
         on_published: Callable[[Topic], None],
-        done: Done,
+        writes: Sequence[Write],
     ) -> None:
         self._topic = topic
         self._batch = batch
         self._now_ms = now_ms
-        self._created = created
         self._on_published = on_published
-        self._done: Done | None = done
+        self._writes = writes
         self._skip_bytes = 0
         self._reserved = 0
 
@@ -103,32 +98,51 @@ class Append:
             # It only waited for its turn.
             topic.keep_in_memory(self._batch, now_ms=self._now_ms)
         self._on_published(topic)
-        self._tell(self._result(entry.append_s * 1000, entry.sync_s * 1000, entry.held_s * 1000))
+        self._succeed(entry.append_s * 1000, entry.sync_s * 1000, entry.held_s * 1000)
 
     def keep(self) -> None:
         """Publish the records of an ephemeral topic without a commit."""
         self._topic.keep_in_memory(self._batch, now_ms=self._now_ms)
         self._on_published(self._topic)
-        self._tell(self._result(0.0, 0.0))
+        self._succeed(0.0, 0.0, 0.0)
 
     def failed(self, error: PenstockError) -> None:
-        self._tell(commit_error(error))
+        writes, self._writes = self._writes, ()
+        tell_failed(writes, error)
 
-    def _tell(self, outcome: WriteResult | PenstockError) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            done(outcome)
+    def _succeed(self, append_ms: float, sync_ms: float, held_ms: float) -> None:
+        writes, self._writes = self._writes, ()
+        topic = self._topic
+        name, head_seq = topic.name, topic.index.head_seq
+        if not topic.config.durable:
+            sync_ms = 0.0
+        first_seq = self._batch.first_seq
+        for count, created, done in writes:
+            next_seq = first_seq + count
+            result = WriteResult(
+                topic=name,
+                first_seq=first_seq,
+                last_seq=next_seq - 1,
+                head_seq=head_seq,
+                created=created,
+                deduped=False,
+                wal_append_ms=append_ms,
+                fsync_ms=sync_ms,
+                throttle_wait_ms=held_ms,
+            )
+            first_seq = next_seq
+            try:
+                done(result)
+            except Exception:
+                # Whatever is wrong with one must not keep the others from hearing of theirs.
+                _LOGGER.exception("a write could not be answered")
 
-    def _result(self, append_ms: float, sync_ms: float, held_ms: float = 0.0) -> WriteResult:
-        topic, last_seq = self._topic, self._batch.last_seq
-        return WriteResult(
-            topic=topic.name,
-            first_seq=self._batch.first_seq,
-            last_seq=last_seq,
-            head_seq=max(last_seq, topic.index.head_seq),
-            created=self._created,
-            deduped=False,
-            wal_append_ms=append_ms,
-            fsync_ms=sync_ms if topic.config.durable else 0.0,
-            throttle_wait_ms=held_ms,
-        )
+
+def tell_failed(writes: Sequence[Write], error: PenstockError) -> None:
+    """Nothing of these writes is published."""
+    told = commit_error(error)
+    for _, _, done in writes:
+        try:
+            done(told)
+        except Exception:
+            _LOGGER.exception("a write could not be answered")

@@ -193,12 +193,18 @@ class Topic:
         """A deletion that was under way is decided."""
         self.leaving = None
 
-    def take_off(self, batch: EncodedBatch) -> None:
-        """These records were submitted."""
-        self.next_seq += batch.count
-        self.in_flight += batch.count
-        self.in_flight_bytes += batch.accounted_bytes
-        self.last_ts_ms = batch.ts_ms
+    def take_off(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
+        """So many records are on their way."""
+        self.next_seq += count
+        self.in_flight += count
+        self.in_flight_bytes += accounted_bytes
+        self.last_ts_ms = ts_ms
+
+    def take_back(self, count: int, accounted_bytes: int) -> None:
+        """The last ones that took off are not submitted after all."""
+        self.next_seq -= count
+        self.in_flight -= count
+        self.in_flight_bytes -= accounted_bytes
 
     def reservation(self, batch: EncodedBatch) -> int:
         """What has to be reserved before these records may be acknowledged without a sync; 0 if nothing."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from penstock.clock import Clock
@@ -12,18 +14,20 @@ from penstock.topics.batch import PreparedBatch, prepare
 from penstock.topics.catalog import Catalog
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import write_head_watermark
-from penstock.topics.errors import InvalidRequest, TopicNotFound
+from penstock.topics.errors import CommitFailed, InvalidRequest, TopicNotFound
 from penstock.topics.frame import EncodedBatch, FrameType, encode, encode_control
+from penstock.topics.gathering import Gathered
 from penstock.topics.idempotency import Outcome
 from penstock.topics.limits import KEY_BYTES_MAX
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.scheduling import Scheduler
-from penstock.topics.submission import Append, Done
+from penstock.topics.submission import Append, Done, Write, tell_failed
 from penstock.topics.topic import Topic
 
 __all__ = ["Writer"]
 
+_LOGGER = logging.getLogger(__name__)
 _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)
 
 
@@ -37,6 +41,7 @@ class Writer:
         self._clock = clock
         self._check = check
         self._scheduler = scheduler
+        self._gathered: dict[Topic, Gathered] = {}
 
     async def write(
         self,
@@ -160,39 +165,82 @@ class Writer:
         if config.discard == "reject":
             topic.admit(prepared.count, prepared.accounted_bytes)
         catalog.check_total(prepared.accounted_bytes)
+        if topic.is_in_memory:
+            self._keep(topic, prepared, now_ms, (prepared.count, created, done))
+        else:
+            self._gather(topic, prepared, now_ms, created, done)
+        catalog.tally(topic)
+
+    def _keep(self, topic: Topic, prepared: PreparedBatch, now_ms: int, write: Write) -> None:
+        """The records of an ephemeral topic are not logged."""
         batch = encode(
             prepared,
             topic_id=topic.id,
             first_seq=topic.next_seq,
             ts_ms=max(now_ms, topic.last_ts_ms),
-            durable=config.durable,
+            durable=topic.config.durable,
         )
-        append = Append(topic, batch, now_ms, created, catalog.tally, done)
-        if topic.is_in_memory and topic.is_idle:
-            topic.take_off(batch)
+        append = Append(topic, batch, now_ms, self._catalog.tally, [write])
+        if topic.is_idle:
+            topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
             append.keep()
-        else:
-            self._submit(topic, batch, append)
+            return
+        # Earlier records are still being written, and perhaps a change to a class that syncs.
+        topic.shard.submit([], frames=batch.count, sync=True, waiting=append)
+        topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
 
-    def _submit(self, topic: Topic, batch: EncodedBatch, append: Append) -> None:
-        durability = topic.config.durability
+    def _gather(self, topic: Topic, prepared: PreparedBatch, now_ms: int, created: bool, done: Done) -> None:
+        gathered = self._gathered.get(topic)
+        if gathered is None or not gathered.takes(prepared, topic.config.durability):
+            if gathered is not None:
+                self._send(topic)
+            gathered = self._gathered[topic] = Gathered(topic, prepared, now_ms)
+            topic.shard.hold(partial(self._send, topic))
+        topic.shard.count_in()
+        gathered.add(prepared, created, done)
+        topic.take_off(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
+        if gathered.is_full:
+            self._send(topic)
+
+    def _send(self, topic: Topic) -> None:
+        """Submit what was gathered for a topic; nothing, if somebody did so before."""
+        gathered = self._gathered.pop(topic, None)
+        if gathered is None:
+            return
+        try:
+            batch = encode(
+                gathered.together(),
+                topic_id=topic.id,
+                first_seq=gathered.first_seq,
+                ts_ms=gathered.ts_ms,
+                durable=gathered.durability is Durability.FSYNC,
+                ends=gathered.ends,
+            )
+        except Exception as error:
+            # Nobody has built on it yet: whatever takes a sequence number submits, and so sends, first.
+            _LOGGER.exception("writes that were taken could not be encoded")
+            topic.take_back(gathered.count, gathered.accounted_bytes)
+            topic.shard.count_out(len(gathered.writes))
+            tell_failed(gathered.writes, CommitFailed(f"the records could not be encoded: {error!r}"))
+            return
+        self._submit(gathered, batch)
+
+    def _submit(self, gathered: Gathered, batch: EncodedBatch) -> None:
+        topic = gathered.topic
+        append = Append(topic, batch, gathered.now_ms, self._catalog.tally, gathered.writes)
+        frames = topic.moved_floors()
         reserved = 0
-        # An ephemeral topic whose earlier records are still being written waits for its turn all the same.
-        is_in_memory = topic.is_in_memory
-        frames = [] if is_in_memory else topic.moved_floors()
-        if durability is Durability.DISK and (reserved := topic.reservation(batch)):
+        if gathered.durability is Durability.DISK and (reserved := topic.reservation(batch)):
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, write_head_watermark(reserved)))
-        if frames or reserved:
+        if frames:
             append.behind(frames, reserved)
         topic.shard.submit(
-            frames if is_in_memory else [*frames, batch.buffer],
+            [*frames, batch.buffer],
             frames=len(frames) + batch.count,
-            # Behind a change to a class that syncs, an ephemeral topic's records are synced with it.
-            sync=durability in _SYNCED or reserved > 0,
+            sync=gathered.durability in _SYNCED or reserved > 0,
             waiting=append,
+            gathered=len(gathered.writes),
         )
-        topic.take_off(batch)
-        self._catalog.tally(topic)
 
 
 def _check_key(key: str) -> None:

@@ -15,12 +15,12 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from tests.crash.fault_kinds import fault_name, spread
-from tests.unit.topics.engine_doubles import COLD, World, read_all, rec
+from tests.unit.topics.engine_doubles import COLD, World, read_all, rec, run_until_power_cut
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock
@@ -313,13 +313,12 @@ async def verify(disk: FakeDisk, writer: Writer, *, power_cut: bool) -> None:
 
 
 def run_with(
-    plan: PlannedFault | None, run: Callable[[World, Writer], Awaitable[None]] = work
+    plan: PlannedFault | None, run: Callable[[World, Writer], Coroutine[object, None, None]] = work
 ) -> tuple[FakeDisk, Writer]:
     clock = ManualClock()
     world = World(disk=FakeDisk(plan=plan, clock=clock), clock=clock, **CONFIG)
     writer = Writer(world)
-    with contextlib.suppress(PowerCut):
-        asyncio.run(run(world, writer))  # type: ignore[arg-type]
+    run_until_power_cut(run(world, writer))
     return world.disk, writer
 
 
@@ -419,8 +418,7 @@ def test_a_checkpoint_that_failed_with_an_unknown_outcome_harms_nothing_later() 
             world.disk.plan = PlannedFault(call=unknown, kind=DiskFault.FAIL_ONCE)
             second = PlannedFault(call=unknown + later, kind=DiskFault.CRASH_BEFORE)
             _switching(world.disk, unknown, second)
-            with contextlib.suppress(PowerCut):
-                asyncio.run(work(world, writer))
+            run_until_power_cut(work(world, writer))
             verify_all(world.disk, writer, f"sync {unknown} failed, crash {later} later")
 
 

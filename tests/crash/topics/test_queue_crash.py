@@ -9,7 +9,6 @@ keeps its leases still knows the holders. `PENSTOCK_SOAK=1` strikes at every cal
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -18,11 +17,11 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.crash.fault_kinds import fault_name, spread
-from tests.unit.topics.engine_doubles import World, read_all, rec
+from tests.unit.topics.engine_doubles import World, read_all, rec, run_until_power_cut
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock
-from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 from penstock.topics import ClaimedJob, Engine, TopicConfig
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if os.environ.get("PENSTOCK_SOAK") else 180)]
@@ -166,8 +165,7 @@ def run_with(plan: PlannedFault | None, *, leases_durable: bool) -> tuple[FakeDi
         dead_letter="dead",
     )
     worker = Worker(World(disk=FakeDisk(plan=plan, clock=clock), clock=clock, **CONFIG), config)
-    with contextlib.suppress(PowerCut):
-        asyncio.run(worker.work())
+    run_until_power_cut(worker.work())
     return worker.world.disk, worker
 
 

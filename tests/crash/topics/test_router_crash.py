@@ -15,11 +15,11 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 from tests.crash.fault_kinds import fault_name, spread
-from tests.unit.topics.engine_doubles import World, settle
+from tests.unit.topics.engine_doubles import World, run_until_power_cut, settle
 from tests.unit.topics.router_notes import ROUTES, SOURCES, Notes, attempt
 
 from penstock.errors import PenstockError
@@ -124,13 +124,12 @@ def copied(notes: Notes) -> Notes:
 
 
 def run_with(
-    plan: PlannedFault | None, run: Callable[[World, Notes], Awaitable[None]] = work
+    plan: PlannedFault | None, run: Callable[[World, Notes], Coroutine[object, None, None]] = work
 ) -> tuple[FakeDisk, Notes, ManualClock]:
     clock = ManualClock()
     world = World(disk=FakeDisk(plan=plan, clock=clock), clock=clock, **CONFIG)
     notes = Notes()
-    with contextlib.suppress(PowerCut):
-        asyncio.run(run(world, notes))  # type: ignore[arg-type]
+    run_until_power_cut(run(world, notes))
     return world.disk, notes, clock
 
 

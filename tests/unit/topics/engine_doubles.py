@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from penstock.errors import OutcomeUnknown
 from penstock.testing.clock import ManualClock
-from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 from penstock.testing.topics_kit import InlineCommitters, InlineWorkers
 from penstock.topics import Engine, EngineConfig, NewRecord, Page, TopicConfig
 
@@ -144,6 +145,30 @@ async def settle() -> None:
     """Let everything that is ready run."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+def run_until_power_cut(work: Coroutine[object, None, object]) -> None:
+    """Run something to its end, or until the power goes, also where an event loop would only log that."""
+    with contextlib.suppress(PowerCut):
+        asyncio.run(_until_power_cut(work))
+
+
+async def _until_power_cut(work: Coroutine[object, None, object]) -> None:
+    loop = asyncio.get_running_loop()
+    cut: asyncio.Future[None] = loop.create_future()
+
+    def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), PowerCut):
+            loop.default_exception_handler(context)
+        elif not cut.done():
+            cut.set_result(None)
+
+    loop.set_exception_handler(told)
+    working = asyncio.ensure_future(work)
+    await asyncio.wait([working, cut], return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        await working
+    # Whatever still waits is cancelled with the loop, and hears nothing more of its outcome.
 
 
 async def gather_outcomes(calls: Iterable[asyncio.Future[object]]) -> list[object]:

@@ -74,10 +74,11 @@ new_records = st.builds(
 )
 def test_many_records_are_encoded_as_few_are(records: list[NewRecord]) -> None:
     batch = prepare(records, "origin")
-    few = frame_module._encode_few(batch, 3, 9, 17, DURABLE)
-    many = frame_module._encode_many(batch, 3, 9, 17, DURABLE)
-    assert bytes(few[0]) == bytes(many[0])
-    assert few[1] == many[1]
+    for ends in ((batch.count,), (1, batch.count), range(1, batch.count + 1)):
+        head = frame_module._Head(3, 9, 17, DURABLE, ends)
+        few, many = frame_module._encode_few(batch, head), frame_module._encode_many(batch, head)
+        assert bytes(few[0]) == bytes(many[0])
+        assert few[1] == many[1]
     large = prepare(records * 30, "origin", parsed=True)
     assert large.accounted == batch.accounted * 30
 
@@ -301,8 +302,9 @@ def test_compact_text_is_kept_however_much_of_it_there_is(count: int, text: str)
 def test_a_large_batch_has_the_frames_of_a_small_one() -> None:
     records = [raw(json.dumps({"n": n, "text": "x y" * (n % 7)}, separators=(",", ":"))) for n in range(3000)]
     batch = prepare(records, parsed=True)
-    few = frame_module._encode_few(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
-    many = frame_module._encode_many(batch, 2**63, 2**40 - 7, 2**41, DURABLE)
+    head = frame_module._Head(2**63, 2**40 - 7, 2**41, DURABLE, (batch.count,))
+    few = frame_module._encode_few(batch, head)
+    many = frame_module._encode_many(batch, head)
     assert (bytes(few[0]), few[1]) == (bytes(many[0]), many[1])
 
 

@@ -1,172 +1,261 @@
 """What a watching console costs: `python benchmarks/console.py`.
 
-Writers keep a topics server busy, with and without somebody who watches the console, in turns. The console
-runs in a process of its own, as in `penstock up`, and is there in both cases. It shares the machine with the
-server and the writers, so its own work is part of what is measured. Read the ratios; on a busy machine that
-of the server's CPU per record is the steadier one.
+The speed of a shared machine changes by more than any console costs, from one second to the next, so turns
+one after the other tell nothing. Here two equal worlds run at the same time on one core: each is a server
+with its console and its writers, and the scheduler gives each of them half of that core, a few milliseconds
+at a time. Whatever the machine does, it does to both. In one of them somebody watches; then they change
+places. All that watching takes, of the server or of the console, is taken from the writes of that world.
+
+Each has half a core, so what is small beside a core shows here as twice its share. Data is in memory where
+there is a place for that: waiting for a disk would give the other world the core.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from rounds import Plan, interleave, scratch
+from console_stage import Host, Page, cpu_s, with_topics
+from pairs import Estimate
+from rounds import Plan, scratch
 from sections import run_planned
 from table import Row
-from topics_load import Connection, HttpAnswer, drive
-from topics_server import Server, bodies, opened, texts, write_requests
+from topics_server import Server
 
-BATCH = 100
-WRITERS = 4
 OVERHEAD = 0.03
+_MEMORY = "/dev/shm"
+_START_S = 0.2
 
 
-class Host:
-    """The console's process, told when somebody watches."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one world did in one turn."""
 
-    def __init__(self, url: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("console_host.py")), url],
+    records: int
+    seconds: float
+    server_s: float
+    console_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
+    @property
+    def cost_s(self) -> float:
+        """CPU of server and console for a record."""
+        return (self.server_s + self.console_s) / self.records
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two turns: in the second one the other world was watched. What differs between worlds cancels."""
+
+    watched: tuple[Turn, Turn]
+    alone: tuple[Turn, Turn]
+
+    @property
+    def rates(self) -> float:
+        quotients = [ours.rate / theirs.rate for ours, theirs in zip(self.watched, self.alone, strict=True)]
+        return math.sqrt(math.prod(quotients))
+
+    @property
+    def costs(self) -> float:
+        quotients = [
+            ours.cost_s / theirs.cost_s for ours, theirs in zip(self.watched, self.alone, strict=True)
+        ]
+        return math.sqrt(math.prod(quotients))
+
+
+class World:
+    """A server, a console and writers, in a session of their own: the scheduler's unit of fairness."""
+
+    def __init__(self, root: Path, topics: int, core: int) -> None:
+        program = Path(__file__).with_name("console_world.py")
+        command = [sys.executable, str(program), str(root), str(topics), str(core)]
+        self._process = subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
-        self._answer()
+        self.pid = self._process.pid
 
-    def order(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n".encode())
-        self.process.stdin.flush()
-        self._answer()
+    def answer(self) -> Mapping[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a world ended; its messages say why")
+        found: Mapping[str, float] = json.loads(line)
+        return found
 
-    def _answer(self) -> None:
-        assert self.process.stdout is not None
-        if not self.process.stdout.readline():
-            raise RuntimeError("the console ended")
-
-    def cpu_s(self) -> float:
-        """Seconds of CPU that it has used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def order(self, **order: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
-            self.process.wait(10)
+            self._process.wait(60)
         finally:
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 @contextmanager
-def _hosting(url: str) -> Iterator[Host]:
-    host = Host(url)
+def _worlds(topics: int, plan: Plan) -> Iterator[tuple[World, World]]:
+    """Both on one core."""
+    core = max(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        root = Path(
+            tempfile.mkdtemp(prefix="penstock-bench-", dir=_MEMORY if _has_memory() else plan.workdir)
+        )
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        worlds = []
+        for name in ("one", "two"):
+            worlds.append(World(root / name, topics, core))
+            stack.callback(worlds[-1].close)
+        for world in worlds:
+            world.answer()
+        yield worlds[0], worlds[1]
+
+
+def _has_memory() -> bool:
+    return os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30
+
+
+def _are_groups(worlds: tuple[World, World]) -> bool:
+    """Whether the scheduler gives sessions equal shares, rather than threads."""
     try:
-        yield host
-    finally:
-        host.close()
+        groups = {Path(f"/proc/{world.pid}/autogroup").read_text().split()[0] for world in worlds}
+        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip()
+        cgroups = Path("/proc/self/cgroup").read_text().splitlines()
+    except (OSError, IndexError):
+        return False
+    at_root = all(line.endswith(":/") for line in cgroups if ":cpu" in line or line.startswith("0::"))
+    return enabled == "1" and len(groups) == len(worlds) and at_root
+
+
+def _turn(worlds: tuple[World, World], watched: int, seconds: float) -> tuple[Turn, Turn]:
+    """The turn of the watched world, and of the other."""
+    begin = time.monotonic() + _START_S
+    for place, world in enumerate(worlds):
+        world.order(begin=begin, watched=place == watched, seconds=seconds)
+    turns = [Turn(**world.answer()) for world in worlds]  # type: ignore[arg-type]
+    return turns[watched], turns[1 - watched]
+
+
+def _pair(worlds: tuple[World, World], first: int, seconds: float) -> Pair:
+    one = _turn(worlds, first, seconds)
+    two = _turn(worlds, 1 - first, seconds)
+    return Pair(watched=(one[0], two[0]), alone=(one[1], two[1]))
 
 
 def _ingest(plan: Plan, topics: int) -> list[Row]:
-    seconds = plan.pick(2, 1)  # short turns, and many: what comes and goes hits both alike
-    with scratch(plan) as root, Server(root) as server, _hosting(f"http://127.0.0.1:{server.port}") as host:
-        for number in range(topics):
-            server.ask("PUT", f"/v0/topics/other-{number:05d}", {})
-        requests = write_requests("ingest", bodies(texts(WRITERS * BATCH * 2), BATCH))
-        console: dict[str, list[float]] = {"watched": [], "alone": []}
-        served: dict[str, list[float]] = {"watched": [], "alone": []}
+    seconds = plan.pick(10, 2)  # the rarest look comes every 10 s, and the first one as the page opens
+    with _worlds(topics, plan) as worlds:
+        are_groups = _are_groups(worlds)
+        _turn(worlds, 0, 2.0)  # to get warm
+        pairs = [_pair(worlds, number % 2, seconds) for number in range(plan.pick(12, 4))]
+    return _rows(pairs, f", {topics:,} other topics" if topics else "", are_groups=are_groups)
 
-        def run(name: str) -> float:
-            host.order("watch" if name == "watched" else "rest")
-            os.sync()
-            before, served_before = host.cpu_s(), server.cpu_s()
-            with opened([Connection(server.port, requests, HttpAnswer()) for _ in range(WRITERS)]) as writers:
-                load = drive(writers, seconds)
-            written = load.requests * BATCH
-            console[name].append((host.cpu_s() - before) / load.seconds)
-            served[name].append((server.cpu_s() - served_before) / written)
-            return load.seconds / written
 
-        rates = interleave(
-            {"watched": lambda: run("watched"), "alone": lambda: run("alone")},
-            work=1.0,
-            rounds=plan.pick(30, 20),
-            patience_s=plan.pick(180, 60),
-        )
-    kind = f", {topics:,} other topics" if topics else ""
-    each = [ours / theirs for ours, theirs in zip(served["watched"], served["alone"], strict=True)]
+def _rows(pairs: Sequence[Pair], kind: str, *, are_groups: bool) -> list[Row]:
+    rates, costs = [pair.rates for pair in pairs], [pair.costs for pair in pairs]
+    rate, cost = Estimate.of(rates), Estimate.of(costs)
+    watched = [turn for pair in pairs for turn in pair.watched]
+    alone = [turn for pair in pairs for turn in pair.alone]
+    shares = (
+        "two worlds, each with half a core"
+        if are_groups
+        else ("not judged: the scheduler shares by thread here, so the console takes from both worlds")
+    )
     return [
         Row(
             section="ingest",
             what=f"records, watched{kind}",
-            ours=rates.median("watched"),
+            ours=statistics.median(turn.rate for turn in watched),
             unit="records/s",
-            ceiling=rates.median("alone"),
-            against="the same without anybody watching",
-            ratio=rates.ratio("watched", "alone"),
-            bar=1 - OVERHEAD,
-            note="writes of 100 records over 4 connections; one live stream, and a page of topics every 2 s",
+            ceiling=statistics.median(turn.rate for turn in alone),
+            against="the other world, at the same time",
+            ratio=rate.low,
+            bar=1 - OVERHEAD if are_groups else None,
+            note=f"records{kind}: {rate} of those without a watcher; the ratio is the low end; {shares}; "
+            f"pairs of turns: {_listed(rates)}",
         ),
         Row(
             section="ingest",
-            what=f"CPU of the server for a record{kind}",
-            ours=statistics.median(served["watched"]) * 1e6,
+            what=f"CPU of server and console for a record{kind}",
+            ours=statistics.median(turn.cost_s for turn in watched) * 1e6,
             unit="µs",
-            ceiling=statistics.median(served["alone"]) * 1e6,
-            against="the same without anybody watching",
-            ratio=statistics.median(each),
+            ceiling=statistics.median(turn.cost_s for turn in alone) * 1e6,
+            against="the other world, at the same time",
+            ratio=cost.high,
             bar=1 + OVERHEAD,
             at_most=True,
+            note=f"CPU{kind}: {cost} of that without a watcher; the ratio is the high end; "
+            f"pairs of turns: {_listed(costs)}",
         ),
         Row(
             section="ingest",
             what=f"CPU of the console{kind}",
-            ours=statistics.median(console["watched"]) * 100,
+            ours=statistics.median(turn.console_s / turn.seconds for turn in watched) * 100,
             unit="% of a core",
         ),
     ]
 
 
+def _listed(quotients: Sequence[float]) -> str:
+    return " ".join(f"{each:.3f}" for each in sorted(quotients))
+
+
 def _standing(plan: Plan, topics: int) -> list[Row]:
-    """The CPU that watching takes of a server that has nothing else to do: steady on a busy machine too."""
-    seconds = plan.pick(30, 10)
-    with scratch(plan) as root, Server(root) as server, _hosting(f"http://127.0.0.1:{server.port}") as host:
-        for number in range(topics):
-            server.ask("PUT", f"/v0/topics/other-{number:05d}", {})
-        shares = {}
-        for order in ("rest", "watch"):
-            host.order(order)
-            time.sleep(3)  # past the first looks
-            before, began = server.cpu_s(), time.perf_counter()
+    """The CPU that watching takes of a server that has nothing else to do, and of the console."""
+    seconds = plan.pick(30, 4)
+    with scratch(plan) as root, Server(root) as server, Host(with_topics(server, topics)) as host:
+        page, shares = Page(host.port), {}
+        for is_watched in (False, True):
+            if is_watched:
+                page.open()
+            time.sleep(2)  # past the first looks
+            before, began = (cpu_s(server.pid), cpu_s(host.pid)), time.monotonic()
             time.sleep(seconds)
-            shares[order] = (server.cpu_s() - before) / (time.perf_counter() - began)
-    added = max(0.0, shares["watch"] - shares["rest"])
+            after, took = (cpu_s(server.pid), cpu_s(host.pid)), time.monotonic() - began
+            shares[is_watched] = [(now - then) / took for now, then in zip(after, before, strict=True)]
+        page.close()
+    added = [max(0.0, now - then) for now, then in zip(shares[True], shares[False], strict=True)]
     return [
         Row(
             section="standing",
-            what="CPU of a watched server" + (f", {topics:,} topics" if topics else ""),
-            ours=added * 100,
+            what="CPU of server and console" + (f", {topics:,} topics" if topics else ""),
+            ours=sum(added) * 100,
             unit="% of a core",
             ceiling=100.0,
-            against="the core that its loop has",
-            ratio=added,
+            against="the core that the server's loop has",
+            ratio=sum(added),
             bar=OVERHEAD,
             at_most=True,
-            note="what watching adds to a server that nobody writes to",
+            note=f"what watching adds where nobody writes, {topics:,} topics: "
+            f"{added[0]:.2%} of a core by the server, {added[1]:.2%} by the console",
         )
     ]
 
 
 def standing(plan: Plan) -> list[Row]:
     """With few topics and with many."""
-    return [*_standing(plan, 0), *_standing(plan, plan.pick(10_000, 2_000))]
+    return [*_standing(plan, 0), *_standing(plan, plan.pick(10_000, 1_000))]
 
 
 def few(plan: Plan) -> list[Row]:
@@ -176,7 +265,7 @@ def few(plan: Plan) -> list[Row]:
 
 def many(plan: Plan) -> list[Row]:
     """Ten thousand topics beside the one that is written."""
-    return _ingest(plan, plan.pick(10_000, 2_000))
+    return _ingest(plan, plan.pick(10_000, 1_000))
 
 
 if __name__ == "__main__":
@@ -184,6 +273,6 @@ if __name__ == "__main__":
         run_planned(
             "Measure what a watching console costs.",
             {"standing": standing, "few": few, "many": many},
-            quick="about a minute",
+            quick="short turns and fewer topics; about a minute and a half",
         )
     )

@@ -41,3 +41,9 @@ def test_metrics_are_read_from_their_text() -> None:
     assert found.total("a", x="2") == 3
     assert found.by("a", "x") == {"1": 2, "2": 3}
     assert (found.total("b"), found.total("c"), found.total("nothing")) == (1.5, None, None)
+
+
+def test_a_metric_is_not_taken_for_one_whose_name_it_begins() -> None:
+    found = Exposition('a_total 7\n# a 9\nxa 5\na{of="a 4"} 1\r\na\t2')
+    assert (found.total("a"), found.total("a_total")) == (3, 7)
+    assert found.by("a", "of") == {"a 4": 1, "": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -93,3 +94,43 @@ async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCa
     assert reading.value is None
     assert "log says why" in str(reading.error)
     assert "oops" in caplog.text
+
+
+async def test_a_source_with_much_to_do_for_an_answer_is_asked_less_often() -> None:
+    clock = ManualClock()
+    began: list[float] = []
+    takes_s = iter([0.02, *[0.4] * 4, *[0.02] * 50])
+
+    async def look() -> int:
+        began.append(clock.monotonic())
+        await clock.sleep(next(takes_s))
+        return len(began)
+
+    watching = Watcher(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
+    with watching.watched():
+        for _ in range(600):
+            await clock.advance(0.1)
+    await watching.close()
+    gaps = [round(after - before) for before, after in itertools.pairwise(began)]
+    assert gaps[0] == 4, "a look of 20 ms takes a two-hundredth of four seconds"
+    assert set(gaps[1:4]) == {4}, "one quick answer says that the slow ones only waited"
+    assert set(gaps[6:]) == {4}
+
+
+async def test_no_source_is_asked_less_often_than_it_says() -> None:
+    clock = ManualClock()
+    looks = 0
+
+    async def look() -> int:
+        nonlocal looks
+        looks += 1
+        await clock.sleep(1.0)
+        return looks
+
+    watching = Watcher(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
+    with watching.watched():
+        for _ in range(595):
+            await clock.advance(0.1)
+    assert looks == 10, "five seconds after each answer, which takes one"
+    assert watching.reading.value == looks, "and what it said is believed in between"
+    await watching.close()

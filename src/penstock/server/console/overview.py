@@ -128,7 +128,7 @@ def _topics(sources: Sources) -> Reading[TopicsReading]:
 
 def _into_topics(sources: Sources) -> Figures:
     topics = sources.topics
-    reading = topics.main.reading
+    reading = topics.numbers.reading
     if reading.value is None:
         return Figures(is_read=False, error=reading.error)
     return Figures(rate_records_s=topics.frames.rate, rate_bytes_s=topics.bytes.rate)

@@ -24,7 +24,7 @@ from penstock.server.console.seam import (
     QueuePlace,
     QuiverPlace,
 )
-from penstock.server.console.topics_source import TopicsReading, TopicsSource
+from penstock.server.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
 from penstock.server.console.watcher import Watchable, Watcher
 
 __all__ = [
@@ -45,6 +45,8 @@ COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
 _HISTORY: Final = 1080
 """Points of history: three hours at one each ten seconds."""
 _EPOCHS_KEPT: Final = 50
+_SLOWEST_S: Final = 10.0
+"""How seldom a topics server is asked for its numbers if it has many topics; a rate is taken over as long."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,31 +108,32 @@ class QueueWatch:
 
 
 class TopicsWatch:
-    """The topics server with its watcher and its rates."""
+    """The topics server with its watchers and its rates."""
 
     def __init__(self, clock: Clock) -> None:
         self.source = TopicsSource(clock)
         self._clock = clock
-        self.main: Watcher[TopicsReading] = Watcher(self._look, clock, interval_s=2.0, timeout_s=3.0)
+        self.main: Watcher[TopicsReading] = Watcher(self.source.look, clock, interval_s=2.0, timeout_s=3.0)
+        self.numbers: Watcher[TopicsNumbers] = Watcher(
+            self._look, clock, interval_s=2.0, timeout_s=3.0, interval_max_s=_SLOWEST_S
+        )
         self.frames, self.bytes = Meter(), Meter()
-        self.heads: dict[str, Meter] = {}
 
-    async def _look(self) -> TopicsReading:
+    async def _look(self) -> TopicsNumbers:
         now = self._clock.monotonic()
         try:
-            reading = await self.source.look()
+            numbers = await self.source.numbers()
         except BaseException:
-            for meter in (self.frames, self.bytes, *self.heads.values()):
+            for meter in (self.frames, self.bytes):
                 meter.read(now, None)
             raise
-        self.frames.read(now, reading.frames)
-        self.bytes.read(now, reading.bytes_written)
-        for topic, state in reading.states.items():
-            self.heads.setdefault(topic, Meter()).read(now, state.head_seq)
-        return reading
+        self.frames.read(now, numbers.frames)
+        self.bytes.read(now, numbers.bytes_written)
+        return numbers
 
     async def close(self) -> None:
         await self.main.close()
+        await self.numbers.close()
         await self.source.close()
 
 
@@ -254,6 +257,8 @@ class Sources:
     def watchers(self) -> Iterator[Watchable]:
         """All that the picture of the flow needs."""
         if self.plan.topics is not None:
+            yield self.topics.numbers
+        if self.plan.topics is not None and self.plan.relays:
             yield self.topics.main
         if self.plan.collector is not None:
             yield self.collector.main

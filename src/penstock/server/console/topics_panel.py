@@ -43,9 +43,9 @@ class TopicsPanel:
         limit = number_of(call, "limit", _PAGE, least=1, most=PAGE_SIZE_MAX)
         has_configs = call.query.get("config", "true") != "false"
         found, following = await topics.source.page(prefix, cursor, limit, has_configs=has_configs)
-        reading = (await topics.main.fresh(wait_s=0.5)).value
+        numbers = (await topics.numbers.fresh(wait_s=0.5)).value
         is_all = not prefix and not cursor and following is None
-        total = len(found) if is_all else None if prefix or reading is None else reading.topics
+        total = len(found) if is_all else None if prefix or numbers is None else numbers.topics
         rows = [
             {
                 "name": summary.topic,

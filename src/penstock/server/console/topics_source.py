@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import httpx
 
 from penstock.clock import Clock
 from penstock.errors import Unavailable
+from penstock.server.console.asker import Asker
 from penstock.server.console.rates import Meter
 from penstock.server.console.seam import TopicsPlace
-from penstock.topics.client import Client, RouterSummary, TopicSummary
+from penstock.topics.client import Client, RouterSummary, TopicSummary, answers
+from penstock.topics.client.failure import failure_of_answer
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import TopicNotFound
 from penstock.topics.model import Page, Tombstone, TopicState
+from penstock.topics.names import check_topic_name
 from penstock.topics.router import RouterConfig
 
-__all__ = ["RouterView", "TopicsReading", "TopicsSource"]
+__all__ = ["RouterView", "TopicsNumbers", "TopicsReading", "TopicsSource"]
 
 V = TypeVar("V")
 
+_OK: Final = 200
 _TIMEOUT_S: Final = 3.0
 _CONFIG_KEPT_S: Final = 60.0
 _KEPT_MAX: Final = 20_000
@@ -29,21 +37,25 @@ _AT_ONCE: Final = 8
 _SCANNED_MAX: Final = 1000
 _SCANNED_BYTES: Final = 1 << 20
 _ROUTERS_MAX: Final = 2000
+_FIRST_AFTER: Final = b'{"from_seq":%d,"limit":1,"include_meta":false}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsNumbers:
+    """The server as a whole. It goes over all of its topics to tell them."""
+
+    topics: int
+    frames: int
+    """Of its log: one for each record, and for each change of a topic."""
+    bytes_written: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsReading:
-    """The server at one moment."""
+    """The topics that are relayed, at one moment."""
 
-    topics: int
-    records_live: int
-    bytes_live: int
-    frames: int
-    """Of its log: one for each record, and for each change of a topic."""
-    bytes_written: int
-    leases: int
     states: Mapping[str, TopicState]
-    """Of the topics that were asked for, as far as they exist."""
+    """As far as they exist."""
     oldest_ms: Mapping[str, int]
     """Of those that a relay is behind in: when the first record it has not relayed came."""
 
@@ -73,6 +85,7 @@ class TopicsSource:
         self._clock = clock
         self._place: TopicsPlace | None = None
         self._client: Client | None = None
+        self._asker: Asker | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._configs: _Remembered[tuple[float, TopicConfig]] = _Remembered()
         self._routers: _Remembered[tuple[float, RouterConfig]] = _Remembered()
@@ -88,8 +101,12 @@ class TopicsSource:
         self._drop()
         if place is not None and place.url is not None:
             self._client = Client(place.url, key=place.key, timeout=_TIMEOUT_S, retry_deadline=0)
+            self._asker = Asker("the topics server", place.url, place.key, timeout_s=_TIMEOUT_S)
 
     def _drop(self) -> None:
+        if self._asker is not None:
+            self._asker.close()
+            self._asker = None
         if self._client is not None:
             closing = asyncio.get_running_loop().create_task(self._client.close())
             self._closing.add(closing)
@@ -102,50 +119,61 @@ class TopicsSource:
 
     @property
     def client(self) -> Client:
-        """Raises `Unavailable` while the server has no address."""
+        """For what is asked now and then. Raises `Unavailable` while the server has no address."""
         if self._client is None:
-            raise Unavailable("the topics server is not running, or has no address yet")
+            raise _absent()
         return self._client
 
-    async def look(self) -> TopicsReading:
-        """The server's numbers, and the topics that are relayed."""
-        client = self.client
-        numbers, *found = await asyncio.gather(
-            client.metrics(), *(self._state(topic) for topic in self.relayed)
+    async def _ask(self, path: str, topic: str | None = None, body: bytes | None = None) -> bytes:
+        """What is asked again and again. Raises as `Client` does, and `Unavailable`, `TimeoutError`."""
+        asker = self._asker
+        if asker is None:
+            raise _absent()
+        answer = await asker.ask(path, body)
+        if answer.status == _OK:
+            return answer.body
+        request = httpx.Request("GET", f"{asker.url}{path}")
+        response = httpx.Response(answer.status, content=answer.body, request=request)
+        raise failure_of_answer(response, topic, changes=False).error
+
+    async def numbers(self) -> TopicsNumbers:
+        """The server's numbers."""
+        found = answers.metrics(await self._ask("/v0/metrics"))
+        wal = found.get("wal")
+        wal = wal if isinstance(wal, dict) else {}
+        return TopicsNumbers(
+            topics=_number(found.get("topics")),
+            frames=_number(wal.get("frames")),
+            bytes_written=_number(wal.get("bytes_written")),
         )
-        states = {state.topic: state for state in found if isinstance(state, TopicState)}
+
+    async def look(self) -> TopicsReading:
+        """The topics that are relayed."""
+        found = await asyncio.gather(*(self._state(topic) for topic in self.relayed))
+        states = {state.topic: state for state in found if state is not None}
         behind = {
             topic: position or 0
             for topic, position in self.relayed.items()
             if topic in states and (position or 0) < states[topic].head_seq
         }
         ages = await asyncio.gather(*(self._first_ms(topic, seq) for topic, seq in behind.items()))
-        assert isinstance(numbers, dict)
-        wal = numbers.get("wal")
-        wal = wal if isinstance(wal, dict) else {}
         return TopicsReading(
-            topics=_number(numbers.get("topics")),
-            records_live=_number(numbers.get("records_live")),
-            bytes_live=_number(numbers.get("bytes_live")),
-            frames=_number(wal.get("frames")),
-            bytes_written=_number(wal.get("bytes_written")),
-            leases=_number(numbers.get("queue_leases_in_flight")),
             states=states,
             oldest_ms={topic: ms for topic, ms in zip(behind, ages, strict=True) if ms is not None},
         )
 
     async def _state(self, topic: str) -> TopicState | None:
         try:
-            return await self.client.state(topic, touch=False)
+            return await self.state(topic)
         except TopicNotFound:
             return None
 
     async def _first_ms(self, topic: str, after: int) -> int | None:
         try:
-            page = await self.client.diff(topic, after, limit=1, include_meta=False)
+            body = await self._ask(f"{_path(topic)}/diff", topic, _FIRST_AFTER % after)
         except TopicNotFound:
             return None
-        records = page.records()
+        records = answers.page(body).records()
         return records[0].ts_ms if records else None
 
     # --- lists ---------------------------------------------------------------------------------------------
@@ -157,7 +185,9 @@ class TopicsSource:
 
         A config is a call of its own to the server: without them a long list is quick.
         """
-        found, following = await self.client.topics_page(prefix, cursor, page_size=limit)
+        query = {"prefix": prefix, "page_size": str(limit), "touch": "false"}
+        more = {"cursor": cursor} if cursor else {}
+        found, following = answers.summaries(await self._ask(f"/v0/topics?{urlencode(query | more)}"))
         now = self._clock.monotonic()
         rates: list[float | None] = []
         for summary in found:
@@ -173,19 +203,26 @@ class TopicsSource:
         limit = asyncio.Semaphore(_AT_ONCE)
         now = self._clock.monotonic()
 
-        async def one(topic: str) -> TopicConfig | None:
-            known = self._configs.get(topic)
-            if known is not None and now - known[0] < _CONFIG_KEPT_S:
-                return known[1]
+        async def learn(topic: str) -> None:
             async with limit:
                 state = await self._state(topic)
-            return None if state is None else self._configs.keep(topic, (now, state.config))[1]
+            if state is None:
+                self._configs.pop(topic, None)
+            else:
+                self._configs.keep(topic, (now, state.config))
 
-        return await asyncio.gather(*(one(topic) for topic in topics))
+        old = [topic for topic in topics if self._config_age_s(topic, now) >= _CONFIG_KEPT_S]
+        await asyncio.gather(*(learn(topic) for topic in old))
+        known = (self._configs.get(topic) for topic in topics)
+        return [None if each is None else each[1] for each in known]
+
+    def _config_age_s(self, topic: str, now: float) -> float:
+        known = self._configs.get(topic)
+        return math.inf if known is None else now - known[0]
 
     async def state(self, topic: str) -> TopicState:
         """One topic now. Raises `TopicNotFound`."""
-        return await self.client.state(topic, touch=False)
+        return answers.topic_state(await self._ask(f"{_path(topic)}?touch=false", topic))
 
     async def scan(self, state: TopicState) -> tuple[Tombstone | None, list[int], int | None]:
         """What a reader from the beginning is told, and the last live sequences if there are holes."""
@@ -228,6 +265,14 @@ class TopicsSource:
             return RouterView(summary=summary, config=known[1])
 
         return list(await asyncio.gather(*(one(summary) for summary in found)))
+
+
+def _path(topic: str) -> str:
+    return f"/v0/topics/{quote(check_topic_name(topic), safe='')}"
+
+
+def _absent() -> Unavailable:
+    return Unavailable("the topics server is not running, or has no address yet")
 
 
 def _number(value: object) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _STALE_S: Final = 15.0
 """A reading that is older counts as none: what was true then may not be now."""
+_SHARE: Final = 1 / 200
+"""How much of the time of its source a watcher takes at most, where it may ask less often."""
+_REMEMBERED: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +64,25 @@ def reason_of(error: BaseException) -> str:
 
 
 class Watcher(Generic[T]):
-    """One source. Not thread-safe: one event loop owns it."""
+    """One source. Not thread-safe: one event loop owns it.
+
+    A source whose answers take long to make is asked less often, down to every `interval_max_s`.
+    """
 
     def __init__(
-        self, look: Callable[[], Awaitable[T]], clock: Clock, *, interval_s: float, timeout_s: float
+        self,
+        look: Callable[[], Awaitable[T]],
+        clock: Clock,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        interval_max_s: float | None = None,
     ) -> None:
         self._look = look
         self._clock = clock
-        self._interval_s = interval_s
+        self._least_s = interval_s
+        self._most_s = interval_s if interval_max_s is None else interval_max_s
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._timeout_s = timeout_s
         self._watching = 0
         self._polling: asyncio.Task[None] | None = None
@@ -85,6 +100,11 @@ class Watcher(Generic[T]):
             why = known.error or "it has not been asked lately"
             return Reading(value=None, at_ms=known.at_ms, error=why, failing_since_ms=known.failing_since_ms)
         return known
+
+    @property
+    def _interval_s(self) -> float:
+        """The shortest of the last looks tells what the source has to do; others waited for their turn."""
+        return max(self._least_s, min(self._most_s, min(self._took_s, default=0.0) / _SHARE))
 
     @property
     def _stale_s(self) -> float:
@@ -134,6 +154,7 @@ class Watcher(Generic[T]):
         return self._looking
 
     async def _once(self) -> None:
+        began = self._clock.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
                 value = await self._look()
@@ -146,6 +167,7 @@ class Watcher(Generic[T]):
             now = self._clock.now_ms()
             self._reading = Reading(value=value, at_ms=now, error=None, failing_since_ms=None)
             self._answered_s = self._clock.monotonic()
+            self._took_s.append(self._answered_s - began)
         self._looked_s = self._clock.monotonic()
 
     def _failed(self, why: str) -> None:

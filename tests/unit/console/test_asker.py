@@ -1,0 +1,170 @@
+"""A question is answered over a connection that stays open, and nothing odd about that is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from penstock.errors import LimitExceeded, Unavailable
+from penstock.server.console.asker import Answer, Asker
+
+
+class Part:
+    """A server that says what a test wants, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
+        self.say: Callable[[int], bytes] = lambda count: answer(b"%d" % count)
+        self.held = asyncio.Event()
+        self.held.set()
+        self.asked = asyncio.Semaphore(0)
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writers.append(writer)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+                if b"Content-Length: 2" in self.heads[-1]:
+                    self.heads[-1] += await reader.readexactly(2)
+                said = self.say(len(self.heads))
+                self.asked.release()
+                await self.held.wait()
+                writer.write(said)
+        writer.close()
+
+
+def answer(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), more, body)
+
+
+@contextlib.asynccontextmanager
+async def asking(part: Part, timeout_s: float = 5.0, path: str = "") -> AsyncIterator[Asker]:
+    async with await asyncio.start_server(part.talk, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        asker = Asker("the part", f"http://127.0.0.1:{port}{path}", "secret", timeout_s=timeout_s)
+        try:
+            yield asker
+        finally:
+            asker.close()
+            part.held.set()
+            for writer in part.writers:
+                writer.close()
+
+
+async def test_questions_one_after_the_other_take_one_connection() -> None:
+    part = Part()
+    async with asking(part, path="/base/") as asker:
+        assert await asker.ask("/metrics", accept="text/plain") == Answer(200, b"1")
+        assert await asker.ask("/diff", b"{}") == Answer(200, b"2")
+    first, second = part.heads
+    assert part.connections == 1
+    assert first.startswith(b"GET /base/metrics HTTP/1.1\r\n")
+    assert b"Authorization: Bearer secret\r\n" in first
+    assert b"Accept: text/plain\r\n" in first
+    assert second.startswith(b"POST /base/diff HTTP/1.1\r\n")
+    assert second.endswith(b"\r\n\r\n{}")
+
+
+async def test_questions_at_the_same_time_do_not_share_a_connection() -> None:
+    part = Part()
+    part.held.clear()
+    async with asking(part) as asker:
+        asked = [asyncio.create_task(asker.ask("/")) for _ in range(3)]
+        for _ in asked:
+            await part.asked.acquire()
+        part.held.set()
+        assert {found.body for found in await asyncio.gather(*asked)} == {b"1", b"2", b"3"}
+    assert part.connections == 3
+
+
+async def test_a_refusal_is_an_answer() -> None:
+    part = Part()
+    part.say = lambda count: answer(b"no", b"403 Forbidden")
+    async with asking(part) as asker:
+        assert await asker.ask("/") == Answer(403, b"no")
+
+
+async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
+    part = Part()
+    async with asking(part) as asker:
+        await asker.ask("/")
+        part.writers[0].close()
+        await part.writers[0].wait_closed()
+        assert await asker.ask("/") == Answer(200, b"2")
+    assert part.connections == 2
+
+
+async def test_a_connection_that_the_server_wants_closed_is_not_used_again() -> None:
+    part = Part()
+    part.say = lambda count: answer(b"%d" % count, more=b"Connection: close\r\n")
+    async with asking(part) as asker:
+        assert [(await asker.ask("/")).body for _ in range(2)] == [b"1", b"2"]
+    assert part.connections == 2
+
+
+async def test_an_answer_that_was_given_up_is_not_taken_for_the_next_one() -> None:
+    part = Part()
+    part.held.clear()
+    async with asking(part) as asker:
+        given_up = asyncio.create_task(asker.ask("/"))
+        await part.asked.acquire()
+        given_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await given_up
+        part.held.set()
+        assert await asker.ask("/") == Answer(200, b"2")
+
+
+async def test_a_part_that_is_silent_is_given_up_in_time() -> None:
+    part = Part()
+    part.held.clear()
+    async with asking(part, timeout_s=0.05) as asker:
+        with pytest.raises(TimeoutError):
+            await asker.ask("/")
+
+
+async def test_a_part_that_is_not_there_cannot_be_reached() -> None:
+    async with await asyncio.start_server(Part().talk, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+    asker = Asker("the part", f"http://127.0.0.1:{port}", None, timeout_s=5)
+    with pytest.raises(Unavailable, match="the part cannot be reached"):
+        await asker.ask("/")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 2x0 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"SSH-2.0-server\r\n\r\n",
+        b"x" * 70_000,
+    ],
+    ids=["no length", "no status", "negative length", "another protocol", "endless head"],
+)
+async def test_what_is_no_answer_of_a_part_is_not_known(said: bytes) -> None:
+    part = Part()
+    part.say = lambda count: said
+    async with asking(part) as asker:
+        with pytest.raises(Unavailable, match="the part"):
+            await asker.ask("/")
+
+
+async def test_an_answer_that_is_too_large_is_not_read() -> None:
+    part = Part()
+    part.say = lambda count: b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"
+    async with asking(part) as asker:
+        with pytest.raises(LimitExceeded, match="16 MiB"):
+            await asker.ask("/")
+
+
+async def test_without_a_plain_address_nobody_is_asked() -> None:
+    asker = Asker("the part", "https://127.0.0.1:1", None, timeout_s=5)
+    with pytest.raises(Unavailable, match="http://"):
+        await asker.ask("/")

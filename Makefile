@@ -55,7 +55,7 @@ docs: env $(DOCS_STAMP) ## Build the documentation site into build/site
 
 soak: env ## Long runs: more seeds, and the tests that are left out of `make test`
 	PENSTOCK_SOAK=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-20000} $(BIN)/python -m pytest -n $(JOBS) \
-		-m 'soak or simulation' --timeout 7200
+		-m 'soak or simulation or crash' --timeout 7200
 
 lock: env ## Compute the lock files anew from pyproject.toml
 	$(PIP) install uv

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import peers
+import topics_lone
 import topics_reads
 import topics_state
 import topics_writes
@@ -22,7 +23,7 @@ from table import Row
 
 SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
     "latency": topics_writes.latency,
-    "lone": topics_writes.lone,
+    "lone": topics_lone.lone,
     "singles": topics_writes.singles,
     "batches": topics_writes.batches,
     "diff": topics_reads.run,

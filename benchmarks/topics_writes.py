@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import peers
 from rounds import Plan, Rates, interleave, scratch
@@ -18,28 +16,12 @@ from topics_load import Connection, HttpAnswer, Load, drive
 from topics_peers import jetstream, redis_streams
 from topics_server import RECORD_BYTES, Server, bodies, opened, texts, write_requests
 
-__all__ = ["batches", "latency", "lone", "singles"]
+__all__ = ["batches", "latency", "singles"]
 
 WRITERS = 16
 _CLASSES = ("disk", "fsync")
 _NUMBERS = count()
-_FLOOR_FILE_BYTES = 16 * 1024**2
-_LOGGED_BYTES = RECORD_BYTES + 56 + 54
-"""What one such record is in the log: its frame, and the mark that vouches for the commit before."""
-
-_WAYS = ("in one call", "in two")
-_PACED = "in one call, after a pause"
-_PAUSE_S = 0.0002
-_SERVER_TOTAL = b'"server_total_ms":'
-
 _LATENCY = "one connection, one request at a time, over loopback"
-_LONE = (
-    f"floor: {_LOGGED_BYTES} bytes, as the log writes them for this record, to the next place of a file that "
-    "was filled with zeros and synced before, one at a time, no server: 'in one call' is pwritev with "
-    "RWF_DSYNC, 'in two' is pwrite and fdatasync. The floor is the faster of the two, the least this disk "
-    "can take; with a pause before each write, as between two requests, the same write takes longer. In "
-    "turns with the server; ratio: median over the turns of the quotients of medians"
-)
 _BATCHES = (
     f"{WRITERS} connections, one request at a time each, records of {RECORD_BYTES} B into one topic, load "
     "generator on the same two cores; server CPU: user and system time of all its threads, checkpoints and "
@@ -98,105 +80,6 @@ def latency(plan: Plan) -> list[Row]:
                         )
                     )
     return rows
-
-
-def lone(plan: Plan) -> list[Row]:
-    """A single synced write beside what the disk takes for it."""
-    waits: dict[str, list[float]] = {name: [] for name in ("ours", "server", *_WAYS, _PACED)}
-    with (
-        scratch(plan) as root,
-        Server(root) as server,
-        _floor(root / "floor") as floor,
-        _Topic(server, "fsync").writers(texts(64), 1, 1) as writers,
-    ):
-        drive(writers, 0.3)
-        for _ in range(plan.pick(12, 5)):
-            whole, inside = _lone_writes(writers[0], 0.25)
-            waits["ours"].append(whole)
-            waits["server"].append(inside)
-            for way in (*_WAYS, _PACED):
-                waits[way].append(floor(way, 0.15))
-    best = min(_WAYS, key=lambda way: statistics.median(waits[way]))
-    rows = [
-        Row(
-            section="2 lone synced write",
-            what=what,
-            ours=statistics.median(waits[of]),
-            unit="us",
-            note=_LONE,
-        )
-        for what, of in (
-            ("the disk alone, in one call, p50", "in one call"),
-            ("the disk alone, in two, p50", "in two"),
-            ("the disk alone, in one call, after a pause, p50", _PACED),
-            ("fsync, 1 record, within the server, p50", "server"),
-        )
-    ]
-    ratio = statistics.median(ours / disk for ours, disk in zip(waits["ours"], waits[best], strict=True))
-    rows.append(
-        Row(
-            section="2 lone synced write",
-            what="fsync, 1 record, over HTTP, p50",
-            ours=statistics.median(waits["ours"]),
-            ceiling=statistics.median(waits[best]),
-            ratio=ratio,
-            against=f"the disk alone, {best}",
-            unit="us",
-            bar=1.5,
-            at_most=True,
-        )
-    )
-    return rows
-
-
-def _lone_writes(connection: Connection, seconds: float) -> tuple[float, float]:
-    """The median of what a client waits, and of what the server says it took, in microseconds."""
-    buffer = bytearray(64 * 1024)
-    waits: list[float] = []
-    inside: list[float] = []
-    end_s = time.perf_counter() + seconds
-    while not waits or time.perf_counter() < end_s:
-        connection.send()
-        while not connection.receive(buffer):
-            pass
-        waits.append(time.perf_counter() - connection.sent_s)
-        at = buffer.find(_SERVER_TOTAL) + len(_SERVER_TOTAL)
-        inside.append(float(buffer[at : buffer.find(b",", at)]))
-    return statistics.median(waits) * 1e6, statistics.median(inside) * 1e3
-
-
-@contextmanager
-def _floor(path: Path) -> Iterator[Callable[[str, float], float]]:
-    """The disk's own synced writes, each way for some seconds: the median in microseconds."""
-    with path.open("wb") as file:
-        file.write(bytes(_FLOOR_FILE_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    number = os.open(path, os.O_RDWR)
-    record = os.urandom(_LOGGED_BYTES)
-    at = 0
-
-    def measure(way: str, seconds: float) -> float:
-        nonlocal at
-        taken: list[float] = []
-        end_s = time.perf_counter() + seconds
-        while not taken or time.perf_counter() < end_s:
-            if way == _PACED:
-                time.sleep(_PAUSE_S)
-            began = time.perf_counter()
-            if way == "in two":
-                os.pwrite(number, record, at)
-                os.fdatasync(number)
-            else:
-                os.pwritev(number, [record], at, os.RWF_DSYNC)
-            taken.append(time.perf_counter() - began)
-            at = (at + _LOGGED_BYTES) % (_FLOOR_FILE_BYTES - _LOGGED_BYTES)
-        return statistics.median(taken) * 1e6
-
-    try:
-        yield measure
-    finally:
-        os.close(number)
 
 
 def singles(plan: Plan) -> list[Row]:

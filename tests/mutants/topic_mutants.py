@@ -107,8 +107,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a lone entry overtakes what is queued",
         file="files/group_commit.py",
-        old="        if not is_lone or self._submitted - self._taken != 1 or not self._is_quick():\n",
-        new="        if not is_lone or not self._is_quick():\n",
+        old="        if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
+        new="        if not is_lone or not self.is_quick:\n",
         test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
     ),
     Mutant(

@@ -126,8 +126,9 @@ class EngineMachine(RuleBasedStateMachine):
     def now_ms(self) -> int:
         return self.world.clock.now_ms()
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(is_quick=st.booleans())
+    def open(self, is_quick: bool) -> None:
+        self.world.is_quick = is_quick
         self.run(self.world.open())
 
     def teardown(self) -> None:
@@ -147,30 +148,55 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), tags=st.lists(st.sampled_from(TAGS), min_size=1, max_size=6))
     def write(self, name: str, tags: list[str | None]) -> None:
-        self.number += 1
-        values = [f"{self.number}.{place}" for place in range(len(tags))]
-        call = self.engine.write(
-            name, [rec(value, tag=tag) for value, tag in zip(values, tags, strict=True)], create=False
+        self._write_together([(name, tags)])
+
+    @rule(
+        writes=st.lists(
+            st.tuples(
+                st.sampled_from(NAMES),
+                st.lists(st.sampled_from([None, None, None, "a"]), min_size=1, max_size=3),
+            ),
+            min_size=2,
+            max_size=5,
         )
-        model = self.models.get(name)
-        try:
-            result = self.run(call)
-        except TopicNotFound:
+    )
+    def write_in_one_turn(self, writes: list[tuple[str, list[str | None]]]) -> None:
+        self._write_together(writes)
+
+    def _write_together(self, writes: list[tuple[str, list[str | None]]]) -> None:
+        self.number += 1
+        named = [
+            (name, [(f"{self.number}.{place}.{n}", tag) for n, tag in enumerate(tags)])
+            for place, (name, tags) in enumerate(writes)
+        ]
+
+        async def all_at_once() -> list[Any]:
+            calls = [
+                self.engine.write(name, [rec(value, tag=tag) for value, tag in records], create=False)
+                for name, records in named
+            ]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        for (name, records), outcome in zip(named, self.run(all_at_once()), strict=True):
+            self._wrote(self.models.get(name), records, outcome)
+
+    def _wrote(self, model: Model | None, records: list[tuple[str, str | None]], outcome: Any) -> None:
+        """Writes of one turn end as they would one after the other."""
+        if isinstance(outcome, TopicNotFound):
             assert model is None
             return
-        except TopicFull:
-            assert model is not None
+        assert model is not None
+        cap = model.config.cap_records
+        if isinstance(outcome, TopicFull):
             model.retain(self.now_ms)
             assert model.config.discard == "reject"
-            assert len(model.live) + len(tags) > model.config.cap_records
+            assert len(model.live) + len(records) > cap
             return
-        except RecordTooLarge:
-            assert model is not None
-            assert 0 < model.config.cap_records < len(tags)
+        if isinstance(outcome, RecordTooLarge):
+            assert 0 < cap < len(records)
             return
-        assert model is not None
-        assert (result.first_seq, result.count) == (model.head + 1, len(tags))
-        for value, tag in zip(values, tags, strict=True):
+        assert (outcome.first_seq, outcome.count) == (model.head + 1, len(records))
+        for value, tag in records:
             model.head += 1
             model.live[model.head] = Kept(value, tag, self.now_ms)
         model.retain(self.now_ms)

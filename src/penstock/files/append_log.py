@@ -153,7 +153,10 @@ class AppendLog:
     @property
     def room(self) -> int:
         """How many bytes one append may have without starting a new file; -1 while none can be made."""
-        return -1 if self._last_room < 0 else max(0, self._last_room - self._spare_bytes)
+        last_room = self._last_room
+        if last_room <= self._spare_bytes:
+            return -1 if last_room < 0 else 0
+        return last_room - self._spare_bytes
 
     @property
     def _last_room(self) -> int:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+import msgspec
+
 from penstock.errors import PenstockError, Unavailable
 from penstock.files.append_log import AppendLog
 from penstock.files.log_file import LogPosition
@@ -43,8 +45,7 @@ class QueueFull(Unavailable):
     """More entries wait for their commit than may; nothing was queued. Retry later."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """Frames that are committed together or not at all, and what became of them.
 
     `context` is the submitter's own. An `urgent` entry may use the reserve of a log whose device is full.
@@ -94,8 +95,11 @@ def commit_entries(log: AppendLog, entries: Sequence[Entry]) -> PenstockError | 
     while first < len(entries):
         start_s = time.perf_counter()
         try:
-            log.reserve(entries[first].byte_count, urgent=entries[first].urgent)
-            last, byte_count = _fitting(entries, first, log.room)
+            byte_count, last = entries[first].byte_count, first + 1
+            if byte_count > log.room:
+                log.reserve(byte_count, urgent=entries[first].urgent)
+            if last < len(entries):
+                last, byte_count = _fitting(entries, first, log.room)
             _append(log, entries[first:last], byte_count, start_s)
         except PenstockError as error:
             for entry in entries[first:]:
@@ -237,7 +241,7 @@ class GroupCommitter:
     def _commit_alone(self, entries: list[Entry]) -> bool:
         """Commit a lone durable entry here and now, if nothing else is under way and the disk is quick."""
         is_lone = len(entries) == 1 and entries[0].sync and entries[0].byte_count <= _SMALL_BYTES
-        if not is_lone or self._submitted - self._taken != 1 or not self._is_quick():
+        if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:
             return False
         if not self._turn.acquire(blocking=False):
             return False
@@ -253,7 +257,9 @@ class GroupCommitter:
             self._queue.put([])  # it has something to vouch for when it gets quiet
         return True
 
-    def _is_quick(self) -> bool:
+    @property
+    def is_quick(self) -> bool:
+        """Whether `flush` commits a lone small entry itself, as syncs take no longer than waking a thread."""
         if self._window_s or not 0.0 < self._usual_sync_s < self._quick_sync_s:
             return False
         return time.monotonic() >= self._wary_until_s
@@ -425,14 +431,17 @@ class GroupCommitter:
                 self._preparer.start()
 
     def _account(self, entries: list[Entry]) -> None:
-        done = [entry for entry in entries if entry.error is None]
+        byte_count, sync_s = 0, 0.0
         self._batches += 1
-        self._entries += len(done)
-        self._frames += sum([entry.frame_count for entry in done])
-        byte_count = sum([entry.byte_count for entry in done])
+        for entry in entries:
+            if entry.error is None:
+                self._entries += 1
+                self._frames += entry.frame_count
+                byte_count += entry.byte_count
+                sync_s = entry.sync_s
         self._bytes += byte_count
-        if done and done[-1].sync_s:
-            self._note_sync(done[-1].sync_s, byte_count)
+        if sync_s:
+            self._note_sync(sync_s, byte_count)
 
     def _note_sync(self, seconds: float, byte_count: int) -> None:
         if seconds > _STALL_S:

@@ -29,12 +29,16 @@ T = TypeVar("T")
 class InlineCommitter:
     """Commits the entries of one log in the call that submits them, or all together when it is let go.
 
+    With `is_quick` it is one over a quick disk: it commits in the call that hands entries over.
     Everything else is as with `penstock.files.GroupCommitter`: order, failures, `resume`.
     """
 
-    def __init__(self, log: AppendLog, deliver: Callable[[list[Entry]], None]) -> None:
+    def __init__(
+        self, log: AppendLog, deliver: Callable[[list[Entry]], None], *, is_quick: bool = False
+    ) -> None:
         self.log = log
         self.held = False
+        self.is_quick = is_quick
         self.waiting: list[Entry] = []
         """Entries that were submitted and are not committed yet."""
         self._deliver = deliver
@@ -54,11 +58,13 @@ class InlineCommitter:
         entry.generation = self._generation
         self.waiting.append(entry)
         self._peak = max(self._peak, len(self.waiting))
-        if not self.held:
+        if not (self.held or (hold and self.is_quick)):
             self.commit()
 
     def flush(self) -> None:
-        """Nothing waits but what `held` keeps."""
+        """Commit what waits, but for what `held` keeps."""
+        if not self.held:
+            self.commit()
 
     def widen(self, window_s: float) -> None:
         """Nothing ever waits for company here; what was asked for is kept for whoever looks."""
@@ -122,13 +128,14 @@ class InlineCommitter:
 class InlineCommitters:
     """Makes an `InlineCommitter` for every shard of an engine, and has them at hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_quick: bool = False) -> None:
+        self._are_quick = are_quick
         self.all: list[InlineCommitter] = []
 
     def __call__(
         self, log: AppendLog, deliver: Callable[[list[Entry]], None], number: int
     ) -> InlineCommitter:
-        committer = InlineCommitter(log, deliver)
+        committer = InlineCommitter(log, deliver, is_quick=self._are_quick)
         self.all.append(committer)
         return committer
 

@@ -52,21 +52,27 @@ class DressedRecords:
     flags: list[int] = field(default_factory=list)
     node_bytes: list[int] = field(default_factory=list)
     tag_bytes: list[int] = field(default_factory=list)
+    accounted: list[int] = field(default_factory=list)
 
 
 class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Records that break no limit. `accounted` has what each counts for caps and pages."""
+    """Records that break no limit."""
 
     count: int
     data: Sequence[Text]
-    accounted: list[int]
     accounted_bytes: int
+    """What all of them count for caps and pages."""
     node: bytes | None
     """The origin of the whole batch."""
     dressed: DressedRecords | None
     """None when no record has a tag, meta, an origin of its own, or escapes."""
     tags: list[tuple[int, bytes]]
     """Which record of the batch has which tag."""
+
+    @property
+    def accounted(self) -> list[int]:
+        """What each record counts for caps and pages."""
+        return list(map(len, self.data)) if self.dressed is None else self.dressed.accounted
 
     @property
     def lead(self) -> bytes:
@@ -90,59 +96,60 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
             {"records": count, "max": BATCH_RECORDS_MAX},
         )
     batch_node = None if node is None else _name(node, "node", NODE_BYTES_MAX)
-    if count == 1 and parsed and (lone := _lone(records[0], batch_node)) is not None:
+    if count == 1 and (lone := _lone(records[0], batch_node, parsed)) is not None:
         return lone
     if not parsed:
         records = _as_new(records)
-    data, lengths, saved = _texts([record.data for record in records], parsed)
-    accounted = lengths if saved is None else [a - b for a, b in zip(lengths, saved, strict=True)]
+    data, byte_count, saved = _texts([record.data for record in records], parsed)
     dressed: DressedRecords | None = None
     tags: list[tuple[int, bytes]] = []
     if saved is not None or _is_dressed(records):
-        dressed, accounted, tags = _dress(_as_new(records), batch_node, accounted, saved, parsed)
-    if max(accounted) > RECORD_BYTES_MAX:
-        _refuse_large(accounted)
-    return PreparedBatch(
+        sizes = list(map(len, data))
+        if saved is not None:
+            sizes = [size - less for size, less in zip(sizes, saved, strict=True)]
+        dressed, tags = _dress(_as_new(records), batch_node, sizes, saved, parsed)
+        byte_count = sum(dressed.accounted)
+    batch = PreparedBatch(
         count=count,
         data=data,
-        accounted=accounted,
-        accounted_bytes=sum(accounted),
+        accounted_bytes=byte_count,
         node=batch_node,
         dressed=dressed,
         tags=tags,
     )
+    if byte_count > RECORD_BYTES_MAX:
+        _check_sizes(batch.accounted)
+    return batch
 
 
-def _lone(record: BareRecord, node: bytes | None) -> PreparedBatch | None:
+def _lone(record: BareRecord, node: bytes | None, parsed: bool) -> PreparedBatch | None:
     """A write of one record that has nothing but data, by the shortest way; None if it is not such a one."""
     if isinstance(record, NewRecord) and (
         record.tag is not None or record.node is not None or _has_meta(record.meta)
     ):
         return None
-    data = compact(record.data)
+    data = compact(record.data) if parsed else checked(record.data, "records[0].data")
     size = len(data)
     if size > RECORD_BYTES_MAX or has_savings(data):
         return None
-    return PreparedBatch(
-        count=1, data=(data,), accounted=[size], accounted_bytes=size, node=node, dressed=None, tags=[]
-    )
+    return PreparedBatch(count=1, data=(data,), accounted_bytes=size, node=node, dressed=None, tags=[])
 
 
-def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], list[int], list[int] | None]:
-    """The data of all records, compact; how long each is; what each saves by its escapes, if any does."""
+def _texts(data: Sequence[Text], parsed: bool) -> tuple[Sequence[Text], int, list[int] | None]:
+    """The data of all records, compact; how long all are; what each saves by its escapes, if any does."""
     if not parsed:
         data = [checked(text, f"records[{place}].data") for place, text in enumerate(data)]
     if len(data) <= _FEW:
         plain = [compact(text) for text in data]
         escaped = any(map(has_savings, plain))
         saved = [int(escape_savings(text)[1].sum()) for text in plain] if escaped else None
-        return plain, list(map(len, plain)), saved if saved and any(saved) else None
+        return plain, sum(map(len, plain)), saved if saved and any(saved) else None
     data, blob = compact_all(data)
-    lengths = list(map(len, data))
+    byte_count = len(blob) - len(data) + 1
     if not has_savings(blob):
-        return data, lengths, None
-    savings = saved_by_record(blob, np.array(lengths))
-    return data, lengths, None if savings is None else savings.tolist()
+        return data, byte_count, None
+    savings = saved_by_record(blob, np.fromiter(map(len, data), np.int64, len(data)))
+    return data, byte_count, None if savings is None else savings.tolist()
 
 
 def _is_dressed(records: Sequence[BareRecord]) -> bool:
@@ -172,13 +179,12 @@ def _has_meta(meta: object) -> TypeGuard[msgspec.Raw]:
 def _dress(
     records: Sequence[NewRecord],
     batch_node: bytes | None,
-    accounted: list[int],
+    sizes: list[int],
     saved: list[int] | None,
     parsed: bool,
-) -> tuple[DressedRecords, list[int], list[tuple[int, bytes]]]:
-    dressed = DressedRecords()
+) -> tuple[DressedRecords, list[tuple[int, bytes]]]:
+    dressed = DressedRecords(accounted=sizes)
     tags: list[tuple[int, bytes]] = []
-    sizes = list(accounted)
     nodes: dict[str, bytes] = {}
     for place, record in enumerate(records):
         flags, node, tag, trail = 0, batch_node, b"", _CLOSE
@@ -202,7 +208,7 @@ def _dress(
         dressed.trails.append(trail)
         dressed.node_bytes.append(len(node))
         dressed.tag_bytes.append(len(tag))
-    return dressed, sizes, tags
+    return dressed, tags
 
 
 def _name(text: str, what: str, bytes_max: int) -> bytes:
@@ -237,9 +243,11 @@ def _saved(text: bytes) -> int:
     return int(escape_savings(text)[1].sum()) if has_savings(text) else 0
 
 
-def _refuse_large(accounted: list[int]) -> None:
-    place = next(place for place, size in enumerate(accounted) if size > RECORD_BYTES_MAX)
-    raise RecordTooLarge(
-        f"records[{place}] has {accounted[place]} bytes of JSON in data and meta; "
-        f"at most {RECORD_BYTES_MAX} are allowed"
-    )
+def _check_sizes(sizes: list[int]) -> None:
+    """Raises `RecordTooLarge` for the first record that is."""
+    for place, size in enumerate(sizes):
+        if size > RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                f"records[{place}] has {size} bytes of JSON in data and meta; "
+                f"at most {RECORD_BYTES_MAX} are allowed"
+            )

@@ -174,10 +174,10 @@ class Catalog:
         if topic is None:
             return RemoveResult(topic=name, deleted=False)
         self.retain(topic)
-        if if_empty and (topic.index.live or topic.in_flight):
+        if if_empty and (count := topic.index.live + topic.in_flight):
             raise TopicNotEmpty(
-                f'topic "{name}" has {topic.index.live} records; delete them first or leave out if_empty',
-                {"topic": name, "count": topic.index.live + topic.in_flight},
+                f'topic "{name}" has {count} records; delete them first or leave out if_empty',
+                {"topic": name, "count": count},
             )
         leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
         topic.leaving = leaving

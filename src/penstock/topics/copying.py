@@ -102,7 +102,7 @@ def styled(record: StoredRecord, style: CopyStyle) -> StoredRecord:
 
 def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
     """Records that are styled, ready to get their place."""
-    dressed = DressedRecords()
+    dressed = DressedRecords(accounted=[record.accounted for record in records])
     for record in records:
         node, tag = record.node or b"", record.tag or b""
         dressed.leads.append(node + tag)
@@ -110,12 +110,10 @@ def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
         dressed.node_bytes.append(len(node))
         dressed.tag_bytes.append(len(tag))
         dressed.flags.append(_flags(record))
-    accounted = [record.accounted for record in records]
     return PreparedBatch(
         count=len(records),
         data=[record.payload for record in records],
-        accounted=accounted,
-        accounted_bytes=sum(accounted),
+        accounted_bytes=sum(dressed.accounted),
         node=None,
         dressed=dressed,
         tags=[(place, record.tag) for place, record in enumerate(records) if record.tag is not None],

@@ -296,9 +296,9 @@ class Engine(QueueCalls, RouterCalls):
         return len(self._catalog)
 
     def exists(self, name: str) -> bool:
-        """Whether a topic of this name is there now."""
+        """Whether a topic of this name is there now, and not on its way out."""
         self._check_ready()
-        return name in self._catalog
+        return self._catalog.find(name) is not None
 
     async def put_topic(self, name: str, config: TopicConfig) -> PutResult:
         """Create a topic, or give an existing one this whole config.

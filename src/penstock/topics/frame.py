@@ -125,10 +125,11 @@ def encode(
 
     They are of one write, or of several that end behind the records with these numbers, counted from 1.
     """
-    head = _Head(topic_id, first_seq, ts_ms, DURABLE if durable else 0, ends or (batch.count,))
+    flags = DURABLE if durable else 0
     if batch.count == 1 and batch.dressed is None:
-        buffer, rows = _encode_plain(batch, head)
+        buffer, rows = _encode_plain(batch, topic_id, first_seq, ts_ms, flags)
     else:
+        head = _Head(topic_id, first_seq, ts_ms, flags, ends or (batch.count,))
         buffer, rows = (_encode_few if batch.count <= _FEW else _encode_many)(batch, head)
     return EncodedBatch(
         buffer=buffer,
@@ -151,9 +152,10 @@ class _Head(NamedTuple):
     ends: Sequence[int]
 
 
-def _encode_plain(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
+def _encode_plain(
+    batch: PreparedBatch, topic_id: int, seq: int, ts_ms: int, common: int
+) -> tuple[Buffer, bytes]:
     """As `_encode_few`, for the one record of a write that has nothing but data: the shortest way."""
-    topic_id, seq, ts_ms, common, _ = head
     data = batch.data[0]
     node_bytes, own = _undressed(batch)
     body = _BODY.pack(_APPEND, own | common, topic_id, seq, ts_ms, node_bytes, 0, len(data) + DATA_WRAP_BYTES)
@@ -169,6 +171,7 @@ def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     offset, dressed = 0, batch.dressed
     lead, trail, tag_bytes = batch.lead, b"}", 0
     node_bytes, own = _undressed(batch)
+    accounted = batch.accounted
     for place, data in enumerate(batch.data):
         if dressed is not None:
             lead, trail, own = dressed.leads[place], dressed.trails[place], dressed.flags[place]
@@ -177,7 +180,7 @@ def _encode_few(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
         data_bytes = len(lead) + len(data) + len(trail) - node_bytes - tag_bytes
         body = _BODY.pack(_APPEND, flags, topic_id, seq + place, ts_ms, node_bytes, tag_bytes, data_bytes)
         frame = _framed(b"".join((body, lead, data, trail)))
-        overhead = len(frame) - batch.accounted[place]
+        overhead = len(frame) - accounted[place]
         frames.append(frame)
         rows.append(ROW.pack(offset, len(frame), ts_ms, own & ROW_FLAGS | overhead << 8))
         offset += len(frame)
@@ -224,7 +227,7 @@ def _encode_many(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     starts = stops - lengths
     rows = np.empty(batch.count, IDX_DTYPE)
     rows["offset"], rows["length"], rows["ts"] = starts, lengths, ts_ms
-    rows["packed"] = (lengths - np.array(batch.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
+    rows["packed"] = (lengths - np.array(dressed.accounted, np.int64)) << 8 | (own & ROW_FLAGS)
     return _with_checksums(b"".join(parts), starts, stops), rows.tobytes()  # type: ignore[arg-type]
 
 
@@ -244,7 +247,7 @@ def _encode_alike(batch: PreparedBatch, head: _Head) -> tuple[Buffer, bytes]:
     glue = bytearray(piece * count)
     for end in ends:
         glue[_FLAGS_AT + (end - 1) * stride] = flags & ~MORE
-    lengths = np.array(batch.accounted, np.int64)
+    lengths = np.fromiter(map(len, batch.data), np.int64, count)
     lengths += around
     np.ndarray(count, _U32, glue, _LENGTH_AT, stride)[:] = lengths - _LENGTH.size
     np.ndarray(count, _U32, glue, _DATA_BYTES_AT, stride)[:] = lengths - (FRAME_BYTES_MIN + node_bytes)

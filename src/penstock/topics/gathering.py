@@ -25,7 +25,6 @@ class Gathered:
     """What was written to a topic and not yet submitted. All of it gets the time of the first write."""
 
     __slots__ = (
-        "_accounted",
         "_data",
         "accounted_bytes",
         "count",
@@ -52,7 +51,6 @@ class Gathered:
         """Behind which record each write ends, counted from 1."""
         self.writes: list[Write] = []
         self._data: list[Text] = []
-        self._accounted: list[int] = []
 
     def takes(self, prepared: PreparedBatch, durability: Durability | None) -> bool:
         """Whether a write can be encoded together with those that are here."""
@@ -71,7 +69,6 @@ class Gathered:
         self.writes.append((prepared.count, created, done))
         if prepared.dressed is None:
             self._data += prepared.data
-            self._accounted += prepared.accounted
 
     @property
     def is_full(self) -> bool:
@@ -85,7 +82,6 @@ class Gathered:
         return PreparedBatch(
             count=self.count,
             data=self._data,
-            accounted=self._accounted,
             accounted_bytes=self.accounted_bytes,
             node=first.node,
             dressed=None,

@@ -56,6 +56,9 @@ class Committer(Protocol):
 
     def flush(self) -> None: ...
 
+    @property
+    def is_quick(self) -> bool: ...
+
     def widen(self, window_s: float) -> None: ...
 
     def resume(self) -> int: ...
@@ -90,7 +93,9 @@ class Shard:
         self._committer = make(log, self._deliver, number)
         self._generation = 0
         self._closed = False
-        self._will_hand_over = False
+        self._will_hand_over = self._is_committing = self._is_deciding = False
+        self._turn_count = self._last_turn_count = 0
+        """How many submissions this turn of the loop brought so far, and the last one that brought any."""
         self._held: list[Callable[[], None]] = []
         self._waiting = 0
         self._waiting_bytes = 0
@@ -101,12 +106,19 @@ class Shard:
         self.decided = log.end
         """Everything before this position was published, and nothing behind it."""
         self.submitted_bytes = 0
+        self._unpublished = ""
+        """Why something that is committed is not visible: what is written now would come behind a gap."""
         self._committer.start()
 
     def check_room(self) -> None:
-        """Raises `Throttled` or `ShuttingDown` if a submission now would not be taken."""
+        """Raises `Throttled`, `ShuttingDown` or `CommitFailed` if a submission now would not be taken."""
         if self._closed:
             raise ShuttingDown("the event log is closing; retry when it is back")
+        if self._unpublished:
+            raise CommitFailed(
+                f"an earlier write is in the log and could not be published ({self._unpublished}); "
+                "restart the server, which recovers it"
+            )
         if self._waiting >= self._queue_max or self._waiting_bytes >= _WAITING_BYTES_MAX:
             self.submit_full += 1
             raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
@@ -118,9 +130,20 @@ class Shard:
         self._held.append(send)
         self._hand_over_soon()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a submission that needs a sync is best committed at once: it would most likely share its
+        commit with nobody, as nothing waits and neither this turn of the loop nor the last one that brought
+        any has another, and the disk is quick.
+        """
+        if self._waiting or self._is_deciding or self._will_hand_over or self._last_turn_count > 1:
+            return False
+        return self._committer.is_quick
+
     def count_in(self) -> None:
         """One more waits, which somebody gathers; `submit` comes for it later."""
         self._waiting += 1
+        self._turn_count += 1
 
     def count_out(self, count: int) -> None:
         """So many that were counted in are not submitted after all."""
@@ -155,7 +178,7 @@ class Shard:
         self._committer.submit(entry, hold=True)
         self._hand_over_soon()
         if not gathered:
-            self._waiting += 1
+            self.count_in()
         self._waiting_bytes += entry.byte_count
         self.submitted_bytes += entry.byte_count
 
@@ -166,9 +189,21 @@ class Shard:
             self._loop.call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._will_hand_over = False
-        self.send_held()
+        self._last_turn_count, self._turn_count = self._turn_count, 0
+        try:
+            while self._held:
+                self.send_held()
+        finally:
+            self._will_hand_over = False
         self._committer.flush()
+
+    def commit(self) -> None:
+        """Hand over what was submitted to a quiet shard; it may be decided before this returns."""
+        self._is_committing = True
+        try:
+            self._committer.flush()
+        finally:
+            self._is_committing = False
 
     def send_held(self) -> None:
         """Have everything submitted that is gathered: nothing comes between it and what follows."""
@@ -179,14 +214,25 @@ class Shard:
     def _deliver(self, entries: list[Entry]) -> None:
         """Called on the commit thread, or on the loop's for an entry that was committed there.
 
-        Behind what the other thread delivered before in either case: there is one queue.
+        Behind what the other thread delivered before in either case: there is one queue, unless nothing else
+        is to be decided.
         """
-        if threading.get_ident() == self._loop_thread:
-            self._loop.call_soon(self._decide, entries)
-        else:
+        if threading.get_ident() != self._loop_thread:
             self._loop.call_soon_threadsafe(self._decide, entries)
+        elif self._is_committing:
+            self._decide(entries)
+        else:
+            self._loop.call_soon(self._decide, entries)
 
     def _decide(self, entries: list[Entry]) -> None:
+        # Whoever is told of one of them may submit more, which must not be decided before the rest of them.
+        self._is_deciding = True
+        try:
+            self._decide_all(entries)
+        finally:
+            self._is_deciding = False
+
+    def _decide_all(self, entries: list[Entry]) -> None:
         self._waiting -= sum([entry.submissions for entry in entries])
         self._waiting_bytes -= sum([entry.byte_count for entry in entries])
         failed: list[Entry] = []
@@ -203,7 +249,10 @@ class Shard:
                 except Exception as error:
                     # Whatever is wrong with one must not keep the others from being decided.
                     _LOGGER.exception("a committed entry could not be published")
-                    waiting.failed(CommitFailed(f"the write is in the log, but not published: {error}"))
+                    self._unpublished = f"{type(error).__name__}: {error}"
+                    waiting.failed(
+                        CommitFailed(f"the write is in the log, but not published: {self._unpublished}")
+                    )
                 last = entry
             else:
                 failed.append(entry)

@@ -101,26 +101,26 @@ class Writer:
                 deduped=True,
             )
         writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        topic.writing[key] = writing
-        return await asyncio.shield(self._remembered(topic, batch, created, key, now_ms, writing))
+        outcome = _Outcome()
 
-    async def _remembered(
-        self,
-        topic: Topic,
-        batch: PreparedBatch,
-        created: bool,
-        key: str,
-        now_ms: int,
-        writing: asyncio.Future[None],
-    ) -> WriteResult:
-        """Runs to its end even if the caller goes, so that a retry finds out what became of it."""
-        try:
-            result = await self._append(topic, batch, created)
-            topic.keys.add(key, Outcome(result.first_seq, result.last_seq, result.head_seq, now_ms))
-            return result
-        finally:
+        def settle(result: WriteResult | PenstockError) -> None:
+            # Also when the caller is gone, so that a retry finds out what became of it.
+            if isinstance(result, WriteResult):
+                topic.keys.add(key, Outcome(result.first_seq, result.last_seq, result.head_seq, now_ms))
+            over()
+            outcome.settle(result)
+
+        def over() -> None:
             del topic.writing[key]
             writing.set_result(None)
+
+        topic.writing[key] = writing
+        try:
+            self._begin(topic, batch, created, settle)
+        except BaseException:
+            over()
+            raise
+        return await outcome.reached()
 
     def begin(
         self,
@@ -143,18 +143,9 @@ class Writer:
         return True
 
     async def _append(self, topic: Topic, prepared: PreparedBatch, created: bool) -> WriteResult:
-        outcome: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-
-        def done(result: WriteResult | PenstockError) -> None:
-            if outcome.done():
-                return
-            if isinstance(result, WriteResult):
-                outcome.set_result(result)
-            else:
-                outcome.set_exception(result)
-
-        self._begin(topic, prepared, created, done)
-        return await outcome
+        outcome = _Outcome()
+        self._begin(topic, prepared, created, outcome.settle)
+        return await outcome.reached()
 
     def _begin(self, topic: Topic, prepared: PreparedBatch, created: bool, done: Done) -> None:
         """Give the records their place and send them on; `done` is told when they are committed."""
@@ -173,6 +164,7 @@ class Writer:
 
     def _keep(self, topic: Topic, prepared: PreparedBatch, now_ms: int, write: Write) -> None:
         """The records of an ephemeral topic are not logged."""
+        topic.shard.send_held()  # what is gathered has its numbers for certain only then
         batch = encode(
             prepared,
             topic_id=topic.id,
@@ -190,23 +182,33 @@ class Writer:
         topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
 
     def _gather(self, topic: Topic, prepared: PreparedBatch, now_ms: int, created: bool, done: Done) -> None:
+        shard, is_alone = topic.shard, False
         gathered = self._gathered.get(topic)
         if gathered is None or not gathered.takes(prepared, topic.config.durability):
             if gathered is not None:
                 self._send(topic)
-            gathered = self._gathered[topic] = Gathered(topic, prepared, now_ms)
-            topic.shard.hold(partial(self._send, topic))
-        topic.shard.count_in()
+            gathered = Gathered(topic, prepared, now_ms)
+            is_alone = gathered.durability is Durability.FSYNC and shard.is_quiet
+            if not is_alone:
+                self._gathered[topic] = gathered
+                shard.hold(partial(self._send, topic))
+        shard.count_in()
         gathered.add(prepared, created, done)
         topic.take_off(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
-        if gathered.is_full:
+        if is_alone:
+            self._log(gathered)
+            shard.commit()
+        elif gathered.is_full:
             self._send(topic)
 
     def _send(self, topic: Topic) -> None:
         """Submit what was gathered for a topic; nothing, if somebody did so before."""
         gathered = self._gathered.pop(topic, None)
-        if gathered is None:
-            return
+        if gathered is not None:
+            self._log(gathered)
+
+    def _log(self, gathered: Gathered) -> None:
+        topic = gathered.topic
         try:
             batch = encode(
                 gathered.together(),
@@ -221,7 +223,9 @@ class Writer:
             _LOGGER.exception("writes that were taken could not be encoded")
             topic.take_back(gathered.count, gathered.accounted_bytes)
             topic.shard.count_out(len(gathered.writes))
-            tell_failed(gathered.writes, CommitFailed(f"the records could not be encoded: {error!r}"))
+            # Later: who hears of it may write again, and whoever had this sent is in the middle of something.
+            told = CommitFailed(f"the records could not be encoded: {error!r}")
+            asyncio.get_running_loop().call_soon(tell_failed, gathered.writes, told)
             return
         self._submit(gathered, batch)
 
@@ -241,6 +245,31 @@ class Writer:
             waiting=append,
             gathered=len(gathered.writes),
         )
+
+
+class _Outcome:
+    """What became of one write, for who waits for it."""
+
+    __slots__ = ("_result", "_waiter")
+
+    def __init__(self) -> None:
+        self._result: WriteResult | PenstockError | None = None
+        self._waiter: asyncio.Future[WriteResult | PenstockError] | None = None
+
+    def settle(self, result: WriteResult | PenstockError) -> None:
+        self._result = result
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(result)
+
+    async def reached(self) -> WriteResult:
+        """The result as soon as it is known, which for a lone write is at once. Raises what kept it away."""
+        result = self._result
+        if result is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            result = await self._waiter
+        if isinstance(result, WriteResult):
+            return result
+        raise result
 
 
 def _check_key(key: str) -> None:

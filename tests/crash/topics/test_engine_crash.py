@@ -313,10 +313,13 @@ async def verify(disk: FakeDisk, writer: Writer, *, power_cut: bool) -> None:
 
 
 def run_with(
-    plan: PlannedFault | None, run: Callable[[World, Writer], Coroutine[object, None, None]] = work
+    plan: PlannedFault | None,
+    run: Callable[[World, Writer], Coroutine[object, None, None]] = work,
+    *,
+    is_quick: bool = False,
 ) -> tuple[FakeDisk, Writer]:
     clock = ManualClock()
-    world = World(disk=FakeDisk(plan=plan, clock=clock), clock=clock, **CONFIG)
+    world = World(disk=FakeDisk(plan=plan, clock=clock), clock=clock, is_quick=is_quick, **CONFIG)
     writer = Writer(world)
     run_until_power_cut(run(world, writer))
     return world.disk, writer
@@ -342,28 +345,33 @@ def some(total: int, kind: DiskFault, every: int) -> range:
     return range(total) if SOAK else range(list(DiskFault).index(kind) % every, total, every)
 
 
-def test_without_a_fault_everything_is_there() -> None:
-    disk, writer = run_with(None)
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_without_a_fault_everything_is_there(is_quick: bool) -> None:
+    disk, writer = run_with(None, is_quick=is_quick)
     assert {"allocate", "write_at", "write_durably_at", "datasync", "rename", "unlink"} <= set(disk.calls)
     assert all(not write.failed for life in writer.lives.values() for write in life.writes)
     verify_all(disk, writer, "no fault")
-    disk, writer = run_with(None, work_and_close)
+    disk, writer = run_with(None, work_and_close, is_quick=is_quick)
     verify_all(disk, writer, "closed")
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
 @pytest.mark.parametrize("kind", spread(CRASHES), ids=fault_name)
-def test_a_crash_at_any_call_loses_nothing_and_invents_nothing(kind: DiskFault) -> None:
-    total = len(run_with(None, work_and_close)[0].calls)
+def test_a_crash_at_any_call_loses_nothing_and_invents_nothing(kind: DiskFault, is_quick: bool) -> None:
+    total = len(run_with(None, work_and_close, is_quick=is_quick)[0].calls)
     for call in some(total, kind, 23):
-        disk, writer = run_with(PlannedFault(call=call, kind=kind), work_and_close)
+        disk, writer = run_with(PlannedFault(call=call, kind=kind), work_and_close, is_quick=is_quick)
         verify_all(disk, writer, f"{kind.name} at call {call} ({disk.calls[-1]})")
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
 @pytest.mark.parametrize("kind", spread(FAULTS), ids=fault_name)
-def test_a_fault_at_any_call_fails_what_it_hits_and_nothing_comes_back(kind: DiskFault) -> None:
-    total = len(run_with(None)[0].calls)
+def test_a_fault_at_any_call_fails_what_it_hits_and_nothing_comes_back(
+    kind: DiskFault, is_quick: bool
+) -> None:
+    total = len(run_with(None, is_quick=is_quick)[0].calls)
     for call in some(total, kind, 29):
-        disk, writer = run_with(PlannedFault(call=call, kind=kind))
+        disk, writer = run_with(PlannedFault(call=call, kind=kind), is_quick=is_quick)
         verify_all(disk, writer, f"{kind.name} at call {call} ({disk.calls[call]})")
 
 

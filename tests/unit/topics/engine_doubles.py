@@ -50,19 +50,21 @@ class World:
         disk: FakeDisk | None = None,
         clock: ManualClock | None = None,
         make_workers: Callable[[], InlineWorkers] = InlineWorkers,
+        is_quick: bool = False,
         **config: object,
     ):
         self.clock = clock or ManualClock()
         self.disk = disk or FakeDisk(clock=self.clock)
         self.config: dict[str, object] = {"data_dir": DATA, "wal_shards": 1, "wal_file_bytes": 4096, **config}
         self._make_workers = make_workers
+        self.is_quick = is_quick
         self.engine: Engine
         self.committers: InlineCommitters
         self.workers: InlineWorkers
 
     async def open(self, **changes: object) -> Engine:
         self.config |= changes
-        self.committers, self.workers = InlineCommitters(), self._make_workers()
+        self.committers, self.workers = InlineCommitters(are_quick=self.is_quick), self._make_workers()
         self.engine = Engine(
             EngineConfig(**self.config),  # type: ignore[arg-type]
             fs=self.disk,

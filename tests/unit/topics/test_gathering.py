@@ -23,10 +23,19 @@ from tests.unit.topics.engine_doubles import (
 from penstock.errors import PenstockError
 from penstock.files.log_file import header_bytes
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
-from penstock.topics import CommitFailed, Engine, NewRecord, Predicate, TopicConfig, WriteResult
+from penstock.topics import (
+    CommitFailed,
+    Engine,
+    NewRecord,
+    Predicate,
+    TopicConfig,
+    TopicNotEmpty,
+    WriteResult,
+)
 from penstock.topics import writing as writing_module
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.topic import Topic
 
 WAL = WalFormat()
 
@@ -234,3 +243,68 @@ async def test_one_answer_that_cannot_be_given_keeps_nobody_else_from_theirs(
     await settle()
     assert answers.places() == [(2, 2)]
     assert "could not be answered" in caplog.text
+
+
+@pytest.mark.parametrize("second", [recs(2), [rec(2, tag="x")]])
+async def test_who_hears_that_a_write_could_not_be_encoded_may_write_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, second: list[NewRecord]
+) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", FSYNC)
+    encode, broken, again = writing_module.encode, [True], Answers()
+
+    def fails_once(*arguments: Any, **options: Any) -> Any:
+        if broken:
+            broken.clear()
+            raise MemoryError
+        return encode(*arguments, **options)
+
+    def write_again(_: object) -> None:
+        assert engine.begin_write("t", recs("again"), again.all.append)
+
+    monkeypatch.setattr(writing_module, "encode", fails_once)
+    assert engine.begin_write("t", recs(1), write_again)
+    other = begin(engine, [second])
+    await settle()
+    answered = [one for one in other.all + again.all if isinstance(one, WriteResult)]
+    # Alike, the second went the way of the first; with a tag it is encoded by itself.
+    assert sorted(one.first_seq for one in answered) == list(range(1, len(answered) + 1))
+    assert len(other.all) == len(again.all) == 1
+    assert (await engine.write("t", recs("later"))).first_seq == len(answered) + 1
+
+
+async def test_after_a_record_that_could_not_be_published_nothing_more_is_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", FSYNC)
+
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topic, "publish", broken)
+        with pytest.raises(CommitFailed, match="in the log, but not published"):
+            await engine.write("t", recs("unseen"))
+    with pytest.raises(CommitFailed, match="restart the server"):
+        await engine.write("t", recs("behind it"))
+    assert "could not be published" in caplog.text
+    assert await read_all(await world.kill(), "t") == {1: "unseen"}
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+async def test_a_write_with_a_key_has_its_place_before_a_deletion_behind_it(is_quick: bool) -> None:
+    engine = await World(is_quick=is_quick).open()
+    await engine.put_topic("t", FSYNC)
+    await settle()
+    written, removed = await gather_outcomes(
+        [
+            asyncio.ensure_future(engine.write("t", recs("a"), idempotency_key="k")),
+            asyncio.ensure_future(engine.remove_topic("t", if_empty=True)),
+        ]
+    )
+    assert isinstance(written, WriteResult)
+    assert isinstance(removed, TopicNotEmpty)
+    assert await read_all(engine, "t") == {1: "a"}
+    again = await engine.write("t", recs("a"), idempotency_key="k")
+    assert (again.deduped, again.first_seq) == (True, 1)

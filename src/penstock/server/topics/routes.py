@@ -122,15 +122,19 @@ class TopicsApi:
     async def write(self, call: Call) -> Response:
         request, body = call.request, call.body
         assert isinstance(body, bodies.WriteBody)
-        if body.config is not None and not self._engine.exists(call.name):
-            call.principal.require(Scope.ADMIN)
+        create, config = body.create, body.config
+        if config is not None and Scope.ADMIN not in call.principal.scopes:
+            if not self._engine.exists(call.name):
+                call.principal.require(Scope.ADMIN)
+            # Should the topic go before the write has its place, this key may make it anew, not configure it.
+            create, config = config.auto_create if create is None else create, None
         result = await self._engine.write(
             call.name,
             body.records,
             node=body.node,
             idempotency_key=body.idempotency_key,
-            create=body.create,
-            config=body.config,
+            create=create,
+            config=config,
             parsed=True,
             insist=body.disable_backpressure,
         )

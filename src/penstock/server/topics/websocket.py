@@ -339,7 +339,7 @@ class WebSocket(Outlet):
 
         self._flight(command, done, lift)
         if command.idempotency_key is not None and self._engine.exists(command.topic):
-            # It takes its place at the beginning of the next turn; no need to wait for its commit.
+            # It has its place by now; no need to wait for its commit.
             asyncio.get_running_loop().call_soon(lift)
 
     def _flight(

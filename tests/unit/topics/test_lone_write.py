@@ -1,0 +1,144 @@
+"""A synced write that nobody shares a commit with, over a quick disk: decided where it is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.topics.engine_doubles import FSYNC, World, read_all, recs, settle, values
+
+from penstock.errors import PenstockError
+from penstock.testing.disk import DiskFault, PlannedFault
+from penstock.topics import CommitFailed, Durability, Engine, TopicConfig, WriteResult
+
+
+@pytest.fixture
+def world() -> World:
+    return World(is_quick=True)
+
+
+async def quiet(world: World) -> Engine:
+    engine = await world.open()
+    await engine.put_topic("t", FSYNC)
+    await settle()
+    return engine
+
+
+async def test_a_lone_write_is_answered_before_the_call_returns(world: World) -> None:
+    engine = await quiet(world)
+    told: list[WriteResult | PenstockError] = []
+    assert engine.begin_write("t", recs("a"), told.append)
+    assert [one.last_seq for one in told if isinstance(one, WriteResult)] == [1]
+    assert values(await engine.diff("t")) == ["a"]
+    assert await read_all(await world.crash(), "t") == {1: "a"}
+
+
+async def test_a_second_write_of_the_same_turn_waits_for_the_others(world: World) -> None:
+    engine = await quiet(world)
+    told: list[WriteResult | PenstockError] = []
+    before = engine.stats().wal.batches
+    for value in "abc":
+        assert engine.begin_write("t", recs(value), told.append)
+    assert len(told) == 1
+    await settle()
+    assert [one.first_seq for one in told if isinstance(one, WriteResult)] == [1, 2, 3]
+    assert engine.stats().wal.batches == before + 2
+    # Where the last turn had company, the first write of the next one waits for it as well.
+    for value in "de":
+        assert engine.begin_write("t", recs(value), told.append)
+    assert len(told) == 3
+    await settle()
+    assert engine.stats().wal.batches == before + 3
+    assert await read_all(await world.crash(), "t") == dict(enumerate("abcde", 1))
+
+
+async def test_nothing_overtakes_what_still_waits_for_its_commit(world: World) -> None:
+    engine = await quiet(world)
+    world.committers.hold()
+    told: list[WriteResult | PenstockError] = []
+    for value in "ab":
+        assert engine.begin_write("t", recs(value), told.append)
+        await settle()
+    assert told == []
+    world.committers.release()
+    await settle()
+    assert [one.first_seq for one in told if isinstance(one, WriteResult)] == [1, 2]
+
+
+@pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DISK])
+async def test_what_needs_no_sync_is_gathered(world: World, durability: Durability) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", TopicConfig(durability=durability))
+    await engine.write("t", recs("reserves"))
+    await settle()
+    told: list[WriteResult | PenstockError] = []
+    assert engine.begin_write("t", recs("a"), told.append)
+    assert told == []
+    await settle()
+    assert len(told) == 1
+
+
+async def test_a_lone_write_that_fails_is_told_at_once_and_leaves_no_gap(world: World) -> None:
+    engine = await quiet(world)
+    world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ONCE)
+    told: list[WriteResult | PenstockError] = []
+    assert engine.begin_write("t", recs("lost"), told.append)
+    assert [type(one) for one in told] == [CommitFailed]
+    world.disk.plan = None
+    await settle()
+    assert engine.begin_write("t", recs("kept"), told.append)
+    await settle()
+    assert await read_all(engine, "t") == {1: "kept"}
+    assert engine.state("t").head_seq == 1
+    assert await read_all(await world.crash(), "t") == {1: "kept"}
+
+
+async def test_a_write_made_by_whoever_is_told_comes_behind_the_one_it_was_told_of(world: World) -> None:
+    engine = await quiet(world)
+    told: list[str] = []
+
+    def and_one_more(result: WriteResult | PenstockError) -> None:
+        told.append("first")
+        assert engine.begin_write("t", recs("b"), lambda _: told.append("second"))
+
+    assert engine.begin_write("t", recs("a"), and_one_more)
+    await settle()
+    assert told == ["first", "second"]
+    assert await read_all(engine, "t") == {1: "a", 2: "b"}
+
+
+async def test_a_write_made_while_others_are_told_does_not_overtake_those(world: World) -> None:
+    engine = await quiet(world)
+    world.committers.hold()
+    told: list[WriteResult | PenstockError] = []
+
+    def and_one_more(result: WriteResult | PenstockError) -> None:
+        told.append(result)
+        assert engine.begin_write("t", recs("c"), told.append)
+
+    # 1. Two entries wait, of a turn each; 2. both are committed together; 3. who hears of the first writes.
+    assert engine.begin_write("t", recs("a"), and_one_more)
+    await settle()
+    assert engine.begin_write("t", recs("b"), told.append)
+    await settle()
+    world.committers.release()
+    await settle()
+    assert [one.first_seq for one in told if isinstance(one, WriteResult)] == [1, 2, 3]
+    assert await read_all(engine, "t") == {1: "a", 2: "b", 3: "c"}
+
+
+async def test_who_writes_one_after_the_other_lets_others_have_their_turn(world: World) -> None:
+    engine = await quiet(world)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    for value in range(40):
+        await engine.write("t", recs(value))
+    counting.cancel()
+    assert turns >= 20

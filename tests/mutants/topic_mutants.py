@@ -11,6 +11,7 @@ LOG_SCAN = "tests/unit/files/test_log_scan.py"
 GROUP_COMMIT = "tests/unit/files/test_group_commit.py"
 WRITE = "tests/unit/topics/test_engine_write.py"
 GATHERING = "tests/unit/topics/test_gathering.py"
+LONE_WRITE = "tests/unit/topics/test_lone_write.py"
 RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
 RECOVERY = "tests/unit/topics/test_recovery.py"
@@ -110,6 +111,20 @@ TOPIC_MUTANTS = (
         old="        if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
         new="        if not is_lone or not self.is_quick:\n",
         test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
+    ),
+    Mutant(
+        name="a write made by who is told of another overtakes those behind it",
+        file="topics/journal.py",
+        old="        if self._waiting or self._is_deciding or self._will_hand_over",
+        new="        if self._waiting or self._will_hand_over",
+        test=f"{LONE_WRITE}::test_a_write_made_while_others_are_told_does_not_overtake_those",
+    ),
+    Mutant(
+        name="lone writes never share a commit",
+        file="topics/journal.py",
+        old="self._is_deciding or self._will_hand_over or self._last_turn_count > 1:\n",
+        new="self._is_deciding:\n",
+        test=f"{LONE_WRITE}::test_a_second_write_of_the_same_turn_waits_for_the_others",
     ),
     Mutant(
         name="what waits never rises",

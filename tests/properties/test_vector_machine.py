@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.properties.mutations import changes, mutated
-from tests.unit.vector.doubles import CONFIG, World, best_scores
-from tests.unit.vector.test_formats import DECODERS, described
+from tests.unit.vector.doubles import CONFIG, FIELDS, World, best_scores
+from tests.unit.vector.test_formats import DECODERS, MERGED, described
 
 from penstock.errors import Corrupt, InvalidInput
-from penstock.vector import Eq, Filter, In, Metric, Neq, Or, Vector, VectorStore
+from penstock.vector import Eq, Field, Filter, In, Metric, Neq, Or, Vector, VectorStore, merge_records
 from penstock.vector.records import DELETE_METADATA, UPSERT_METADATA, decode_record
 
 NAMES = st.integers(0, 40).map(lambda number: f"v{number}")
@@ -167,6 +167,72 @@ class VectorMachine(RuleBasedStateMachine):
 
 TestVectorMachine = VectorMachine.TestCase
 TestVectorMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=8)
+ANY_VALUE = st.one_of(
+    ANY_TEXT,
+    st.booleans(),
+    st.floats(),
+    st.integers(),
+    st.integers(-(2**64), 2**64),
+    st.sampled_from([2**63, 2**63 - 1, -(2**63), -(2**63) - 1, 10**30, 10**400]),
+    st.none(),
+    st.binary(max_size=3),
+)
+ANY_VECTOR = st.builds(
+    Vector,
+    st.one_of(NAMES, ANY_TEXT),
+    st.one_of(NUMBERS, st.lists(st.floats(), min_size=3, max_size=3)),
+    # Few, because one that is wrong refuses the whole vector.
+    st.dictionaries(
+        st.one_of(st.sampled_from([one.name for one in FIELDS]), ANY_TEXT), ANY_VALUE, max_size=2
+    ),
+)
+
+
+@pytest.mark.parametrize("fields", [FIELDS, ()], ids=["schema", "no-schema"])
+@settings(max_examples=300, deadline=None)
+@given(vectors=st.lists(ANY_VECTOR, min_size=1, max_size=4))
+def test_whatever_a_collection_takes_can_be_flushed_and_read(
+    fields: tuple[Field, ...], vectors: list[Vector]
+) -> None:
+    async def life() -> None:
+        store = await World(dataclasses.replace(CONFIG, fields=fields)).open()
+        taken: dict[str, Vector] = {}
+        for one in vectors:
+            try:
+                await store.upsert([one])
+            except InvalidInput:
+                continue
+            taken[one.id] = one
+        await store.flush()
+        for name, one in taken.items():
+            found = await store.get(name)
+            assert found is not None
+            assert found.attributes == one.attributes
+        await store.close()
+
+    asyncio.run(life())
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("name", MERGED)
+def test_a_merge_with_a_damaged_operand_is_corrupt_and_never_a_crash(name: str, data: st.DataObject) -> None:
+    """In whatever groups the storage merges, and wherever the damaged one stands."""
+    good = described()[name]
+    damaged = data.draw(st.one_of(st.binary(max_size=40), CHANGES.map(lambda todo: mutated(good, todo))))
+    operands = data.draw(st.permutations([good, good, damaged]))
+    key = MERGED[name]
+    first = merge_records(key, [merge_records(key, operands[:2]), operands[2]])
+    last = merge_records(key, [operands[0], merge_records(key, operands[1:])])
+    try:
+        DECODERS[name](damaged)
+    except Corrupt:
+        for merged in (first, last, merge_records(key, operands)):
+            with pytest.raises(Corrupt):
+                DECODERS[name](merged)
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -19,11 +19,17 @@ __all__ = ["FedSource", "Position"]
 
 _SEQUENCE: Final = struct.Struct("<Q")
 SEQUENCE_MAX: Final = 2**64 - 1
+_SOURCE_BYTES_MAX: Final = 65_535
+"""Longer than any address of a queue; it is stored again with every flush that takes a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The last batch of a source that was taken. `source` is its name, without credentials, or empty."""
+    """The last batch of a source that was taken. `source` is its name, without credentials, or empty.
+
+    Raises `InvalidInput` for what cannot be stored: a number that is no u64, a name that is no text of 65,535
+    bytes of UTF-8 at most.
+    """
 
     sequence: int
     source: str = ""
@@ -33,6 +39,9 @@ class Position:
             raise InvalidInput(f"a position is a whole number, not {self.sequence!r}")
         if not 0 <= self.sequence <= SEQUENCE_MAX:
             raise InvalidInput(f"a position is a whole number of at least 0, not {self.sequence}")
+        if not isinstance(self.source, str) or len(_utf8(self.source)) > _SOURCE_BYTES_MAX:
+            wanted = f"a text of at most {_SOURCE_BYTES_MAX:,} bytes"
+            raise InvalidInput(f"the name of a source is {wanted}, not {self.source!r:.80}")
 
     def encode(self) -> bytes:
         return _SEQUENCE.pack(self.sequence) + self.source.encode()
@@ -46,6 +55,15 @@ class Position:
             return cls(_SEQUENCE.unpack_from(value)[0], value[_SEQUENCE.size :].decode())
         except UnicodeDecodeError as error:
             raise Corrupt(f"the name of a source is not UTF-8: {error}") from None
+        except InvalidInput as error:
+            raise Corrupt(f"a position breaks its format: {error}") from None
+
+
+def _utf8(source: str) -> bytes:
+    try:
+        return source.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"the name of a source is not text that UTF-8 can hold: {error}") from None
 
 
 class FedSource:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.blocking import NativeRuntime
@@ -30,10 +31,14 @@ from penstock.errors import (
     Unavailable,
 )
 
-__all__ = ["SlateSnapshot", "SlateStorage", "SlateStore"]
+__all__ = ["OPEN_TIMEOUT_S", "SlateSnapshot", "SlateStorage", "SlateStore"]
 
+_LOG = logging.getLogger(__name__)
 _RUNTIME = NativeRuntime("SlateDB")
 _PAGE = 1000
+OPEN_TIMEOUT_S: Final = 60.0
+"""How long an open may take: SlateDB itself asks a store that does not answer for ever. To read the log that
+a crash left takes seconds."""
 _TURN_S = 15e-6
 """Operations take some 5 us each to hand over: others on the loop must not wait for a whole batch. Who writes
 waits for four turns until it is applied, and a turn of the loop itself takes 2 us."""
@@ -45,6 +50,8 @@ class SlateStore:
     def __init__(self, url: str, options: Mapping[str, str] | None = None) -> None:
         """`options` are those of the store's client, such as `aws_endpoint`. Raises `ConfigError`."""
         root, self.directory = _split(url)
+        self.url = _shown(url)
+        """For people: without what a secret may be part of."""
         binding = slatedb()
         try:
             builder = binding.ObjectStoreBuilder.from_url(root)
@@ -53,7 +60,7 @@ class SlateStore:
             # Without options `resolve` also reads the environment, as the clouds' own tools do.
             self.handle: Any = builder.build() if options else binding.ObjectStore.resolve(root)
         except binding.Error as error:
-            raise ConfigError(f"{url}: {_words(error)}") from error
+            raise ConfigError(f"{self.url}: {_words(error)}") from error
 
     def path(self, name: str) -> str:
         """Where the database `name` is, below the root of the store."""
@@ -66,6 +73,12 @@ def _split(url: str) -> tuple[str, str]:
     if not parts.scheme or (parts.scheme not in ("file", "memory") and not parts.netloc):
         raise ConfigError(f"{url!r} is not the url of a store, such as s3://bucket or file:///directory")
     return f"{parts.scheme}://{parts.netloc}{'' if parts.netloc else '/'}", parts.path.strip("/")
+
+
+def _shown(url: str) -> str:
+    """The url without user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class _Reader:
@@ -122,13 +135,15 @@ class SlateStorage(_Reader):
         merge: MergeOperator | None = None,
         settings: Mapping[str, object] | None = None,
         persist_at_once: bool = False,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> SlateStorage:
         """Open or create the database `name`, and fence whoever wrote to it before.
 
         `settings` are SlateDB's own, by dotted name. `persist_at_once` is for who calls `flush` after every
         `apply`: the sync begins with the write, beside whatever is done in between, such as a snapshot.
-        Raises `ConfigError`, `Unavailable`, also in a process forked from one that had opened any, and
-        `Corrupt`.
+        Raises `ConfigError`, `Corrupt`, and `Unavailable` if it is not open after `open_timeout_s` seconds,
+        or in a process forked from one that had opened any. A database that opens later, or after the call
+        was cancelled, is closed again.
         """
         _RUNTIME.use(f"the database {name!r}")
         store = SlateStore(store) if isinstance(store, str) else store
@@ -141,7 +156,8 @@ class SlateStorage(_Reader):
         except binding.Error as error:
             raise ConfigError(f"SlateDB: {_words(error)}") from error
         with _told(f"opening {name!r}", write=False):
-            return cls(await builder.build(), persist_at_once=persist_at_once)
+            database = await _opened(builder, f"{store.url}: the database {name!r}", open_timeout_s)
+        return cls(database, persist_at_once=persist_at_once)
 
     async def apply(self, operations: Iterable[Operation]) -> None:
         """See `Storage.apply`."""
@@ -209,6 +225,45 @@ class SlateStorage(_Reader):
                     self._persisting[1].cancel()
 
 
+async def _opened(builder: Any, what: str, timeout_s: float) -> Any:
+    """What `builder` opens. Raises `Unavailable` if that takes too long."""
+    opening: asyncio.Task[Any] = asyncio.get_running_loop().create_task(builder.build())
+    waiting = True
+    try:
+        # Not cancelled: given up half-way, SlateDB might keep tasks that nobody could end any more.
+        await asyncio.wait({opening}, timeout=timeout_s)
+        if opening.done():
+            waiting = False
+            return opening.result()
+    finally:
+        if waiting:
+            _close_later(opening)
+    raise Unavailable(
+        f"{what} did not open within {timeout_s:g} s: the store does not answer. Check its address, the "
+        "endpoint, the credentials and the network"
+    )
+
+
+_LATE: Final[set[asyncio.Task[None]]] = set()
+"""Opens that nobody waits for any more. The loop itself would forget them."""
+
+
+def _close_later(opening: asyncio.Task[Any]) -> None:
+    """Nobody would close what is opened after all."""
+
+    async def close() -> None:
+        try:
+            database = await opening
+            _LOG.warning("a database opened after it was given up, and is closed again")
+            await database.shutdown()
+        except Exception as error:  # noqa: BLE001 - who waited was told that it is not open
+            _LOG.debug("given up: %s", error)
+
+    task = asyncio.get_running_loop().create_task(close())
+    _LATE.add(task)
+    task.add_done_callback(_LATE.discard)
+
+
 def _seen(task: asyncio.Task[None]) -> None:
     """A sync that failed is told by the `flush` that asks for it, and to nobody else."""
     if not task.cancelled():
@@ -243,8 +298,12 @@ def _told(doing: str, *, write: bool) -> Iterator[None]:
 def _translated(error: Exception, doing: str, write: bool) -> PenstockError:
     binding = slatedb()
     text = f"SlateDB, {doing}: {_words(error)}"
-    if isinstance(error, binding.Error.Closed) and error.reason is binding.CloseReason.FENCED:
-        return Fenced(text)
+    if isinstance(error, binding.Error.Closed):
+        if error.reason is binding.CloseReason.FENCED:
+            return Fenced(text)
+        if error.reason is not binding.CloseReason.CLEAN:
+            # Also for who reads: nothing will ever be answered, and what was written last may not be stored.
+            return OutcomeUnknown(f"{text}. The database has stopped for good: open it anew")
     if isinstance(error, binding.Error.Invalid):
         return InvalidInput(text)
     if isinstance(error, binding.Error.Data):

@@ -76,7 +76,11 @@ class StorageRead(Protocol):
     """
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value, with all merges, or None. Raises `Fenced`, `Unavailable`, `Corrupt`."""
+        """The value, with all merges, or None. Raises `Fenced`, `Unavailable`, `Corrupt`.
+
+        A storage that has stopped for good raises `OutcomeUnknown`, whatever is asked of it: it has to be
+        opened anew, and what was applied last may be stored or not.
+        """
         ...
 
     def scan(

@@ -13,13 +13,13 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
-from penstock.http.message import Application
+from penstock.server.database_app import DatabaseApp
 from penstock.server.process import DRAIN_S, write_port_file
 
 __all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source"]
@@ -27,6 +27,8 @@ __all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source"]
 _LOG = logging.getLogger(__name__)
 _CHECK_S: Final = 2.0
 """How often the storage is asked whether this is still its writer, when nothing is written."""
+_WAIT_S: Final = 10.0
+"""How often it is told that the database is not open yet."""
 CLOSE_S: Final = 15.0
 """How long the last flush may take. With what requests get before, it is less than the half minute after
 which most supervisors kill."""
@@ -48,7 +50,10 @@ class Database(Protocol):
         ...
 
     async def check(self) -> None:
-        """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows."""
+        """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows.
+
+        What else it raises says that it will not answer again: the server ends with it.
+        """
         ...
 
     @property
@@ -91,7 +96,7 @@ class ServedDatabase(Generic[D]):
 
     def __init__(
         self,
-        app: Application,
+        app: DatabaseApp[Any],
         place: Place,
         *,
         opening: Callable[[], Coroutine[None, None, D]],
@@ -106,6 +111,7 @@ class ServedDatabase(Generic[D]):
 
         After `close_s` seconds of closing the rest is given up.
         """
+        self._app = app
         self._listener = Listener(app, limits, clock=clock)
         self._place = place
         self._opening = opening
@@ -119,7 +125,7 @@ class ServedDatabase(Generic[D]):
         """Serve until `stop` is set; then everything that was taken is durable.
 
         Raises `Fenced` when a newer process has taken the database or its queue, `OutcomeUnknown` when the
-        storage did not take everything in time at the end, and what else stops it.
+        storage did not take everything in time at the end or has stopped for good, and what else stops it.
         """
         host, port = await self._bind()
         try:
@@ -127,13 +133,32 @@ class ServedDatabase(Generic[D]):
                 write_port_file(self._place.port_file, host, port)
             if on_bound is not None:
                 on_bound(host, port)
-            database = await _unless(stop, self._opening())
+            database = await self._open(stop)
             if database is not None:
                 self._opened(database)
                 _LOG.info("ready")
                 await self._serve_open(database, stop)
         finally:
             await self._listener.drain(timeout_s=0)
+
+    async def _open(self, stop: asyncio.Event) -> D | None:
+        """The database; None if the process is to stop before. Meanwhile clients and the log are told."""
+        began = self._clock.monotonic()
+        self._app.opening_s = lambda: self._clock.monotonic() - began
+        telling = asyncio.ensure_future(self._tell_of_waiting(self._app.opening_s))
+        try:
+            return await _unless(stop, self._opening())
+        finally:
+            self._app.opening_s = None
+            await _given_up(telling)
+
+    async def _tell_of_waiting(self, waited_s: Callable[[], float]) -> None:
+        while True:
+            await self._clock.sleep(_WAIT_S)
+            _LOG.warning(
+                "the database is not open after %.0f s: the store may not answer, or there is much to read",
+                waited_s(),
+            )
 
     async def _serve_open(self, database: D, stop: asyncio.Event) -> None:
         source = None if self._make_source is None else self._make_source(database)
@@ -186,7 +211,10 @@ class ServedDatabase(Generic[D]):
                 await _given_up(task)
 
     async def _watch(self, database: D) -> None:
-        """Notice a newer writer when nothing is written. A storage that does not answer may come back."""
+        """Notice a newer writer, and a storage that stopped for good, when nothing is written.
+
+        A storage that does not answer may come back.
+        """
         while True:
             await self._clock.sleep(_CHECK_S)
             with contextlib.suppress(Unavailable):

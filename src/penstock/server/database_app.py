@@ -15,7 +15,7 @@ from penstock.errors import Unavailable
 from penstock.http.message import Fault, Request, Response
 from penstock.http.routes import Router
 from penstock.server.auth import Keyring, Scope
-from penstock.server.errors import MethodNotAllowed, UnknownPath
+from penstock.server.errors import MethodNotAllowed, PayloadTooLarge, UnknownPath
 
 __all__ = ["RETRY", "DatabaseApp", "DatabaseRoute"]
 
@@ -37,6 +37,8 @@ class DatabaseRoute(Generic[C]):
     """Answered before the database is open, and however many requests are under way."""
     is_probe: bool = False
     """That, and without a key."""
+    body_bytes_max: Callable[[], int] | None = None
+    """What a body may have here once the database is open, if that is less than the server takes."""
 
 
 class DatabaseApp(abc.ABC, Generic[C]):
@@ -56,6 +58,8 @@ class DatabaseApp(abc.ABC, Generic[C]):
         self._requests_max = requests_max
         # Apart, because writers may all wait for a storage that does not answer, and readers need not.
         self._under_way = {_READING: 0, _WRITING: 0}
+        self.opening_s: Callable[[], float] | None = None
+        """While the database is being opened: for how long it has been."""
 
     @abc.abstractmethod
     def call(self, request: Request, name: str) -> C:
@@ -76,7 +80,7 @@ class DatabaseApp(abc.ABC, Generic[C]):
         try:
             route, name = self._admit(request)
         except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
-            deliver(self.refusal(error, request))
+            deliver(self._refused(error, request))
             return None
         return self._answer(route, request, name)
 
@@ -87,7 +91,7 @@ class DatabaseApp(abc.ABC, Generic[C]):
             await asyncio.sleep(0)  # a task of its own: given up when the client leaves
             return await route.handler(self.call(request, name))
         except Exception as error:  # noqa: BLE001
-            return self.refusal(error, request)
+            return self._refused(error, request)
         finally:
             self._under_way[kind] -= 1
 
@@ -96,8 +100,13 @@ class DatabaseApp(abc.ABC, Generic[C]):
         try:
             self._admit(request)
         except Exception as error:  # noqa: BLE001
-            return self.refusal(error, request)
+            return self._refused(error, request)
         return None
+
+    def _refused(self, error: Exception, request: Request) -> Response:
+        if self.opening_s is not None and isinstance(error, Unavailable):
+            error = Unavailable(f"{error}, for {self.opening_s():.0f} s now")
+        return self.refusal(error, request)
 
     def _admit(self, request: Request) -> tuple[DatabaseRoute[C], str]:
         match = self._router.match(request.path)
@@ -116,7 +125,17 @@ class DatabaseApp(abc.ABC, Generic[C]):
             if self._under_way[_kind(route)] >= self._requests_max:
                 most = f"{self._requests_max} requests of {_kind(route)}"
                 raise Unavailable(f"{most} are under way, which is the cap")
+            if route.body_bytes_max is not None:
+                _check_size(request, route.body_bytes_max())
         return route, match.name
+
+
+def _check_size(request: Request, bytes_max: int) -> None:
+    """By the body, or by what the head says of one that has not come yet. Raises `PayloadTooLarge`."""
+    declared = request.headers.get(b"content-length", b"")
+    size = max(len(request.body), int(declared) if declared.isdigit() else 0)
+    if size > bytes_max:
+        raise PayloadTooLarge(f"the body has {size:,} bytes; here it may have at most {bytes_max:,} bytes")
 
 
 def _kind(route: DatabaseRoute[C]) -> str:

@@ -22,6 +22,8 @@ def _coordinator() -> CoordinatorConfig:
 class TimeSeriesConfig:
     """How long samples are kept, when they are stored, and what a query may take."""
 
+    open_timeout: DurationLike = "60s"
+    """How long the store may take to open the database."""
     retention: DurationLike | None = None
     """A bucket of an hour is gone this long after it began. Without it everything is kept."""
     coordinator: CoordinatorConfig = field(default_factory=_coordinator)
@@ -47,7 +49,13 @@ class TimeSeriesConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.open_timeout_s <= 0:
+            raise ConfigError(f"open_timeout must be longer than nothing, not {self.open_timeout!r}")
         _ = self.fold_after_ms, self.fold_bytes
+
+    @property
+    def open_timeout_s(self) -> float:
+        return parse_duration(self.open_timeout)
 
     @property
     def retention_ms(self) -> int | None:

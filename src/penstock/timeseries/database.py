@@ -15,12 +15,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import (
+    Backpressure,
     Durability,
     FlushError,
     FlushHandle,
@@ -60,7 +62,8 @@ from penstock.units import parse_duration
 __all__ = ["TimeSeries"]
 
 _NAME = "timeseries"
-_INLINE_QUERY = 1000
+_INLINE_QUERY = 100
+"""Characters that are parsed within some milliseconds, even if the place of an error is looked for."""
 _ALL_TIME = (0, 2**62)
 
 
@@ -131,7 +134,7 @@ class TimeSeries:
         try:
             await flusher.load()
             directory = Directory(
-                families=await load_families(storage), position=await load_position(storage)
+                families=await load_families(storage), position=await load_position(storage), clock=clock
             )
             snapshot = await storage.snapshot()
         except BaseException:
@@ -158,23 +161,32 @@ class TimeSeries:
 
         `families` says more of metrics by name. `sequence` is stored in the same batch, with the name of the
         `source` that counts it. Samples that the retention has passed by are left out. Waits for room, and
-        for hours that have to be read first; raises `WriteTimeout` if that takes longer than `timeout`,
-        `InvalidInput` for times out of range and for more than `HOURS_MAX` hours, `FlushError` and `Shutdown`
-        when it is over. Labels are checked when the write is applied: then the handle raises `ApplyError`.
+        for hours that have to be read first; raises `WriteTimeout`, with `series` in its `write`, if that
+        takes longer than `timeout`, `InvalidInput` for times out of range, for more than `HOURS_MAX` hours
+        and for metadata or a source that cannot be stored, `FlushError` and `Shutdown` when it is over.
+        Labels are checked when the write is applied: then the handle raises `ApplyError`.
         """
         position = None if sequence is None else Position(sequence, source)
         write = self._kept(prepare_write(series, families, position))
+        try:
+            handle = await self._queued(write, timeout)
+        except Backpressure as error:
+            error.write = series  # what this call takes again
+            raise
+        self._samples.inc(sum(len(part.values) for part in write.parts.values()))
+        return handle
+
+    async def _queued(self, write: SeriesWrite, timeout: float | None) -> WriteHandle:
         began = self._clock.monotonic()
         if not self._loader.try_hold(write.parts):
             await self._hold(write, timeout)
         left = None if timeout is None else max(0.0, timeout - (self._clock.monotonic() - began))
         try:
-            handle = await self._coordinator.write(write, timeout=left)
+            return await self._coordinator.write(write, timeout=left)
         except BaseException:
             self._directory.release(write.parts)
+            self._directory.expect(write.parts)
             raise
-        self._samples.inc(sum(len(part.values) for part in write.parts.values()))
-        return handle
 
     async def flush(self, *, durable: bool = False) -> FlushHandle:
         """Have everything flushed whose `write` returned before. See `WriteCoordinator.flush`."""
@@ -201,7 +213,7 @@ class TimeSeries:
         if len(kept) == len(write.parts):
             return write
         self._expired.inc(sum(len(p.values) for b, p in write.parts.items() if b not in kept))
-        return SeriesWrite(parts=kept, families=write.families, position=write.position)
+        return replace(write, parts=kept)
 
     async def _hold(self, write: SeriesWrite, timeout: float | None) -> None:
         """Have the series of its hours in memory, and kept there. Raises `WriteTimeout`, `Unavailable`."""
@@ -432,13 +444,19 @@ class TimeSeries:
 
 
 async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
-    """Long queries are parsed by a thread: they may take some tenths of a second."""
+    """Long queries are parsed by a thread: they, and the place of an error, may take tenths of a second."""
     return prepare() if len(query) < _INLINE_QUERY else await asyncio.to_thread(prepare)
 
 
 async def _opened(store: str | Path, config: TimeSeriesConfig) -> Storage:
     at_once = config.coordinator.sync_mode is SyncMode.EVERY_FLUSH
-    return await SlateStorage.open(_url(store), _NAME, merge=merge_records, persist_at_once=at_once)
+    return await SlateStorage.open(
+        _url(store),
+        _NAME,
+        merge=merge_records,
+        persist_at_once=at_once,
+        open_timeout_s=config.open_timeout_s,
+    )
 
 
 def _url(store: str | Path) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise, starmap
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from penstock.timeseries.arrays import Floats, Integers, Times
 from penstock.timeseries.bucket import MINUTE_MS, Bucket
 from penstock.timeseries.directory import Directory, NewSeries, check_labels
 from penstock.timeseries.keys import FAMILY_PREFIX
-from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series
+from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series, Temporality
 from penstock.timeseries.rows import ROW_BYTES, Rows
 
 __all__ = [
@@ -58,39 +58,61 @@ class SeriesWrite:
 
     parts: Mapping[Bucket, SeriesPart]
     families: Mapping[str, Metadata]
+    text_bytes: int
+    """About what labels and metadata take, counted once for all hours, which share them."""
     position: Position | None = None
 
 
 def prepare_write(
     series: Sequence[Series], families: Mapping[str, Metadata] | None = None, position: Position | None = None
 ) -> SeriesWrite:
-    """A write of these series. Raises `InvalidInput` for times out of range and for texts too long.
+    """A write of these series. Raises `InvalidInput` for times out of range and metadata that have no record.
 
     Raises it, too, if they reach more than `HOURS_MAX` hours; not with a position, because a batch of a queue
     is one write however many records it has, each of which was checked.
     """
     about = dict(families or {})
     for one in series:
+        _check_metadata(one.metadata, one.labels)  # each: a new series stores its own, not its family's
         if one.metadata.metric_type is not MetricType.UNKNOWN or one.metadata.description:
             about.setdefault(_family(one), one.metadata)
     for name, known in about.items():
-        _check_texts(name, known)
+        _check_name(name)
+        _check_metadata(known, name)
     parts = _parts([one for one in series if len(one.samples)], HOURS_MAX if position is None else None)
-    return SeriesWrite(parts=parts, families=about, position=position)
+    texts = _label_bytes(one.labels for one in series) + sum(starmap(_family_bytes, about.items()))
+    return SeriesWrite(parts=parts, families=about, text_bytes=texts, position=position)
 
 
 def write_size(write: SeriesWrite) -> int:
     """About what a write takes before it is applied, as `SeriesDelta.estimate_size` counts."""
-    texts = sum(len(one.unit) + len(one.description) for one in write.families.values())
-    return sum(ROW_BYTES * len(part.values) for part in write.parts.values()) + texts
+    return sum(ROW_BYTES * len(part.values) for part in write.parts.values()) + write.text_bytes
 
 
-def _check_texts(family: str, about: Metadata) -> None:
+def _label_bytes(series: Iterable[Labels]) -> int:
+    return sum(map(len, chain.from_iterable(chain.from_iterable(series))))
+
+
+def _family_bytes(family: str, about: Metadata) -> int:
+    return len(family) + len(about.unit) + len(about.description)
+
+
+def _check_name(family: str) -> None:
     if len(_utf8(family)) > _FAMILY_BYTES_MAX:
         raise InvalidInput(f"metadata for a name of more than {_FAMILY_BYTES_MAX:,} bytes: {family[:80]!r}")
+
+
+def _check_metadata(about: Metadata, whose: Labels | str) -> None:
+    """Raises `InvalidInput` for metadata that have no record: the flush would fail, and end the database."""
     for text in (about.unit, about.description):
-        if len(_utf8(text)) > _METADATA_BYTES_MAX:
-            raise InvalidInput(f"the metadata of {family[:80]!r} hold a text of more than 65,535 bytes")
+        if not isinstance(text, str) or _size(text) > _METADATA_BYTES_MAX:
+            told = f"is no text of at most {_METADATA_BYTES_MAX:,} bytes: {text!r:.40}"
+            raise InvalidInput(f"the metadata of {str(whose)[:80]!r} hold what {told}")
+    if not isinstance(about.metric_type, MetricType) or not isinstance(about.temporality, Temporality):
+        told = f"{about.metric_type!r} and {about.temporality!r}"
+        raise InvalidInput(
+            f"the metadata of {str(whose)[:80]!r}: not a metric type and a temporality: {told}"
+        )
 
 
 def check_series(series: Sequence[Series]) -> None:
@@ -107,6 +129,11 @@ def _family(series: Series) -> str:
         for suffix in _FAMILY_SUFFIXES:
             name = name.removesuffix(suffix)
     return name
+
+
+def _size(text: str) -> int:
+    """Bytes of UTF-8. Raises `InvalidInput`."""
+    return len(text) if text.isascii() else len(_utf8(text))
 
 
 def _utf8(text: str) -> bytes:
@@ -213,14 +240,15 @@ class SeriesDelta(Delta[SeriesWrite, Directory]):
 
     def _add(self, bucket: Bucket, part: SeriesPart, ids: list[int], new: list[NewSeries]) -> None:
         known = self.directory[bucket]
-        known.touched = self.directory.freezes
+        self.directory.touch(bucket)
         changed = self.buckets.get(bucket)
         if changed is None:
             changed = self.buckets[bucket] = BucketDelta(known.take_block())
         if new:
             known.add(new)
             changed.new += new
-            self._size += sum(_SERIES_BYTES + 3 * sum(len(n) + len(v) for n, v in one.labels) for one in new)
+            self._size += 3 * _label_bytes(one.labels for one in new)
+            self._size += sum(_SERIES_BYTES + len(one.metadata.unit) for one in new)
         repeated = np.repeat(np.array(ids, np.uint32), part.counts)
         changed.chunks.append(Rows(repeated, part.timestamps, part.values))
         self.samples += len(repeated)
@@ -231,7 +259,7 @@ class SeriesDelta(Delta[SeriesWrite, Directory]):
         for name, metadata in families.items():
             if known.get(name) != metadata:
                 known[name] = self.families[name] = metadata
-                self._size += _SERIES_BYTES
+                self._size += _SERIES_BYTES + 2 * _family_bytes(name, metadata)
 
     def estimate_size(self) -> int:
         return self._size

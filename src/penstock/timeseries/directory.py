@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator.position import FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.timeseries.bucket import Bucket
@@ -33,6 +34,10 @@ _IDS_MAX: Final = 2**32 - 1
 _SHOWN_MAX: Final = 200
 _KEPT_BUCKETS: Final = 2
 """Buckets whose series stay in memory however long nobody writes to them."""
+_EXPECTED_S: Final = 60.0
+"""How long buckets wait for a writer that was told to come back: senders wait half a minute at most."""
+_EXPECTED_MAX: Final = 1000
+"""Buckets that wait so, for all writers together: as many as one write may reach."""
 
 
 class NewSeries(NamedTuple):
@@ -109,9 +114,15 @@ class Directory:
     """The buckets that writes may be applied to, what is known of metrics, and the queue that feeds it."""
 
     def __init__(
-        self, *, families: dict[str, Metadata] | None = None, position: Position | None = None
+        self,
+        *,
+        families: dict[str, Metadata] | None = None,
+        position: Position | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._buckets: dict[Bucket, BucketSeries] = {}
+        self._expected: dict[Bucket, float] = {}
+        self._clock = clock
         self.families = families if families is not None else {}
         self.source = FedSource(position)
         self.freezes = 0
@@ -145,18 +156,38 @@ class Directory:
         for bucket in buckets:
             self._buckets[bucket].reserved -= 1
 
+    def expect(self, buckets: Iterable[Bucket]) -> None:
+        """Keep these for a minute, when they are read: the writer that needed them was told to come back.
+
+        Were they forgotten as others are, a write that takes longer to prepare than its sender waits would
+        begin anew each time. When too many are expected, later ones are not, so that the first go on.
+        """
+        now_s = self._clock.monotonic()
+        self._expected = {bucket: until_s for bucket, until_s in self._expected.items() if until_s > now_s}
+        for bucket in buckets:
+            if bucket in self._expected or len(self._expected) < _EXPECTED_MAX:
+                self._expected[bucket] = now_s + _EXPECTED_S
+
+    def touch(self, bucket: Bucket) -> None:
+        """A write has reached it."""
+        self._buckets[bucket].touched = self.freezes
+        self._expected.pop(bucket, None)
+
     def forget(self, unflushed_max: int) -> list[Bucket]:
         """Drop what nobody has written to for a while.
 
         A bucket stays while a write holds it, and while any of the `unflushed_max` deltas that may wait for
-        their flush could hold something of it; read from the storage again it would be without that.
+        their flush could hold something of it; read from the storage again it would be without that. It stays
+        while its writer is expected, too.
         """
+        now_s = self._clock.monotonic()
         idle = sorted(self._buckets, key=lambda bucket: self._buckets[bucket].touched)[:-_KEPT_BUCKETS]
         dropped = [
             bucket
             for bucket in idle
             if not self._buckets[bucket].reserved
             and self.freezes - self._buckets[bucket].touched > unflushed_max
+            and self._expected.get(bucket, now_s) <= now_s
         ]
         for bucket in dropped:
             del self._buckets[bucket]
@@ -165,6 +196,12 @@ class Directory:
 
 def check_labels(labels: Labels) -> None:
     """Raises `InvalidInput` for labels that cannot be stored."""
+    _check_sizes(labels)
+    if Labels.of(labels) != labels:
+        raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")
+
+
+def _check_sizes(labels: Labels) -> None:
     if 4 * sum(len(name) + len(value) for name, value in labels) <= LABEL_BYTES_MAX:
         return  # no character has more than four bytes
     sizes = [len(name) + len(value) for name, value in labels.encoded()]
@@ -190,6 +227,4 @@ def _short(labels: Labels) -> str:
 
 def _checked(labels: Labels) -> Fingerprint:
     check_labels(labels)
-    if Labels.of(labels) != labels:
-        raise InvalidInput(f"labels {labels} are not in order: build them with Labels.of")
     return labels.fingerprint()

@@ -44,7 +44,8 @@ class BucketLoader:
     async def hold(self, buckets: Collection[Bucket]) -> None:
         """Reserve these buckets, read first if need be. A call that raises, or is cancelled, reserves none.
 
-        Raises what reading raises.
+        What it has read, or will have, is kept for a while, so that the writer that comes back goes on where
+        it stood. Raises what reading raises.
         """
         held: list[Bucket] = []
         for bucket in buckets:
@@ -59,6 +60,7 @@ class BucketLoader:
                 held.append(bucket)
         except BaseException:
             self._directory.release(held)
+            self._directory.expect(buckets)
             raise
 
     def _loading(self, bucket: Bucket) -> asyncio.Task[None]:

@@ -179,10 +179,8 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Iterable[Samples]) -> Samples:
-        """All of them, one after the other: the order of writing."""
+        """All of them, one after the other, in the order of writing; copied, also if there is only one."""
         rows = list(parts)
-        if len(rows) == 1:
-            return rows[0]
         if not rows:
             return cls.empty()
         return cls(

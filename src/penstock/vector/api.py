@@ -20,6 +20,7 @@ from penstock.vector.recall import Recall
 __all__ = [
     "RecallRequest",
     "SearchRequest",
+    "decoded_size",
     "deleted_answer",
     "error_answer",
     "parse_delete",
@@ -28,6 +29,7 @@ __all__ = [
     "parse_write",
     "recall_answer",
     "search_answer",
+    "search_bytes_max",
     "upserted_answer",
     "vector_answer",
 ]
@@ -35,6 +37,12 @@ __all__ = [
 _T = TypeVar("_T")
 _Attribute: TypeAlias = str | int | float | bool | list[float]
 _ENCODE: Final = msgspec.json.Encoder().encode
+_NUMBER_BYTES: Final = 32
+_QUOTE_BYTES: Final = 16
+_OBJECT_BYTES: Final = 256
+_SEARCH_NUMBER_BYTES: Final = 64
+"""A 64-bit float has up to 25 characters, and some write each on a line of its own."""
+_FILTER_BYTES: Final = 1024**2
 _RECALL: Final = ("sample", "k", "nprobe")
 
 
@@ -77,6 +85,21 @@ class RecallRequest:
     sample: int = 100
     k: int = 10
     nprobe: int | None = None
+
+
+def decoded_size(body: bytes) -> int:
+    """About how much memory a body takes while it is read, itself included, told from its punctuation."""
+    return (
+        len(body)
+        + _NUMBER_BYTES * body.count(b",")
+        + _QUOTE_BYTES * body.count(b'"')
+        + _OBJECT_BYTES * body.count(b"{")
+    )
+
+
+def search_bytes_max(dimensions: int) -> int:
+    """How large the body of a search may be: a vector of so many numbers, and a long filter."""
+    return _SEARCH_NUMBER_BYTES * dimensions + _FILTER_BYTES
 
 
 def parse_write(body: bytes) -> Write:

@@ -29,6 +29,8 @@ class VectorConfig:
     """The database below it."""
     store_options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     """Of the store's client, such as `aws_endpoint`; not shown, because keys may be among them."""
+    open_timeout: DurationLike = "60s"
+    """How long the store may take to open the database; to read the vectors afterwards does not count."""
     dimensions: int | None = None
     """Needed for a new collection; None takes the collection as it is."""
     metric: str | None = None
@@ -63,6 +65,8 @@ class VectorConfig:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if self.search_timeout_s <= 0:
             raise ConfigError(f"search_timeout must be longer than nothing, not {self.search_timeout!r}")
+        if self.open_timeout_s <= 0:
+            raise ConfigError(f"open_timeout must be longer than nothing, not {self.open_timeout!r}")
         if 2 * self.merge_below > self.split_at:
             raise ConfigError("merge_below is at most half of split_at, or a cut would be undone at once")
         if not self.name.strip("/"):
@@ -77,6 +81,10 @@ class VectorConfig:
             metric=None if self.metric is None else Metric.named(self.metric),
             fields=None if self.fields is None else tuple(self.fields),
         )
+
+    @property
+    def open_timeout_s(self) -> float:
+        return parse_duration(self.open_timeout)
 
     @property
     def search_timeout_s(self) -> float:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import InvalidInput
 from penstock.vector.attributes import index_value, normal
-from penstock.vector.model import Collection, FieldType, Scalar, fits
+from penstock.vector.model import Collection, FieldType, Scalar, fits, utf8_length
 from penstock.vector.rows import Codes
 
 __all__ = ["And", "Eq", "Filter", "In", "IndexedColumn", "Neq", "Or", "check_filter", "mask", "parse_filter"]
@@ -173,3 +173,5 @@ def _check_values(collection: Collection, name: str, values: Sequence[Scalar]) -
     for value in values:
         if not fits(value, one.type):
             raise InvalidInput(f"{name!r} is {one.type.value}, it cannot be compared with {value!r:.80}")
+        if isinstance(value, str):
+            utf8_length(value)

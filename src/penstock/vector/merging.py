@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.errors import Corrupt
 from penstock.vector.keys import RecordType, record_type
@@ -16,11 +17,17 @@ _MERGES = {
     RecordType.METADATA: merge_metadata,
     RecordType.DELETIONS: merge_ids,
 }
+_DAMAGED: Final = b"\xff" * 8
+"""More entries, a longer set and more parts of a set than any value has: no reader takes it for one."""
 
 
 def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """Associative for every type that is merged. Raises `Corrupt` if an operand breaks its format."""
-    kind = record_type(key)
-    if kind not in _MERGES:
-        raise Corrupt(f"{key[:32].hex()} holds a value that is not merged")
-    return _MERGES[kind](operands)
+    """Associative for every type that is merged.
+
+    Operands that are damaged, or that nothing should have merged, are kept as they are behind a mark, so that
+    whoever reads them is told `Corrupt`.
+    """
+    try:
+        return _MERGES[record_type(key)](operands)
+    except (Corrupt, KeyError):
+        return _DAMAGED + b"".join(operand.removeprefix(_DAMAGED) for operand in operands)

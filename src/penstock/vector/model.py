@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
@@ -139,6 +139,15 @@ class Collection:
             if schema is not None and schema[name].indexed and isinstance(value, str):
                 _check_key(vector.id, name, value)
 
+    def check_names(self, names: Iterable[object]) -> None:
+        """Raises `InvalidInput` if no vector can have one of these attributes."""
+        known = {VECTOR_FIELD, *(one.name for one in self.fields)} if self.fields else None
+        for name in names:
+            if not isinstance(name, str):
+                raise InvalidInput(f"include_fields is a list of names, and {name!r:.80} is none")
+            if known is not None and name not in known:
+                raise InvalidInput(f"include_fields: the schema has no field {name[:80]!r}")
+
     def check_components(self, components: Floats, whose: str) -> None:
         """Raises `InvalidInput` if these are not as many finite numbers as the collection has dimensions."""
         if components.shape != (self.dimensions,):
@@ -238,20 +247,29 @@ def check_id(external_id: object) -> None:
     """Raises `InvalidInput` if it cannot be an id."""
     if not isinstance(external_id, str) or not external_id:
         raise InvalidInput("an id is a text that is not empty")
-    if _utf8_length(external_id) > ID_BYTES_MAX:
+    if utf8_length(external_id) > ID_BYTES_MAX:
         raise InvalidInput(f"an id has at most {ID_BYTES_MAX} bytes: {external_id[:80]!r}")
 
 
 def check_attribute(whose: str, name: str, value: object, kind: FieldType | None) -> None:
     """Raises `InvalidInput` if `value` is not of this kind, or for None if it is of no kind at all."""
-    if not isinstance(name, str) or not name or name == VECTOR_FIELD or _utf8_length(name) > _TEXT_BYTES_MAX:
+    if not isinstance(name, str) or not name or name == VECTOR_FIELD or utf8_length(name) > _TEXT_BYTES_MAX:
         raise InvalidInput(f"{whose!r}: an attribute cannot have the name {str(name)[:80]!r}")
     if kind is not None and not fits(value, kind):
         raise InvalidInput(f"{whose!r}: field {name!r} is {kind.value}, not {type(value).__name__}")
-    if kind is None and not any(fits(value, each) for each in FieldType):
+    if kind is None and not fits(value, _own_kind(value)):
         raise InvalidInput(f"{whose!r}: attribute {name!r} is no text, 64-bit integer, number or flag")
-    if isinstance(value, str) and _utf8_length(value) > _TEXT_BYTES_MAX:
+    if isinstance(value, str) and utf8_length(value) > _TEXT_BYTES_MAX:
         raise InvalidInput(f"{whose!r}: attribute {name!r} is longer than {_TEXT_BYTES_MAX:,} bytes")
+
+
+def _own_kind(value: object) -> FieldType:
+    """How a value is stored that no schema says anything about: a whole number never as a float."""
+    if isinstance(value, bool):
+        return FieldType.BOOL
+    if isinstance(value, int):
+        return FieldType.INT64
+    return FieldType.FLOAT64 if isinstance(value, float) else FieldType.STRING
 
 
 def _check_key(whose: str, name: str, value: str) -> None:
@@ -273,7 +291,8 @@ def fits(value: object, kind: FieldType) -> bool:
     return isinstance(value, str)
 
 
-def _utf8_length(text: str) -> int:
+def utf8_length(text: str) -> int:
+    """Raises `InvalidInput` for what is no Unicode text."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:

@@ -64,10 +64,17 @@ def decode_posting(value: bytes, dimensions: int) -> Posting:
 
 
 def merge_postings(operands: Sequence[bytes]) -> bytes:
-    """The newer entry of each id. How wide a row is follows from the data."""
+    """The newer entry of each id. How wide a row is follows from the data.
+
+    Raises `Corrupt` if an operand breaks the format, or has rows of another width than the others.
+    """
     split = [_split(operand) for operand in operands]
     counts = [int((entries["row"] != _REMOVED).sum()) for entries, _ in split]
     width = next((len(data) // count for (_, data), count in zip(split, counts, strict=True) if count), 0)
+    for (part, data), count in zip(split, counts, strict=True):
+        rows = part["row"][part["row"] != _REMOVED]
+        if len(data) != count * width or (count and (not width or int(rows.max()) >= count)):
+            raise Corrupt("the entries of a posting list do not fit its data")
     # Without the type, joining would turn big-endian ids into native ones.
     entries = np.concatenate([entries for entries, _ in split], dtype=_ENTRY)
     starts = np.cumsum([0, *counts])[:-1]

@@ -85,7 +85,8 @@ class VectorStore:
 
         `storage` stands in for what the configuration names; its merge operator is `merge_records`. Either is
         closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
-        another metric or another schema, `Corrupt`, `Fenced`, `Unavailable`.
+        another metric or another schema, `Corrupt`, `Fenced`, and `Unavailable`, also if the store does not
+        answer within `open_timeout`.
         """
         storage = storage or await _open_storage(config)
         try:
@@ -199,6 +200,7 @@ class VectorStore:
         self._check_search(k, filter, nprobe)
         if isinstance(include_fields, str):
             raise InvalidInput("include_fields is a list of names")
+        self.collection.check_names(include_fields or ())
         snapshot = self._snapshot
         index = snapshot.index
         async with self._readers.limited():
@@ -278,7 +280,8 @@ class VectorStore:
     async def check(self) -> None:
         """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`.
 
-        Writes notice it by themselves; who only reads would go on showing what was.
+        Raises `OutcomeUnknown` if the storage has stopped for good. Writes notice it by themselves; who only
+        reads would go on showing what was.
         """
         try:
             await self._storage.get(record_prefix(RecordType.COLLECTION))
@@ -326,7 +329,13 @@ async def _open_storage(config: VectorConfig) -> Storage:
 
     place = SlateStore(config.store, config.store_options)
     at_once = config.sync_mode is SyncMode.EVERY_FLUSH
-    return await SlateStorage.open(place, config.name, merge=merge_records, persist_at_once=at_once)
+    return await SlateStorage.open(
+        place,
+        config.name,
+        merge=merge_records,
+        persist_at_once=at_once,
+        open_timeout_s=config.open_timeout_s,
+    )
 
 
 def _hit(record: Vector, score: float, wanted: set[str] | None) -> Hit:

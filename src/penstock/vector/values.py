@@ -130,6 +130,8 @@ def decode_metadata(value: bytes) -> tuple[BitMap64, BitMap64]:
     if len(value) < _LENGTH.size:
         raise Corrupt("a record of the metadata index is cut")
     end = _LENGTH.size + _LENGTH.unpack_from(value)[0]
+    if end > len(value):
+        raise Corrupt("a set of ids in the metadata index is cut")
     return decode_ids(value[_LENGTH.size : end]), decode_ids(value[end:])
 
 

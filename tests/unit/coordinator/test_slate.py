@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import time
 from collections.abc import Iterator
@@ -26,9 +27,17 @@ from penstock.coordinator import (
 from penstock.coordinator.slate import SlateStorage, SlateStore
 from penstock.coordinator.slate_batch import SlateBatch, is_quick
 from penstock.coordinator.slate_binding import slatedb
-from penstock.errors import ConfigError, InvalidInput, Unavailable, Unsupported
+from penstock.errors import ConfigError, InvalidInput, OutcomeUnknown, Unavailable, Unsupported
 from penstock.metrics import Registry
 from penstock.testing.storage_kit import join_operands
+
+NOWHERE = {
+    "aws_endpoint": "http://127.0.0.1:1",
+    "aws_allow_http": "true",
+    "aws_region": "here",
+    "aws_access_key_id": "key",
+    "aws_secret_access_key": "secret",
+}
 
 
 async def coordinator_over(storage: SlateStorage) -> WriteCoordinator[str, WordDelta, object]:
@@ -115,6 +124,106 @@ async def test_a_closed_database_and_a_long_key_are_told() -> None:
     await storage.close()
     with pytest.raises(Unavailable, match="closed"):
         await storage.get(b"a")
+
+
+class _Late:
+    """SlateDB's builder, whose database opens when it is told to; and that database."""
+
+    def __init__(self) -> None:
+        self.go, self.closed = asyncio.Event(), asyncio.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, path: str, store: object) -> _Late:
+        return self
+
+    def with_settings(self, settings: object) -> None: ...
+
+    async def build(self) -> _Late:
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def shutdown(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> _Late:
+    made = _Late()
+    monkeypatch.setattr(slatedb(), "DbBuilder", made)
+    return made
+
+
+@pytest.mark.filterwarnings("default::ResourceWarning")
+async def test_a_store_that_nobody_answers_at_is_unavailable_in_time_and_told_by_name() -> None:
+    store = SlateStore("s3://bucket/lake", {**NOWHERE, "aws_secret_access_key": "hidden-secret"})
+    with pytest.raises(Unavailable) as told:
+        await SlateStorage.open(store, "words", open_timeout_s=0.2)
+    assert "s3://bucket/lake" in str(told.value)
+    assert "'words'" in str(told.value)
+    assert "within 0.2 s" in str(told.value)
+    assert "endpoint" in str(told.value)
+    assert "hidden" not in str(told.value)
+
+
+def test_the_name_of_a_store_has_no_secrets() -> None:
+    assert SlateStore("memory:///a/b").url == "memory:///a/b"
+    assert SlateStore("s3://key:secret@bucket/lake?token=x", NOWHERE).url == "s3://bucket/lake"
+
+
+async def test_a_database_that_opens_after_all_is_closed(late: _Late) -> None:
+    with pytest.raises(Unavailable, match="within"):
+        await SlateStorage.open("memory:///", "words", open_timeout_s=0.01)
+    assert not late.closed.is_set()
+    late.go.set()
+    await asyncio.wait_for(late.closed.wait(), 10)
+
+
+async def test_a_database_whose_opening_was_cancelled_is_closed_when_it_opens(late: _Late) -> None:
+    opening = asyncio.ensure_future(SlateStorage.open("memory:///", "words"))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    late.go.set()
+    await asyncio.wait_for(late.closed.wait(), 10)
+
+
+async def test_a_database_that_fails_to_open_after_all_is_told_to_nobody(late: _Late) -> None:
+    with pytest.raises(Unavailable, match="within"):
+        await SlateStorage.open("memory:///", "words", open_timeout_s=0.01)
+    late.error = slatedb().Error.Unavailable(message="away")
+    late.go.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not late.closed.is_set()
+
+
+async def broken() -> SlateStorage:
+    """A database that SlateDB gave up, because a task of its own failed."""
+
+    def fail(key: bytes, operands: object) -> bytes:
+        raise ValueError("a merge operator that breaks its promise")
+
+    storage = await SlateStorage.open("memory:///", "db", merge=fail)
+    await storage.apply([Put(b"a", b"1")])
+    await storage.apply([Merge(b"a", b"2")])
+    await storage.flush()
+    binding = slatedb()
+    with pytest.raises(binding.Error.Closed):
+        await storage._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE))
+    return storage
+
+
+async def test_a_database_that_stopped_for_good_is_not_told_as_one_to_ask_again() -> None:
+    storage = await broken()
+    for call in (storage.get(b"a"), storage.snapshot(), anext(storage.scan(b"")), storage.flush()):
+        with pytest.raises(OutcomeUnknown, match=r"stopped for good.*open it anew"):
+            await call
+    with pytest.raises(OutcomeUnknown):
+        await storage.apply([Put(b"b", b"")])
+    await storage.close()
 
 
 def test_a_megabyte_is_handed_over_without_a_loop_in_python() -> None:

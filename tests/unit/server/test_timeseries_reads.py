@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from tests.unit.server.test_timeseries_api import NOW_MS, body, served, write
 from tests.unit.timeseries.remote_write_wire import request
 
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
+from penstock.timeseries.promql import syntax
 
 FAST = {"coordinator": {"flush_interval": "5ms"}}
 
@@ -36,6 +38,23 @@ async def test_an_error_of_the_language_says_line_and_column(
         answer = await client.get(path, params=parameters)
         assert (answer.status_code, answer.json()["errorType"]) == (400, "bad_data")
         assert f"{place}: parse error: " in answer.json()["error"]
+
+
+async def test_selectors_that_take_long_to_parse_do_not_hold_others_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    def place(*args: object) -> int:
+        threads.append(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr(syntax, "place_of_error", place)
+    async with served() as client:
+        for selector in ("+".join(["1"] * 60) + "]", "+".join(["1"] * 499) + "]"):
+            assert (await client.get("/api/v1/series", params={"match[]": selector})).status_code == 400
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_a_limit_is_told_whatever_is_listed() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.unit.server.doubles import until
 from tests.unit.vector.doubles import World
 
 from penstock.clock import SYSTEM_CLOCK
@@ -16,6 +19,8 @@ from penstock.metrics import Registry
 from penstock.server.auth import Keyring
 from penstock.server.vector.routes import VectorApi, vector_app
 from penstock.server.vector.settings import VectorSettings
+from penstock.vector import VectorStore
+from penstock.vector.api import decoded_size, parse_delete, parse_write
 
 ROOT = "/api/v1/vector"
 JSON = "application/json"
@@ -33,7 +38,8 @@ class Server:
 
     def __init__(self, world: World, settings: VectorSettings) -> None:
         self.world = world
-        self.api = VectorApi(settings, clock=SYSTEM_CLOCK, registry=Registry())
+        self.registry = Registry()
+        self.api = VectorApi(settings, clock=SYSTEM_CLOCK, registry=self.registry)
         self.app = vector_app(self.api, settings)
 
     async def ask(
@@ -127,6 +133,7 @@ async def test_answers_are_of_the_type_that_was_sent(server: Server, kind: str) 
         ("search", {"vector": [1, 0]}),
         ("search", {"vector": [1, 0, 0], "k": 0}),
         ("search", {"vector": [1, 0, 0], "filter": {"eq": {"field": "body", "value": "x"}}}),
+        ("search", {"vector": [1, 0, 0], "includeFields": ["nosuch"]}),
         ("search", b"[" * 100_000),
     ],
 )
@@ -213,6 +220,110 @@ async def test_more_searches_than_the_cap_get_503_and_writes_go_on(server: Serve
     assert (await server.ask("POST", f"{ROOT}/search", {"vector": [1, 0, 0]})).status == 200
 
 
+async def test_a_search_larger_than_its_collection_can_need_is_413_before_it_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(body: bytes) -> object:
+        raise AssertionError("it was read")
+
+    many = [{"eq": {"field": "lang", "value": f"{n:080}"}} for n in range(5000)]
+    wanted = {"vector": [1, 0, 0], "filter": {"or": many}}
+    assert (await server.told("POST", f"{ROOT}/search", wanted))[0] == 200
+    monkeypatch.setattr("penstock.server.vector.routes.parse_search", unread)
+    large = b'{"vector": [1,0,' + b" " * (2**20 + 200) + b"0]}"
+    status, answer = await server.told("POST", f"{ROOT}/search", large)
+    assert status == 413
+    assert "at most 1,048,768 bytes" in answer["message"]
+    head = Request(b"POST", f"{ROOT}/search".encode(), {b"content-length": b"%d" % len(large)})
+    refused = server.app.screen(head)
+    assert refused is not None
+    assert refused.status == 413
+    spaced = json.dumps(UPSERT).encode() + b" " * 2**21
+    assert (await server.ask("POST", f"{ROOT}/write", spaced)).status == 200
+
+
+async def test_what_bodies_take_in_memory_is_bounded_over_all_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    search = VectorStore.search
+
+    async def slow(self: VectorStore, *args: object, **more: object) -> object:
+        began.set()
+        await go.wait()
+        return await search(self, *args, **more)  # type: ignore[arg-type]
+
+    settings = VectorSettings(max_body_bytes=10_000, max_decoded_bytes=10_000)
+    server = Server(World(), settings)
+    server.api.store = await server.world.open()
+    monkeypatch.setattr(VectorStore, "search", slow)
+    body = b'{"vector":[1,0,0]' + b" " * 6000 + b"}"
+    first = asyncio.ensure_future(server.ask("POST", f"{ROOT}/search", body))
+    await began.wait()
+    held = server.registry.value("vector.decoded_bytes")
+    assert 6000 < held < 7000
+    for path, more in (("search", body), ("write", b" " * 6000), ("delete", b" " * 6000)):
+        response = await server.ask("POST", f"{ROOT}/{path}", more)
+        assert (response.status, list(response.headers)) == (503, [(b"retry-after", b"1")])
+        assert isinstance(response.body, bytes)
+        assert b"room for 10,000" in response.body
+    assert server.registry.value("vector.decoded_bytes") == held
+    go.set()
+    assert (await first).status == 200
+    assert server.registry.value("vector.decoded_bytes") == 0
+    assert (await server.ask("POST", f"{ROOT}/write", UPSERT)).status == 200
+    assert server.registry.value("vector.decoded_bytes") == 0
+    await server.api.store.close()
+
+
+async def test_a_body_that_would_never_fit_is_413_and_not_told_to_come_again() -> None:
+    server = Server(World(), VectorSettings(max_body_bytes=10_000, max_decoded_bytes=10_000))
+    server.api.store = await server.world.open()
+    zeros = b'{"upsertVectors":[{"id":"a","attributes":{"vector":[' + b"0," * 1000 + b"0]}}]}"
+    status, answer = await server.told("POST", f"{ROOT}/write", zeros)
+    assert status == 413
+    assert "fewer at a time" in answer["message"]
+    assert server.registry.value("vector.decoded_bytes") == 0
+    await server.api.store.close()
+
+
+@pytest.mark.parametrize("call", ["apply", "flush"])
+async def test_a_write_that_waits_for_the_storage_holds_no_room(call: str) -> None:
+    server = Server(World(), VectorSettings())
+    server.api.store = await server.world.open()
+    assert server.world.storage is not None
+    gate = server.world.storage.gate(call)
+    writing = asyncio.ensure_future(server.ask("POST", f"{ROOT}/write", UPSERT))
+    await until(lambda: server.api.store is not None and server.api.store.unstored == 1)
+    await until(lambda: server.registry.value("vector.decoded_bytes") == 0)
+    assert not writing.done()
+    gate.set()
+    assert (await writing).status == 200
+    await server.api.store.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"upsertVectors":[{"id":"a","attributes":{"vector":[' + b"0," * 300_000 + b"0]}}]}",
+        b'{"upsertVectors":['
+        + b",".join(b'{"id":"%d","attributes":{"vector":[1],"a":1}}' % n for n in range(20_000))
+        + b"]}",
+        b'{"ids":[' + b",".join(b'"%d"' % n for n in range(100_000)) + b"]}",
+    ],
+    ids=["components", "vectors", "ids"],
+)
+def test_what_a_body_takes_in_memory_is_estimated_within_a_factor_of_two(body: bytes) -> None:
+    parse = parse_delete if body.startswith(b'{"ids') else parse_write
+    tracemalloc.start()
+    try:
+        parse(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert decoded_size(body) / 2 < peak + len(body) < decoded_size(body) * 2
+
+
 async def test_recall_is_told(server: Server) -> None:
     await server.ask("POST", f"{ROOT}/write", UPSERT)
     assert await server.told("GET", f"{ROOT}/recall?sample=5&k=3") == (
@@ -234,6 +345,9 @@ async def test_keys_say_who_may_do_what() -> None:
     assert (await server.ask("POST", f"{ROOT}/write", UPSERT, key="writer")).status == 200
     assert (await server.ask("POST", f"{ROOT}/delete", {"ids": ["a"]}, key="writer")).status == 403
     assert (await server.ask("GET", "/-/healthy")).status == 200
+    assert (await server.ask("GET", "/metrics")).status == 401
+    assert (await server.ask("GET", "/metrics", key="reader")).status == 200
+    assert (await server.ask("POST", "/-/flush", key="writer")).status == 403
     await server.api.store.close()
 
 
@@ -246,6 +360,7 @@ def test_a_server_that_others_could_reach_needs_keys() -> None:
         {"acknowledge": "maybe"},
         {"acknowledge_timeout": "0s"},
         {"requests_max": 0},
+        {"max_body_bytes": 2000, "max_decoded_bytes": 1000},
     ):
         with pytest.raises(ConfigError):
             VectorSettings(**wrong)  # type: ignore[arg-type]

@@ -439,3 +439,26 @@ async def life_of(there: MemoryDisk, store: MemoryStore, rng: random.Random, *, 
         await database._coordinator.abort()
         return False
     return True
+
+
+class Stopped(Crowded):
+    """A database whose storage has stopped for good."""
+
+    async def write_batch(
+        self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
+    ) -> WriteHandle:
+        self.offers.append(position.sequence)
+        raise OutcomeUnknown("the database has stopped for good: open it anew")
+
+
+async def test_a_database_that_has_stopped_for_good_is_not_offered_the_batch_again(
+    store: MemoryStore,
+) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    async with await opened(disk().open()) as database:
+        stopped = Stopped(database)
+        config = FeedConfig(queue=ConsumerConfig(store=store, gc_enabled=False))
+        with pytest.raises(OutcomeUnknown, match="for good"):
+            await Feed(config, stopped).run()
+        assert stopped.offers == [0]
+    assert await queue_length(store) == 1

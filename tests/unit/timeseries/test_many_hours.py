@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.server.doubles import until
-from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS, contents, disk, opened, series
+from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS, config, contents, disk, opened, series
 
 from penstock.coordinator import StorageRead, WriteTimeout
 from penstock.errors import InvalidInput, Unavailable
+from penstock.testing import ManualClock
 from penstock.timeseries import Labels, Samples, Series, TimeSeries, loading
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.delta import HOURS_MAX, check_series, prepare_write
-from penstock.timeseries.directory import BucketSeries
+from penstock.timeseries.directory import BucketSeries, Directory
 from penstock.timeseries.records import load_bucket
 
 
@@ -145,6 +146,65 @@ async def test_a_writer_that_gives_up_holds_nothing_and_the_next_one_is_served(
         loads.gate.set()
         await (await database.write([hourly(3)])).epoch()
         assert reserved(database) == 0
+
+
+async def freezes(database: TimeSeries, count: int) -> None:
+    for _ in range(count):
+        await database.write([hourly(1, 5000, n="live")])
+        await database.sync()
+
+
+async def test_hours_that_were_read_too_late_wait_for_their_writer_and_are_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock(START_MS)
+    async with await TimeSeries.open(disk().open(), config(), clock=clock) as database:
+        await freezes(database, 1)
+        loads = Loads(monkeypatch)
+        late = asyncio.create_task(database.write([hourly(30)], timeout=5))
+        await begun(loads, 16)
+        await clock.advance(5)
+        with pytest.raises(WriteTimeout, match="not read within"):
+            await late
+        loads.gate.set()
+        await begun(loads, 30)
+        await clock.advance(50)
+        await freezes(database, 20)
+        await (await database.write([hourly(30)], timeout=5)).epoch()
+        assert len(loads.began) == 30
+        await freezes(database, 20)
+        assert len(list(database._directory)) == 2  # written, they are kept no longer than others
+
+
+async def test_hours_whose_writer_does_not_come_back_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(START_MS)
+    async with await TimeSeries.open(disk().open(), config(), clock=clock) as database:
+        await freezes(database, 1)
+        loads = Loads(monkeypatch)
+        late = asyncio.create_task(database.write([hourly(30)]))
+        await begun(loads, 16)
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        loads.gate.set()
+        await freezes(database, 20)
+        assert len(list(database._directory)) == 31
+        await clock.advance(61)
+        await freezes(database, 20)
+        assert len(list(database._directory)) == 2
+
+
+def test_no_more_hours_wait_for_their_writers_than_one_write_may_reach() -> None:
+    clock = ManualClock(START_MS)
+    directory = Directory(clock=clock)
+    buckets = [Bucket.at(START_MS + hour * HOUR_MS) for hour in range(HOURS_MAX + 10)]
+    for bucket in buckets:
+        directory.load(bucket, BucketSeries())
+    directory.expect(buckets)
+    directory.freezes = 10
+    assert directory.forget(1) == buckets[HOURS_MAX:][:-2]
+    directory.expect(buckets[:1])
+    assert len(list(directory)) == HOURS_MAX + 2
 
 
 async def test_an_hour_that_cannot_be_read_refuses_the_writes_that_need_it_and_is_tried_again(

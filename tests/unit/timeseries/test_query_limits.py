@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
@@ -20,10 +21,12 @@ from penstock.timeseries.promql import (
     Engine,
     EngineConfig,
     ExecutionError,
+    ParseError,
     QueryTimeout,
     Selection,
     TooManySamples,
     parse_selector,
+    syntax,
     windows,
 )
 from penstock.timeseries.reading import LabelCache, select
@@ -260,3 +263,24 @@ def test_a_look_for_several_matches_is_charged() -> None:
         engine.range("x + on (a) y", 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source)
     with pytest.raises(ExecutionError):
         ENGINE.range("x + on (a) y", 0, 10 * MINUTE_MS, MINUTE_MS).evaluate(source)
+
+
+@pytest.mark.parametrize(
+    "query", ["+".join(["1"] * 60) + "]", "+".join(["1"] * 499) + "]", "(" * 99 + "a" * 20]
+)
+async def test_the_place_of_an_error_is_not_looked_for_on_the_event_loop(
+    query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def place(*args: object) -> int:
+        threads.append(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr(syntax, "place_of_error", place)
+    async with await opened(disk().open()) as database:
+        for asking in (database.query(query), database.query_range(query, 0, 1, 1)):
+            with pytest.raises(ParseError):
+                await asking
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads

@@ -171,8 +171,6 @@ def test_sets_are_merged_by_union() -> None:
         )
     )
     assert (list(included), list(excluded)) == ([1, 2, 3], [1, 3])
-    with pytest.raises(Corrupt):
-        merge_records(data_key(1), [b"", b""])
 
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
@@ -185,6 +183,51 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "metadata": decode_metadata,
     "deletions": decode_ids,
 }
+
+
+MERGED = {
+    "posting": posting_key(CENTROID_LEVEL + 2),
+    "metadata": metadata_key("lang", index_value("en")),
+    "deletions": record_prefix(RecordType.DELETIONS),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_what_is_merged_with_something_damaged_is_kept_and_corrupt_for_who_reads_it(name: str) -> None:
+    good = described()[name]
+    for damaged in (
+        b"",
+        good[:1],
+        good[:-1],
+        good[:-4],
+        good[:-8],
+        b"\xff" + good,
+        b"\xff\xff\xff\xff" + good,
+    ):
+        for operands in ([damaged, good], [good, damaged]):
+            merged = merge_records(MERGED[name], operands)
+            more = merge_records(MERGED[name], [merged, good])
+            for one in (merged, more):
+                with pytest.raises(Corrupt):
+                    DECODERS[name](one)
+            assert more.endswith(b"".join(operands) + good)
+            assert len(more) - len(merged) == len(good)  # the mark stands there once
+
+
+def test_a_merge_into_what_is_not_merged_is_corrupt_for_who_reads_it() -> None:
+    data = described()["data"]
+    with pytest.raises(Corrupt):
+        decode_vector(merge_records(data_key(1), [data, data]), 2)
+    assert merge_records(b"no such key", [data, data]).endswith(data + data)
+
+
+def test_rows_of_another_width_or_behind_the_data_are_not_merged_into_a_list() -> None:
+    good = encode_posting(IDS, ROWS)
+    wide = encode_posting(IDS, np.ones((2, 3), np.float32))
+    behind = good[:12] + (9).to_bytes(4, "little") + good[16:]
+    for wrong in (wide, behind, good[:-8], encode_posting(IDS, ROWS[:0])):
+        with pytest.raises(Corrupt):
+            merge_postings([good, wrong])
 
 
 @pytest.mark.parametrize("name", DECODERS)

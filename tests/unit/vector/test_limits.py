@@ -186,6 +186,12 @@ async def test_recall_is_measured_and_told() -> None:
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"searches_max": 0}, {"search_timeout": "0s"}, {"search_timeout": "soon"}):
+    for wrong in (
+        {"searches_max": 0},
+        {"search_timeout": "0s"},
+        {"search_timeout": "soon"},
+        {"open_timeout": "0s"},
+        {"open_timeout": "later"},
+    ):
         with pytest.raises(ConfigError):
             dataclasses.replace(CONFIG, **wrong)  # type: ignore[arg-type]

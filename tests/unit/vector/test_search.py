@@ -178,6 +178,9 @@ async def test_a_filter_that_leaves_few_vectors_is_answered_exactly() -> None:
         Eq("year", True),
         In("year", [1, "x"]),
         And(Or(Eq("draft", 0))),
+        Eq("lang", "\ud800"),
+        In("lang", ["en", "\udfff"]),
+        Eq("\ud800", "en"),
     ],
 )
 async def test_filters_that_cannot_be_answered_are_refused(wanted: Filter) -> None:
@@ -219,7 +222,7 @@ async def test_a_search_says_what_fields_it_wants() -> None:
     (hit,) = await store.search([1, 0, 0], k=1)
     assert dict(hit.attributes) == {"lang": "en", "year": 1999, "rank": 0.5, "draft": True, "body": "text"}
     assert hit.vector is not None
-    (hit,) = await store.search([1, 0, 0], k=1, include_fields=["lang", "nothing"])
+    (hit,) = await store.search([1, 0, 0], k=1, include_fields=["lang"])
     assert (dict(hit.attributes), hit.vector) == ({"lang": "en"}, None)
     (hit,) = await store.search([1, 0, 0], k=1, include_fields=["vector"])
     assert hit.attributes == {}
@@ -227,6 +230,18 @@ async def test_a_search_says_what_fields_it_wants() -> None:
     (hit,) = await store.search([1, 0, 0], k=1, include_fields=[])
     assert (hit.id, hit.attributes, hit.vector) == ("a", {}, None)
     await store.close()
+
+
+async def test_a_field_that_the_schema_has_not_is_refused_also_where_nothing_would_be_found() -> None:
+    store = await World().open()
+    for wrong in (["nosuch"], ["lang", "nosuch"], ["\ud800"], [1]):
+        with pytest.raises(InvalidInput, match="include_fields"):
+            await store.search([0, 0, 0], include_fields=wrong)  # type: ignore[arg-type]
+    assert await store.search([0, 0, 0], include_fields=["vector", "lang"]) == []
+    await store.close()
+    free = await World(VectorConfig(dimensions=3)).open()
+    assert await free.search([0, 0, 0], include_fields=["anything"]) == []
+    await free.close()
 
 
 async def test_searches_that_make_no_sense_are_refused() -> None:

@@ -9,11 +9,14 @@ import pytest
 from tests.unit.vector.doubles import CONFIG, FIELDS, World, index_of, vector
 
 from penstock.coordinator import Durability, FlushError, FlushFenced
-from penstock.coordinator.storage import KEY_BYTES_MAX
-from penstock.errors import ConfigError, InvalidInput, OutcomeUnknown
+from penstock.coordinator.slate import SlateStorage
+from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.storage import KEY_BYTES_MAX, Merge, Put
+from penstock.errors import ConfigError, Corrupt, InvalidInput, OutcomeUnknown, Unavailable
 from penstock.testing.memory_storage import StorageFault
-from penstock.vector import Field, FieldType, Vector, VectorConfig, VectorStore, Write
-from penstock.vector.keys import RecordType, metadata_key, record_prefix
+from penstock.vector import Field, FieldType, Vector, VectorConfig, VectorStore, Write, merge_records
+from penstock.vector.keys import CENTROID_LEVEL, RecordType, metadata_key, posting_key, record_prefix
+from penstock.vector.postings import decode_posting, encode_posting
 from penstock.vector.values import decode_block, decode_ids
 
 LANG_BYTES_MAX = KEY_BYTES_MAX - len(metadata_key("lang", b"")) - 1
@@ -180,6 +183,20 @@ async def test_without_a_schema_any_attribute_is_taken() -> None:
     await store.close()
 
 
+async def test_without_a_schema_a_whole_number_beyond_64_bits_is_refused_by_name() -> None:
+    store = await World(VectorConfig(dimensions=3)).open()
+    for number in (2**63, -(2**63) - 1, 10**30):
+        with pytest.raises(InvalidInput, match="'b': attribute 'n'"):
+            await store.upsert([vector("b", 1, 0, 0, n=number)])
+    ends = vector("a", 1, 0, 0, least=-(2**63), most=2**63 - 1, large=1e300)
+    await store.upsert([ends])
+    await store.flush()
+    found = await store.get("a")
+    assert found is not None
+    assert found.attributes == ends.attributes
+    await store.close()
+
+
 async def test_everything_is_there_after_a_restart_and_ids_go_on() -> None:
     world = World()
     store = await world.open()
@@ -333,3 +350,29 @@ def test_sizes_that_contradict_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             dataclasses.replace(CONFIG, **wrong)  # type: ignore[arg-type]
+
+
+async def test_a_store_that_does_not_answer_is_told_after_the_time_that_was_given() -> None:
+    options = {"aws_endpoint": "http://127.0.0.1:1", "aws_allow_http": "true", "aws_region": "here"}
+    options |= {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    config = VectorConfig(store="s3://bucket/lake", store_options=options, dimensions=3, open_timeout="100ms")
+    with pytest.raises(Unavailable, match=r"s3://bucket/lake.* 0\.1 s"):
+        await VectorStore.open(config)
+
+
+async def test_a_damaged_record_that_is_merged_is_corrupt_and_does_not_stop_the_storage() -> None:
+    storage = await SlateStorage.open("memory:///", "vectors", merge=merge_records)
+    key, one = posting_key(CENTROID_LEVEL + 1), encode_posting(np.array([1], np.uint64), np.ones((1, 3)))
+    await storage.apply([Put(key, one[:5])])
+    await storage.apply([Merge(key, one)])
+    await storage.flush()
+    binding = slatedb()
+    await storage._source.flush_with_options(binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE))
+    stored = await storage.get(key)
+    assert stored is not None
+    assert stored.endswith(one[:5] + one)
+    with pytest.raises(Corrupt):
+        decode_posting(stored, 3)
+    await storage.apply([Put(b"x", b"y")])
+    await storage.flush()
+    await storage.close()

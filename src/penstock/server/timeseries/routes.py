@@ -40,8 +40,8 @@ from penstock.timeseries.promql import QueryResult
 __all__ = ["TimeSeriesApi", "timeseries_app"]
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
-_INLINE_CHARACTERS: Final = 1000
-"""Below this, so does parsing selectors."""
+_INLINE_CHARACTERS: Final = 100
+"""Below this, selectors are parsed within some milliseconds, even if the place of an error is looked for."""
 _INLINE_ITEMS: Final = 200
 """Below this many points or names, writing an answer costs less than a hop to a thread."""
 

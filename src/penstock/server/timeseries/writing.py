@@ -11,6 +11,7 @@ from penstock.coordinator import Durability, WriteHandle
 from penstock.errors import Unavailable
 from penstock.http.message import JSON, Response
 from penstock.metrics import Registry
+from penstock.server.decoding import DecodedBytes, Held
 from penstock.server.errors import UnsupportedMediaType
 from penstock.server.timeseries.app import Call
 from penstock.server.timeseries.bodies import (
@@ -21,7 +22,6 @@ from penstock.server.timeseries.bodies import (
     otlp_series,
     unpacked,
 )
-from penstock.server.timeseries.decoding import DecodedBytes, Held
 from penstock.server.timeseries.settings import TimeSeriesSettings
 from penstock.timeseries import Metadata, Series, TimeSeries
 from penstock.timeseries.remote_write import RemoteWrite, decode_remote_write, unpacked_size
@@ -49,7 +49,10 @@ class WriteApi:
         """`database` raises `Unavailable` while there is none."""
         self._database = database
         self._settings = settings
-        self._decoded = DecodedBytes(settings.decoded_bytes_max, registry)
+        self._decoded = DecodedBytes(
+            settings.decoded_bytes_max,
+            registry.gauge("timeseries.decoded_bytes", "Unpacked bodies of writes that are not applied yet."),
+        )
         self._skipped = registry.counter(
             "timeseries.histograms_skipped", "Native histograms of remote writes, which are not kept."
         )

@@ -14,11 +14,13 @@ from penstock.http.message import Response
 from penstock.http.routes import Router
 from penstock.metrics import Registry
 from penstock.server.auth import Scope
-from penstock.server.errors import UnsupportedMediaType
+from penstock.server.decoding import DecodedBytes
+from penstock.server.errors import PayloadTooLarge, UnsupportedMediaType
 from penstock.server.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
 from penstock.server.vector.settings import VectorSettings
 from penstock.vector import VectorStore, Write
 from penstock.vector.api import (
+    decoded_size,
     deleted_answer,
     parse_delete,
     parse_recall,
@@ -26,6 +28,7 @@ from penstock.vector.api import (
     parse_write,
     recall_answer,
     search_answer,
+    search_bytes_max,
     upserted_answer,
     vector_answer,
 )
@@ -55,6 +58,10 @@ class VectorApi:
         self._searches = registry.histogram("vector.search_duration_seconds", "Searches, as served.")
         self._upserted = registry.counter("vector.vectors_upserted", "Vectors taken from requests.")
         self._deleted = registry.counter("vector.vectors_deleted", "Ids taken from requests to delete.")
+        self._decoded = DecodedBytes(
+            settings.decoded_bytes_max,
+            registry.gauge("vector.decoded_bytes", "What bodies of requests under way take in memory."),
+        )
         self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
 
     def check_ready(self) -> None:
@@ -73,24 +80,46 @@ class VectorApi:
         return self.store
 
     async def write(self, call: Call) -> Response:
-        write = await _read(call, parse_write)
-        await self._settled(write)
-        self._upserted.inc(len(write.entries))
-        return call.answer(200, upserted_answer(len(write.entries)))
+        count = await self._settled(call, parse_write)
+        self._upserted.inc(count)
+        return call.answer(200, upserted_answer(count))
 
     async def delete(self, call: Call) -> Response:
-        write = await _read(call, parse_delete)
-        await self._settled(write)
-        self._deleted.inc(len(write.entries))
-        return call.answer(200, deleted_answer(len(write.entries)))
+        count = await self._settled(call, parse_delete)
+        self._deleted.inc(count)
+        return call.answer(200, deleted_answer(count))
 
-    async def _settled(self, write: Write) -> None:
-        """Return when the write is as safe as an acknowledgement promises. Raises `Unavailable` if late."""
-        store, level = self._open, self._settings.level
-        async with self._in_time(level):
-            await store.write(write, timeout=self._settings.write_timeout_s)
-            if level > Durability.APPLIED:
-                await store.flush(durable=level is Durability.DURABLE)
+    async def _settled(self, call: Call, parse: Callable[[bytes], Write]) -> int:
+        """How many entries a write has, when it is as safe as an acknowledgement promises.
+
+        Raises `Unavailable` if late.
+        """
+        holding = contextlib.AsyncExitStack()
+        async with holding:
+            write = await holding.enter_async_context(self._reading(call, parse))
+            store, level = self._open, self._settings.level
+            async with self._in_time(level):
+                await store.write(write, timeout=self._settings.write_timeout_s)
+                await holding.aclose()  # what was read is the delta's now
+                if level > Durability.APPLIED:
+                    await store.flush(durable=level is Durability.DURABLE)
+        return len(write.entries)
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
+        """What the body says; it counts until the end. Raises `Unavailable` if there is no room for it."""
+        _check_type(call)
+        body = call.request.body
+        with self._decoded.holding(len(body)) as held:
+            inline = len(body) <= _INLINE_BYTES
+            size = decoded_size(body) if inline else await asyncio.to_thread(decoded_size, body)
+            if size > self._settings.decoded_bytes_max:
+                raise PayloadTooLarge(
+                    f"the body would take about {size:,} bytes in memory, and there is room for "
+                    f"{self._settings.decoded_bytes_max:,} over all requests: send fewer at a time"
+                )
+            held.grow_to(size)
+            yield parse(body) if inline else await asyncio.to_thread(parse, body)
 
     @contextlib.asynccontextmanager
     async def _in_time(self, level: Durability) -> AsyncIterator[None]:
@@ -110,18 +139,22 @@ class VectorApi:
 
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
-        asked = await _read(call, parse_search)
-        hits = await self._open.search(
-            asked.vector,
-            asked.k,
-            filter=asked.filter,
-            include_fields=asked.include_fields,
-            nprobe=asked.nprobe,
-        )
+        async with self._reading(call, parse_search) as asked:
+            hits = await self._open.search(
+                asked.vector,
+                asked.k,
+                filter=asked.filter,
+                include_fields=asked.include_fields,
+                nprobe=asked.nprobe,
+            )
         self._searches.observe(self._clock.monotonic() - began)
         if len(hits) <= _INLINE_HITS:
             return call.answer(200, search_answer(hits))
         return call.answer(200, await asyncio.to_thread(search_answer, hits))
+
+    def search_bytes_max(self) -> int:
+        """What a search of this collection may have as its body."""
+        return search_bytes_max(self._open.collection.dimensions)
 
     async def recall(self, call: Call) -> Response:
         asked = parse_recall(call.request.query())
@@ -160,20 +193,18 @@ def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
     router: Router[Route] = Router()
     router.add(b"POST", _ROOT + b"/write", Route(handler=api.write, scope=Scope.WRITE))
     router.add(b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
-    router.add(b"POST", _ROOT + b"/search", Route(handler=api.search))
+    router.add(b"POST", _ROOT + b"/search", Route(handler=api.search, body_bytes_max=api.search_bytes_max))
     router.add(b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get))
     router.add(b"GET", _ROOT + b"/recall", Route(handler=api.recall))
     router.add(b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN))
     router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
     router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
-    router.add(b"GET", b"/metrics", Route(handler=api.metrics, scope=Scope.ADMIN, at_any_time=True))
+    router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
     return VectorApp(router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max)
 
 
-async def _read(call: Call, parse: Callable[[bytes], T]) -> T:
-    """What the body says; it is JSON, or says nothing about itself."""
-    body = call.request.body
+def _check_type(call: Call) -> None:
+    """A body is JSON, or says nothing about itself. Raises `UnsupportedMediaType`."""
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN:
         raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
-    return parse(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse, body)

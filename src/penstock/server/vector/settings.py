@@ -29,6 +29,9 @@ class VectorSettings:
     acknowledge_timeout: DurationLike = "30s"
     """How long a write may take in all before its sender is told that nobody knows whether it is stored."""
     max_body_bytes: SizeLike = "64MiB"
+    max_decoded_bytes: SizeLike = "512MiB"
+    """What bodies take in memory, once they are read, over all requests; more are told to come back. A number
+    of a few characters becomes 32 bytes."""
     requests_max: int = 1000
     """Requests under way; more are told to come back."""
 
@@ -37,6 +40,8 @@ class VectorSettings:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
+        if self.decoded_bytes_max < self.body_bytes_max:
+            raise ConfigError("max_decoded_bytes must be at least max_body_bytes, or no such body could come")
         if self.write_timeout_s < 0 or self.acknowledge_timeout_s <= 0:
             raise ConfigError("write_timeout is not negative, and acknowledge_timeout longer than nothing")
         _ = self.level
@@ -64,6 +69,10 @@ class VectorSettings:
     @property
     def acknowledge_timeout_s(self) -> float:
         return parse_duration(self.acknowledge_timeout)
+
+    @property
+    def decoded_bytes_max(self) -> int:
+        return parse_size(self.max_decoded_bytes)
 
     @property
     def body_bytes_max(self) -> int:

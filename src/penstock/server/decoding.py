@@ -1,4 +1,4 @@
-"""How many bytes may be unpacked at a time: bodies are small until they are, and many come at once."""
+"""How many bytes may be decoded at a time: bodies are small until they are, and many come at once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import Unavailable
-from penstock.metrics import Registry
+from penstock.metrics import Gauge
 
 __all__ = ["DecodedBytes", "Held"]
 
 
 class DecodedBytes:
-    """Bytes of bodies that are unpacked and not yet applied, over all requests. One event loop owns it."""
+    """Bytes of bodies that are decoded and still needed, over all requests. One event loop owns it."""
 
-    def __init__(self, bytes_max: int, registry: Registry) -> None:
+    def __init__(self, bytes_max: int, gauge: Gauge) -> None:
+        """`gauge` shows how many there are."""
         self._bytes_max = bytes_max
         self._held = 0
-        self._gauge = registry.gauge(
-            "timeseries.decoded_bytes", "Unpacked bodies of writes that are not applied yet."
-        )
+        self._gauge = gauge
 
     @contextmanager
     def holding(self, size: int) -> Iterator[Held]:
@@ -35,7 +34,7 @@ class DecodedBytes:
         """Raises `Unavailable`."""
         if self._held + size > self._bytes_max:
             raise Unavailable(
-                f"writes that are being read hold {self._held:,} bytes already, and there is room for "
+                f"requests that are being read hold {self._held:,} bytes already, and there is room for "
                 f"{self._bytes_max:,}: send it again"
             )
         self._change(size)

@@ -175,7 +175,8 @@ def with_links(page: str, text: str, pages: Mapping[str, str]) -> tuple[str, lis
     def site_path(folder: str, link: str) -> str | None:
         target = posixpath.normpath(posixpath.join(folder, link))
         for candidate in candidates(target):
-            if candidate in pages or (ROOT / "docs" / candidate).suffix == ".png":
+            is_picture = candidate.endswith(".png") and (ROOT / "docs" / candidate).is_file()
+            if candidate in pages or is_picture:
                 return candidate
         return None
 

@@ -205,8 +205,10 @@ def test_a_part_with_wrong_settings_fails_and_the_others_run(tmp_path: Path) -> 
         told = fleet.readiness()
         assert told is not None
         (waiting,) = told["not_ready"]  # type: ignore[misc]
-        assert (waiting["name"], waiting["state"]) == ("collector", "failed")
-        assert "recever" in waiting["last_error"]
+        assert waiting == {"name": "collector", "state": "failed"}
+        assert "recever" in str(fleet.parts()["collector"]["last_error"])
+        elsewhere = httpx.get(f"{fleet.url}/ready", headers={"host": "evil.example"})
+        assert elsewhere.status_code == 403
         assert fleet.parts()["topics"]["restarts"] == 0
         assert fleet.stop() == 0
 
@@ -289,6 +291,8 @@ def test_what_init_writes_runs_and_is_never_replaced_unasked(tmp_path: Path) -> 
         "vector",
     ]
     assert all(part["what"] and "is not run" not in part["what"] for part in checked["parts"])
+    site = ("up", tmp_path / "site" / "penstock.yaml", "--data-dir", tmp_path / "elsewhere")
+    assert json.loads(penstock(*site, "--check", "--json").stdout)["faults"] == []
     (tmp_path / "site" / "events.yaml").write_text("mine")
     told = penstock("init", tmp_path / "site", code=2).stderr.decode()
     assert "events.yaml: there already; --force replaces what is there" in told

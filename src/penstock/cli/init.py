@@ -23,7 +23,7 @@ def init(directory: Path, force: bool) -> int:
     """
     files = {
         directory / "penstock.yaml": starting_text(),
-        directory / "events.yaml": pipeline_text("penstock-data"),
+        directory / "events.yaml": pipeline_text(),
     }
     there = [path for path in files if path.exists()]
     if there and not force:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.config import Setting
+from penstock.services.fleet.parts import DATA_DIR_VARIABLE
 
 __all__ = ["DEFAULT_PIPELINE", "default_mapping", "pipeline_text", "starting_text"]
 
@@ -27,9 +28,14 @@ def default_mapping(data_dir: str) -> dict[str, Setting]:
     }
 
 
-def pipeline_text(data_dir: str) -> str:
-    """The pipeline of the queue `events`; `data_dir` is as seen from the file's directory."""
-    return _PIPELINE.replace("DATA_DIR", data_dir)
+def pipeline_text(data_dir: str | None = None) -> str:
+    """The pipeline of the queue `events`; `data_dir` is as seen from the file's directory.
+
+    Without it the file keeps everything where the fleet that runs it has its data.
+    """
+    head = _HEAD if data_dir is not None else _HEAD + _FOLLOWS
+    place = data_dir if data_dir is not None else f"${{{DATA_DIR_VARIABLE}:-penstock-data}}"
+    return _PIPELINE.replace("<head>", head).replace("<data>", place)
 
 
 def starting_text() -> str:
@@ -88,17 +94,23 @@ console:
   # keys: "a-secret"       # or PENSTOCK_CONSOLE_KEYS in the environment
 """
 
-_PIPELINE: Final = """\
+_HEAD: Final = """\
 # Records of the topic `events`, as the relay puts them into the queue, into a Delta table.
 # Every key: docs/reference/pipeline.md. Check it: penstock run FILE --check
-name: events
-source: {buffer: {store: "DATA_DIR/queues", manifest_path: events/manifest, data_path_prefix: events}}
+"""
+_FOLLOWS: Final = f"""\
+# ${{{DATA_DIR_VARIABLE}}} is the data directory of `penstock up`; for other commands it is penstock-data
+# beside this file, unless the environment says otherwise.
+"""
+_PIPELINE: Final = """\
+<head>name: events
+source: {buffer: {store: "<data>/queues", manifest_path: events/manifest, data_path_prefix: events}}
 decode:
   format: json
   schema: "`$seq` bigint NOT NULL, `$ts` bigint, `$node` string, `$tag` string, data string, meta string"
 transform: >
   SELECT `$seq` AS seq, timestamp_millis(`$ts`) AS at, `$node` AS node, `$tag` AS tag, data, meta FROM input
-sink: {delta: {path: "DATA_DIR/lake/events"}}
+sink: {delta: {path: "<data>/lake/events"}}
 trigger: {interval: 2s}
-checkpoint: "DATA_DIR/checkpoints/events"
+checkpoint: "<data>/checkpoints/events"
 """

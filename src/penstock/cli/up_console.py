@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.cli.console.books import open_books
+from penstock.cli.console.books import LateBooks, open_books
 from penstock.cli.console.child import run_penstock
-from penstock.errors import PenstockError
+from penstock.cli.up_map import pipeline_environment
 from penstock.objects import StoreConfig
 from penstock.server.console import seam
 from penstock.services.fleet.probe import reachable
@@ -40,9 +40,8 @@ class FleetHost:
         self._fleet = fleet
         places = fleet.map
         self._queues = tuple(_queue(place) for place in places.queues)
-        self._pipelines = tuple(
-            found for place in places.pipelines if (found := _pipeline(place)) is not None
-        )
+        self._environment = pipeline_environment(places.data_dir)
+        self._pipelines = tuple(_pipeline(place, self._environment) for place in places.pipelines)
 
     def close(self) -> None:
         """Close the books that were opened."""
@@ -99,7 +98,7 @@ class FleetHost:
 
     def run(self, arguments: Sequence[str], tell: Callable[[str], None]) -> Awaitable[seam.CommandOutcome]:
         """See `seam.Host.run`."""
-        return run_penstock(arguments, tell)
+        return run_penstock(arguments, tell, self._environment)
 
 
 def _url(status: PartStatus) -> str | None:
@@ -156,12 +155,12 @@ def _queue(place: QueuePlace) -> seam.QueuePlace:
     )
 
 
-def _pipeline(place: PipelinePlace) -> seam.PipelinePlace | None:
-    """With its books; None for a file that cannot be read, which the part itself tells."""
-    try:
-        books = open_books(Path(place.file))
-    except PenstockError:
-        return None
+def _pipeline(place: PipelinePlace, environ: Mapping[str, str]) -> seam.PipelinePlace:
+    """With its books, which a file that cannot be read now may have later."""
     return seam.PipelinePlace(
-        name=place.name, part=place.part, file=place.file, queue=place.queue, books=books
+        name=place.name,
+        part=place.part,
+        file=place.file,
+        queue=place.queue,
+        books=LateBooks(lambda: open_books(Path(place.file), environ)),
     )

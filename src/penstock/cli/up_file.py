@@ -12,7 +12,13 @@ from typing import Final
 from penstock.cli.pipeline_file import overrides
 from penstock.cli.starting_file import default_mapping
 from penstock.cli.up_extras import missing_extra
-from penstock.cli.up_map import collector_faults, database_faults, pipeline_faults, with_places
+from penstock.cli.up_map import (
+    collector_faults,
+    database_faults,
+    pipeline_faults,
+    queue_faults,
+    with_places,
+)
 from penstock.config import Secret, Setting, from_env, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.server.exposure import check_reach
@@ -129,6 +135,7 @@ def prepare(
         **database_faults(plan, disabled),
     }
     plan = with_places(plan, disabled)
+    faults |= queue_faults(plan, disabled)
     return Prepared(file=file, plan=plan, disabled=disabled, faults=faults), found
 
 

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.pipeline_file import read_pipeline
 from penstock.cli.up_extras import missing_extra
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.objects.settings import StoreAddress
-from penstock.services.fleet.parts import PartPlan, Plan, Probe
+from penstock.services.fleet.parts import DATA_DIR_VARIABLE, PartPlan, Plan, Probe
 from penstock.services.fleet.status import FleetMap, PartKind, PipelinePlace, QueuePlace, QuiverPlace
 from penstock.units import parse_size
 
 if TYPE_CHECKING:
     from penstock.collector.plan import Plan as CollectorPlan
-    from penstock.spark.pipeline.spec import BufferSourceSpec
+    from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 
-__all__ = ["collector_faults", "database_faults", "pipeline_faults", "with_places"]
+__all__ = [
+    "collector_faults",
+    "database_faults",
+    "pipeline_environment",
+    "pipeline_faults",
+    "queue_faults",
+    "with_places",
+]
+
+
+def pipeline_environment(data_dir: str) -> dict[str, str]:
+    """What a pipeline's file sees of the environment when a fleet with this data directory runs it."""
+    return {**os.environ, DATA_DIR_VARIABLE: data_dir}
+
+
+def _read_pipeline(file: str, data_dir: str) -> PipelineSpec:
+    """The pipeline as the fleet runs it. Raises `ConfigError`."""
+    from penstock.spark.pipeline.spec import load_spec
+
+    return load_spec(file, pipeline_environment(data_dir))
 
 
 def collector_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
@@ -42,10 +61,42 @@ def pipeline_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
     for part in plan.parts:
         if part.kind is PartKind.PIPELINE and part.name not in off and not _is_ours(plan, part):
             try:
-                read_pipeline(Path(part.file or ""))
+                _read_pipeline(part.file or "", plan.layout.data_dir)
             except ConfigError as error:
                 faults[part.name] = str(error)
     return faults
+
+
+def queue_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
+    """Pipelines of a plan with places that wait at one queue while its like fills up, by the part's name.
+
+    A queue that no part writes to may be filled by somebody else, so it is a fault only beside another one
+    at the same path of another store that has a writer here and no reader.
+    """
+    off, faults = set(disabled), {}
+    queues = {queue.name: queue for queue in plan.map.queues}
+    for place in plan.map.pipelines:
+        read = queues.get(place.queue or "")
+        if read is None or _writers(read, off):
+            continue
+        for other in queues.values():
+            is_alike = other.manifest_path.strip("/") == read.manifest_path.strip("/")
+            if is_alike and _writers(other, off) and not set(other.consumers) - off:
+                names = " and ".join(_writers(other, off))
+                faults[place.part] = f"{place.file}: {_beside_text(read, other, names)}"
+    return faults
+
+
+def _beside_text(read: QueuePlace, other: QueuePlace, writers: str) -> str:
+    return (
+        f"it reads the queue {read.manifest_path} in {read.store}, which no part writes to; {writers} writes "
+        f"to that of {other.store}, which no part reads: ${{{DATA_DIR_VARIABLE}}} in the file stands for the "
+        "data directory of `penstock up`"
+    )
+
+
+def _writers(queue: QueuePlace, off: set[str]) -> list[str]:
+    return [part for part in queue.producers if part not in off]
 
 
 def database_faults(plan: Plan, disabled: Iterable[str]) -> dict[str, str]:
@@ -106,7 +157,9 @@ def with_places(plan: Plan, disabled: Iterable[str]) -> Plan:
             _add_exports(known, own, part)
             plan = _with_probe(plan, part, own)
     places = _without(plan.map, off)
-    pipelines = tuple(_with_queue(place, known) for place in places.pipelines)
+    specs = _specs(places)
+    pipelines = tuple(_with_queue(place, specs.get(place.part), known) for place in places.pipelines)
+    _add_sinks(known, specs)
     places = replace(places, queues=tuple(known.values()), quivers=quivers, pipelines=pipelines)
     return replace(plan, map=places)
 
@@ -181,12 +234,35 @@ def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPla
             known[place.name] = place
 
 
-def _with_queue(place: PipelinePlace, known: dict[str, QueuePlace]) -> PipelinePlace:
+def _specs(places: FleetMap) -> dict[str, PipelineSpec]:
+    """The pipelines whose files can be read, by the part's name; of the others a fault is told."""
+    found = {}
+    for place in places.pipelines:
+        with contextlib.suppress(ConfigError):
+            found[place.part] = _read_pipeline(place.file, places.data_dir)
+    return found
+
+
+def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) -> None:
+    """Pipelines that write to a queue that is known."""
+    if not specs:
+        return  # without Spark there is nothing to import
+    from penstock.spark.pipeline.spec import BufferSinkSpec
+
+    for part, spec in specs.items():
+        for sink in spec.outputs.values():
+            if isinstance(target := sink.target, BufferSinkSpec):
+                place = _found(known, target.store, target.manifest_path)
+                if place is not None and part not in place.producers:
+                    known[place.name] = replace(place, producers=(*place.producers, part))
+
+
+def _with_queue(
+    place: PipelinePlace, spec: PipelineSpec | None, known: dict[str, QueuePlace]
+) -> PipelinePlace:
     """The pipeline with the queue that its file reads, which becomes one of the fleet's."""
-    try:
-        spec = read_pipeline(Path(place.file))
-    except ConfigError:
-        return place  # it is told as a fault, or the file is written before it runs
+    if spec is None:
+        return place
     source = spec.source.buffer
     queue = _found(known, source.store, source.manifest_path) or _queue_of(place.name, source, known)
     known[queue.name] = replace(queue, consumers=(*queue.consumers, place.part))

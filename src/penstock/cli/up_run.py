@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.up_extras import missing_extra
 from penstock.cli.up_file import Prepared
@@ -21,6 +21,9 @@ from penstock.errors import Unavailable
 from penstock.services.fleet.fleet import Fleet
 from penstock.services.fleet.probe import address_of, reachable
 from penstock.services.fleet.status import FleetEvent, Level, PartKind, PartState, PartStatus
+
+if TYPE_CHECKING:
+    from penstock.http.message import Request
 
 __all__ = ["run_fleet"]
 
@@ -34,6 +37,15 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
     os.environ.setdefault("SPARK_LOCAL_DIRS", scratch_of_spark(prepared.plan))
     with asyncio.Runner() as runner:
         runner.run(_Up(prepared, printer).run())
+
+
+def _host_check(host: str) -> Callable[[Request], None]:
+    """The console's own check of the name that a request comes by."""
+    from penstock.server.auth import Keyring
+    from penstock.server.console.access import Access
+    from penstock.server.exposure import is_loopback
+
+    return Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host)).check_host
 
 
 class _Own(logging.Handler):
@@ -109,7 +121,7 @@ class _Up:
         from penstock.http.listener import Listener
         from penstock.services.fleet.health import Front
 
-        listener = Listener(Front(self._fleet))
+        listener = Listener(Front(self._fleet, check=_host_check(host)))
         try:
             bound = await listener.bind(host, port)
         except OSError as error:
@@ -132,7 +144,7 @@ class _Up:
         console = Console(
             fleet_host,
             ConsoleSettings(host=host, port=port, keys=keyring, sessions_file=sessions),
-            front=lambda app: Front(self._fleet, app),
+            front=lambda app: Front(self._fleet, app, check=_host_check(host)),
         )
         bound = await console.start()
         stack.push_async_callback(console.close)

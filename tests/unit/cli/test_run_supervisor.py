@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from penstock.cli import run_supervisor
+from penstock.cli import run_display, run_supervisor
 from penstock.cli.failure import ExitCode
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.cli.run_supervisor import Supervisor, backoff_s, cause_of, is_passing
@@ -46,8 +47,12 @@ class FakeRun:
         self._steps = steps
         self._on_line = on_line
         self.asked = False
+        self.idle = 0
 
     def wait(self, timeout_s: float) -> bool:
+        if self.idle:
+            self.idle -= 1
+            return False
         if self.asked and not self._steps:
             return True
         step = self._steps.pop(0) if self._steps else None
@@ -273,3 +278,23 @@ def test_the_signals_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     supervise(FakePipeline([None]), Told())
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_micro_batch_that_takes_long_does_not_keep_it_from_telling_that_it_lives(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock up` kills a pipeline that tells nothing for some minutes."""
+    monkeypatch.setattr(run_display, "LINE_EVERY_S", 0.0)
+    pipeline = FakePipeline([None])
+    start = pipeline.start
+
+    def at_it(session: object, *, once: bool, on_line: Callable[[BatchLine], None]) -> FakeRun:
+        run = start(session, once=once, on_line=on_line)
+        run.idle = 3
+        return run
+
+    monkeypatch.setattr(pipeline, "start", at_it)
+    with run_display.JsonLines() as display:
+        supervise(pipeline, cast("Told", display))
+    events = [json.loads(text)["event"] for text in capsys.readouterr().out.splitlines()]
+    assert events[events.index("started") :] == ["started", "progress", "progress", "progress", "stopped"]

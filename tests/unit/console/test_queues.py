@@ -23,7 +23,8 @@ from penstock.buffer.batch import CompressionType
 from penstock.buffer.sharded import ShardedProducer
 from penstock.codec import RecordChunk
 from penstock.ids import SYSTEM_RNG
-from penstock.objects import StoreConfig, open_store
+from penstock.objects import ObjectStore, StoreConfig, open_store
+from penstock.server.console import queues
 from penstock.server.console.queues import QueueSource
 from penstock.server.console.seam import QueuePlace
 from penstock.testing import ManualClock
@@ -69,6 +70,90 @@ async def relay(folder: Path, first: int, last: int, records: int, *, whole: boo
     )
     await append_batches(config, [batch], Transaction(app="relay:t", version=last))
     await store.close()
+
+
+class Counted:
+    """A store that writes down what it is asked for."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._store, name)
+        if name not in ("get", "get_if_changed", "head", "list"):
+            return found
+
+        async def ask(key: str, *more: object) -> object:
+            self.asked.append(f"{name} {key}")
+            return await found(key, *more)
+
+        return ask
+
+    def take(self) -> list[str]:
+        """What was asked for since this was last called."""
+        asked, self.asked = self.asked, []
+        return asked
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    store = Counted(open_store(str(tmp_path)))
+    monkeypatch.setattr(queues, "open_store", lambda config: store)
+    return store
+
+
+async def test_a_look_at_a_queue_that_has_not_changed_is_one_conditional_request(
+    counted: Counted, tmp_path: Path
+) -> None:
+    source = QueueSource(place(tmp_path), ManualClock())
+    source.apps = frozenset({"relay:t", "relay:other"})
+    await relay(tmp_path, 1, 5, records=5)
+    assert (await source.look()).positions == {"relay:t": 5, "relay:other": None}
+    for _ in range(3):
+        counted.take()
+        assert (await source.look()).positions == {"relay:t": 5, "relay:other": None}
+        assert counted.take() == ["get_if_changed ingest/manifest"]
+    async with await Consumer.open(ConsumerConfig(store=str(tmp_path), prefetch=0), None) as consumer:
+        await consumer.next_batch()
+        await consumer.ack(0)
+        await consumer.flush()
+    assert (await source.look()).positions["relay:t"] == 5
+    assert [asked for asked in counted.take() if "layout" in asked] == []
+    await source.look()
+    assert counted.take() == ["get_if_changed ingest/manifest"], "the position is in the book now"
+    await source.close()
+
+
+async def test_a_look_at_shards_is_one_conditional_request_each(counted: Counted, tmp_path: Path) -> None:
+    source = QueueSource(place(tmp_path), ManualClock())
+    source.apps = frozenset({"relay:t"})
+    async with await ShardedProducer.open(ProducerConfig(store=str(tmp_path)), shards=2) as producer:
+        for number in range(6):
+            await producer.produce([b"%d" % number], b"", key=b"%d" % number)
+        await producer.flush()
+    await source.look()
+    counted.take()
+    await source.look()
+    asked = counted.take()
+    assert sorted(asked) == [f"get_if_changed ingest/manifest.shards/{shard:04d}" for shard in range(2)]
+    await source.close()
+
+
+@pytest.mark.parametrize("was_plain", [False, True])
+async def test_a_queue_that_becomes_sharded_is_noticed(was_plain: bool, tmp_path: Path) -> None:
+    clock = ManualClock()
+    source = QueueSource(place(tmp_path), clock)
+    if was_plain:
+        await produce(tmp_path, [b"before"])
+    assert not (await source.look()).is_sharded
+    async with await ShardedProducer.open(ProducerConfig(store=str(tmp_path)), shards=2) as producer:
+        await producer.produce([b"a"], b"", key=b"a")
+        await producer.flush()
+    if was_plain:
+        await clock.advance(queues.LAYOUT_AGAIN_S)
+    assert (await source.look()).is_sharded
+    await source.close()
 
 
 async def test_a_queue_that_is_not_there_yet_is_empty(source: QueueSource, tmp_path: Path) -> None:

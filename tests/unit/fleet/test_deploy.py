@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.process.cli_runner import penstock
 
 from penstock.cli.up_file import find_file, prepare
 from penstock.services.fleet.settings import UpSettings
@@ -21,6 +22,7 @@ from penstock.spark.pipeline.spec import load_spec
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+HOW_TO = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
 ENTRYPOINT = (DEPLOY / "container" / "entrypoint.sh").read_text()
 SECRETS = {
     name: value
@@ -160,6 +162,36 @@ def test_the_unit_gives_a_stop_its_time() -> None:
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert int(seconds) > 4 * UpSettings().stop_timeout_s
     assert "KillMode=mixed" in text
+
+
+def test_the_unit_runs_the_files_of_init_with_all_data_in_its_state_directory(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "penstock.service").read_text()
+    (file, data_dir) = re.findall(r"^ExecStart=\S+ up (\S+) --data-dir (\S+)$", text, re.MULTILINE)[0]
+    assert (file, data_dir) == ("/etc/penstock/penstock.yaml", "/var/lib/penstock")
+    assert "StateDirectory=penstock\n" in text
+    penstock("init", tmp_path)
+    prepared, faults = prepare(find_file(tmp_path / "penstock.yaml", [], data_dir, {}))
+    assert prepared is not None
+    assert (faults, prepared.faults) == ([], {})
+    assert {queue.store for queue in prepared.plan.map.queues} == {f"{data_dir}/queues"}
+    spec = load_spec(tmp_path / "events.yaml", prepared.plan.part("pipeline-events").environment)
+    places = [spec.checkpoint_path, spec.ledger_store, *(sink.place for sink in spec.outputs.values())]
+    assert all(place.startswith(f"{data_dir}/") for place in places)
+    assert "penstock init /etc/penstock" in HOW_TO
+
+
+def test_what_is_to_be_changed_for_kubernetes_is_named_where_it_is() -> None:
+    note = (KUBERNETES / "kustomization.yaml").read_text().partition("apiVersion")[0]
+    steps = HOW_TO.partition("## Kubernetes")[2]
+    texts = {file.name: file.read_text() for file in KUBERNETES.glob("*.yaml")}
+    buckets = {name for name, text in texts.items() if "s3://change-me" in text}
+    assert buckets == {"machine.up.yaml", "events.yaml"}
+    images = {name for name, text in texts.items() if "registry.example.org/penstock" in text}
+    assert images == {"kustomization.yaml", "driver.up.yaml"}
+    for name in buckets | images | {"secrets.example.yaml"}:
+        assert f"`{name}`" in steps
+        assert name in note or name == "kustomization.yaml"
+    assert "secrets.example.yaml" not in yaml.safe_load(texts["kustomization.yaml"])["resources"]
 
 
 def test_the_image_copies_what_exists_and_installs_extras_that_do() -> None:

@@ -49,7 +49,12 @@ if mode == "mute":
 if mode == "once" and not os.path.exists(sys.argv[2]):
     open(sys.argv[2], "w").close()
     sys.exit(7)
+if mode == "dumb":
+    time.sleep(600)
 say(event="progress", lag=3)
+while mode == "lively":
+    say(event="alive")
+    time.sleep(0.05)
 time.sleep(600)
 """
 
@@ -221,6 +226,26 @@ async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
         await stage.until(lambda: stage.part("mute").restarts == 1)
         assert "answers nothing any more, and is killed" in stage.texts
         assert ("mute", PartState.NOT_READY) in stage.history
+
+
+async def test_a_part_without_a_probe_that_tells_nothing_any_more_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "MUTE_MAX_S", 0.5)
+    monkeypatch.setattr(runner, "_ASK_S", 0.05)
+    async with running(tmp_path, part("lively"), part("good")) as stage:
+        await stage.until(lambda: stage.part("good").restarts == 1)
+        assert "has told nothing for 500ms, and is killed" in stage.texts
+        assert stage.part("lively").restarts == 0
+
+
+async def test_a_part_that_hangs_while_it_starts_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "STARTING_MAX_S", 0.5)
+    async with running(tmp_path, part("dumb")) as stage:
+        await stage.until(lambda: stage.part("dumb").restarts == 1)
+        assert "is not ready after 500ms, and is killed" in stage.texts
 
 
 async def test_a_disabled_part_is_told_with_its_reason_and_not_run(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from penstock.config import Secret
+from penstock.errors import Rejected
 from penstock.http.listener import Listener
 from penstock.http.message import Fault, Request, Response
 from penstock.services.fleet import Fleet, FleetMap, PartState, PartStatus, Plan, UpSettings
@@ -40,11 +42,13 @@ class Behind:
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, behind: Behind | None = None) -> AsyncIterator[tuple[Fleet, str]]:
+async def served(
+    tmp_path: Path, behind: Behind | None = None, check: Callable[[Request], None] = lambda request: None
+) -> AsyncIterator[tuple[Fleet, str]]:
     layout = Layout(base=str(tmp_path), data_dir=str(tmp_path))
     plan = Plan(settings=UpSettings(), layout=layout, parts=(), map=FleetMap(data_dir=str(tmp_path)))
     fleet = Fleet(plan, ())
-    listener = Listener(Front(fleet, behind))
+    listener = Listener(Front(fleet, behind, check=check))
     host, port = await listener.bind("127.0.0.1", 0)
     try:
         yield fleet, f"{host}:{port}"
@@ -62,11 +66,30 @@ async def test_the_whole_is_ready_when_every_part_is(tmp_path: Path) -> None:
         fleet.own(status("c", PartState.FAILED, last_error="no"))
         answer = await client.get(f"{url}/ready")
         assert answer.status_code == 503
-        waiting = [{"name": "c", "state": "failed", "last_error": "no"}]
+        waiting = [{"name": "c", "state": "failed"}]  # whoever may know why asks the console
         assert answer.json() == {"ready": False, "not_ready": waiting}
         assert (await client.post(f"{url}/ready")).status_code == 405
         assert (await client.get(f"{url}/other")).status_code == 404
         assert "fleet_part_state" in (await client.get(f"{url}/metrics")).text
+
+
+def only_here(request: Request) -> None:
+    if not request.headers.get(b"host", b"").startswith(b"127.0.0.1:"):
+        raise Rejected("by no other name")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+async def test_another_name_for_this_machine_is_told_nothing(tmp_path: Path, path: str) -> None:
+    """A page of another site that makes its name point here (DNS rebinding) could read it."""
+    async with served(tmp_path, check=only_here) as (fleet, address), httpx.AsyncClient() as client:
+        fleet.own(status("a", PartState.FAILED))
+        refused = await client.get(f"http://{address}{path}", headers={"host": "evil.example"})
+        assert (refused.status_code, refused.json()) == (403, {"error": "by no other name"})
+        answered = await client.get(f"http://{address}{path}")
+        assert answered.status_code in (200, 503)
+        for answer in (refused, answered):
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
 
 
 async def test_everything_else_goes_to_what_is_behind(tmp_path: Path) -> None:

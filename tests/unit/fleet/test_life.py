@@ -37,8 +37,56 @@ def test_it_is_starting_until_its_probe_answers() -> None:
     for answer in (Answer.SILENT, Answer.NOT_READY, Answer.SILENT):
         life = lives.answered(life, answer, 1000.0)
     assert life.state is PartState.STARTING
-    assert lives.next_act(life, 1e6) is Act.NOTHING, "a long start is no reason to kill it"
     assert lives.answered(life, Answer.READY, 1001.0).state is PartState.READY
+
+
+def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
+    life = lives.answered(running(), Answer.SILENT, 1.0)
+    assert lives.next_act(life, lives.STARTING_MAX_S - 1) is Act.NOTHING
+    assert lives.next_act(life, lives.STARTING_MAX_S) is Act.KILL
+    assert lives.why_killed(life, lives.STARTING_MAX_S) == "is not ready after 30m, and is killed"
+    # One that says that it is still at it does not hang.
+    for told in (
+        lives.answered(life, Answer.NOT_READY, 1000.0),
+        lives.told_trouble(life, 1000.0),
+        lives.told_alive(life, 1000.0),
+    ):
+        assert told.state is PartState.STARTING
+        assert lives.next_act(told, lives.STARTING_MAX_S + 999) is Act.NOTHING
+        assert lives.next_act(told, lives.STARTING_MAX_S + 1000) is Act.KILL
+    assert lives.next_act(ready(), 1e9) is Act.NOTHING, "it never said that it would tell that it lives"
+
+
+def test_a_part_that_tells_that_it_lives_and_then_does_not_is_killed() -> None:
+    life = ready()
+    for second in range(0, 10_000, 10):
+        assert lives.next_act(life, float(second)) is Act.NOTHING
+        life = lives.told_alive(life, float(second))
+    assert lives.next_act(life, 9990 + lives.MUTE_MAX_S - 1) is Act.NOTHING
+    assert lives.next_act(life, 9990 + lives.MUTE_MAX_S) is Act.KILL
+    assert lives.why_killed(life, 9990 + lives.MUTE_MAX_S) == "has told nothing for 5m, and is killed"
+    # What the fleet itself slept through is not held against it.
+    late = lives.excused(life, 50_000.0)
+    assert lives.next_act(late, 50_000.0) is Act.NOTHING
+    assert lives.next_act(late, 50_000 + lives.MUTE_MAX_S) is Act.KILL
+    # Another process has told nothing yet.
+    again = lives.started(lives.ended(life, Exit(signal=9), 10_000.0, rng()), 10_001.0)
+    assert lives.next_act(again, 10_001 + lives.MUTE_MAX_S) is Act.NOTHING
+
+
+def test_what_it_told_while_it_started_is_not_counted_from_then() -> None:
+    life = lives.told_alive(running(), 10.0)
+    life = lives.told_ready(life, 10 + lives.MUTE_MAX_S)
+    assert lives.next_act(life, 10 + lives.MUTE_MAX_S) is Act.NOTHING
+    assert lives.next_act(life, 10 + 2 * lives.MUTE_MAX_S) is Act.KILL
+
+
+def test_a_part_that_starts_again_by_itself_has_the_time_of_a_start() -> None:
+    life = lives.told_trouble(lives.told_alive(ready(), 10.0), 20.0)
+    assert life.state is PartState.NOT_READY
+    assert lives.next_act(life, 20 + lives.STARTING_MAX_S - 1) is Act.NOTHING
+    assert lives.next_act(life, 20 + lives.STARTING_MAX_S) is Act.KILL
+    assert lives.next_act(lives.told_ready(life, 30.0), 1e9) is Act.NOTHING
 
 
 def test_one_lost_probe_says_nothing_and_two_say_not_ready() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.buffer.audit import Severity
-from penstock.cli.pipeline_file import read_pipeline
 from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.server.console.seam import (
     BalanceLine,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.ledger import BatchLine
     from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 
-__all__ = ["PipelineBooks", "open_books"]
+__all__ = ["LateBooks", "PipelineBooks", "open_books"]
 
 _SINKS_KEPT_S: Final = 10.0
 _LETTERS_KEPT_S: Final = 5.0
@@ -38,9 +39,57 @@ _POSITION: Final = ("shard", "sequence", "index")
 _FINDINGS_MAX: Final = 20
 
 
-def open_books(file: Path, changes: Sequence[str] = ()) -> Books:
+def open_books(file: Path, environ: Mapping[str, str] = os.environ) -> Books:
     """The books of the pipeline in a file, which needs the extra `spark`. Raises `ConfigError`."""
-    return PipelineBooks(read_pipeline(file, changes))
+    from penstock.spark.pipeline.spec import load_spec
+
+    return PipelineBooks(load_spec(file, environ))
+
+
+class LateBooks:
+    """Books that are opened when somebody asks for them, and tried again as long as that fails.
+
+    See `Books`. A file that is wrong is an error of the question, and may be right at the next one.
+    """
+
+    def __init__(self, opening: Callable[[], Books]) -> None:
+        self._opening = opening
+        self._opened: Books | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _books(self) -> Books:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._opening()
+            return self._opened
+
+    def read(self, last: int) -> BooksReading:
+        return self._books.read(last)
+
+    def micro_batch(self, number: int) -> MicroBatch | None:
+        return self._books.micro_batch(number)
+
+    def find(self, shard: int, sequence: int) -> MicroBatch | None:
+        return self._books.find(shard, sequence)
+
+    def commits(self, number: int) -> Sequence[SinkCommit]:
+        return self._books.commits(number)
+
+    def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
+        return self._books.letter(shard, sequence, index)
+
+    def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
+        return self._books.letters(after, limit)
+
+    def audit(self) -> Sequence[BalanceLine]:
+        return self._books.audit()
+
+    def close(self) -> None:
+        """Close what was opened."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
 
 
 class PipelineBooks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.server.console.seam import CommandOutcome
@@ -18,18 +20,25 @@ _ERROR_LINES: Final = 50
 _NOT_STARTED: Final = 127
 
 
-async def run_penstock(arguments: Sequence[str], tell: Callable[[str], None]) -> CommandOutcome:
+async def run_penstock(
+    arguments: Sequence[str],
+    tell: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+) -> CommandOutcome:
     """Run `penstock ARGUMENTS…` to its end; `tell` gets its lines of standard error. Cancelling ends it.
 
-    Of standard output the last 4 MiB are kept.
+    It ends with this process, too, however that ends: standard input is the pipe that `penstock.cli.part`
+    watches. Of standard output the last 4 MiB are kept. `environment` is that of this process unless given.
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.cli", *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
+            *(sys.executable, "-m", "penstock.cli.part", *arguments),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            env=environment,
+            start_new_session=True,
         )
     except OSError as error:
         return CommandOutcome(exit_code=_NOT_STARTED, output="", errors=str(error))
@@ -41,8 +50,9 @@ async def run_penstock(arguments: Sequence[str], tell: Callable[[str], None]) ->
         code = await process.wait()
     finally:
         if process.returncode is None:
+            # What it has started is in its group, and would hold its pipes.
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return CommandOutcome(exit_code=code, output=output.decode("utf-8", "replace"), errors="\n".join(errors))
 

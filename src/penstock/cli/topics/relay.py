@@ -27,6 +27,7 @@ from penstock.units import format_count, format_size
 __all__ = ["relay"]
 
 _EVENT_EVERY_S: Final = 1.0
+_ALIVE_EVERY_S: Final = 5.0
 _Style: TypeAlias = Literal["words", "json", "events"]
 """How the end of it is told."""
 
@@ -161,11 +162,15 @@ async def _relay(
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
         failure: PenstockError | None = None
+        telling = asyncio.create_task(_tell_alive()) if style == "events" else None
         try:
             if making is None or not await _is_cancelled(making):
                 await job.run(once=once)
         except PenstockError as error:
             failure = error
+        finally:
+            if telling is not None:
+                telling.cancel()
         if failure is None or job.report.batches:
             _tell(job.report, caught[0] if caught else None, style)
     if failure is not None:
@@ -173,6 +178,13 @@ async def _relay(
     if not caught or not once:
         return ExitCode.OK  # without --once a signal is how it ends
     return ExitCode.INTERRUPTED if caught[0] is signal.SIGINT else ExitCode.TERMINATED
+
+
+async def _tell_alive() -> None:
+    """Tell now and then that the loop runs, whatever the relay waits for: a fleet kills one that does not."""
+    while True:
+        await asyncio.sleep(_ALIVE_EVERY_S)
+        click.echo(msgspec.json.encode({"event": "alive"}).decode())
 
 
 async def _make_topic(client: Client, topic: str) -> None:

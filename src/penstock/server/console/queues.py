@@ -7,7 +7,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.buffer.batch import FOOTER_BYTES, record_count
 from penstock.buffer.book import fetch_book
@@ -21,17 +21,20 @@ from penstock.buffer.sharded import read_layout
 from penstock.buffer.transaction import find_tag, newest_version
 from penstock.clock import Clock
 from penstock.errors import NotFound
-from penstock.objects import ByteRange, ObjectStore, open_store
+from penstock.objects import ByteRange, ObjectStore, Version, open_store
 from penstock.server.console.relayed import Relayed, RelayMemory, sequences_in
 from penstock.server.console.seam import QueuePlace
 
 __all__ = ["BatchSize", "EntryView", "QueueReading", "QueueSource", "ShardReading"]
 
+_Readers: TypeAlias = dict[int, tuple[QueueReader, str]]
 _SIZES_KEPT: Final = 20_000
 _AT_ONCE: Final = 8
 _COUNTED_PER_LOOK: Final = 64
 """Batches whose records are counted at each look; where more come at once the rate is not known."""
 _RETRY_S: Final = 1.0
+LAYOUT_AGAIN_S: Final = 60.0
+"""How soon a queue without shards is looked at again for some: it is drained before it gets them."""
 _SEARCHED_BYTES: Final = 16 << 20
 _GRACE_MS: Final = 600_000
 
@@ -125,8 +128,12 @@ class QueueSource:
             store=place.store, manifest_path=place.manifest_path, data_path_prefix=place.data_path_prefix
         )
         self._opened: ObjectStore | None = None
-        self._readers: dict[int, tuple[QueueReader, str]] = {}
+        self._readers: _Readers = {}
         self._is_sharded = False
+        self._layout_s = 0.0
+        """When it was last asked how many shards there are."""
+        self._books: dict[int, tuple[Version | None, Mapping[str, int]]] = {}
+        """Per shard, the book, and the manifest it was read with."""
         self._sizes: OrderedDict[str, BatchSize] = OrderedDict()
         self._counted: dict[int, int] = {}
         """Per shard, the sequence up to which batches are counted."""
@@ -147,16 +154,29 @@ class QueueSource:
             self._opened = open_store(replace(self.place.store, retries=1))
         return self._opened
 
-    async def readers(self) -> dict[int, tuple[QueueReader, str]]:
+    async def readers(self) -> _Readers:
         """Reader and folder of each shard; a queue without shards is its shard 0."""
-        if not self._readers or not self._is_sharded:
+        if not self._knows_layout():
             shards = await read_layout(self._store, self._config.manifest_key)
+            self._layout_s = self._clock.monotonic()
             if shards is not None and not self._is_sharded:
-                self._readers, self._is_sharded, self._counted = {}, True, {}
+                self._readers, self._is_sharded = {}, True
+                self._counted, self._books = {}, {}
             if not self._readers:
                 places = [None] if shards is None else list(range(shards))
                 self._readers = {shard or 0: self._reader(shard) for shard in places}
         return self._readers
+
+    def _knows_layout(self) -> bool:
+        """Whether the shards that are known need no request.
+
+        Their number never changes, and a manifest without them says that there are none, for a while.
+        """
+        if self._is_sharded or not self._readers:
+            return self._is_sharded
+        known = self._readers[0][0].known
+        has_manifest = known is not None and known.version is not None
+        return has_manifest and self._clock.monotonic() - self._layout_s < LAYOUT_AGAIN_S
 
     def _reader(self, shard: int | None) -> tuple[QueueReader, str]:
         path, prefix = self._config.manifest_key, self._config.prefix
@@ -166,14 +186,16 @@ class QueueSource:
 
     async def indexes(self) -> dict[int, EntryIndex]:
         """Every entry of every shard now."""
-        readers = await self.readers()
-        found = await asyncio.gather(*(reader.index() for reader, _ in readers.values()))
-        return dict(zip(readers, found, strict=True))
+        return await _indexes_of(await self.readers())
 
     async def look(self) -> QueueReading:
-        """The queue now. One conditional request per shard, and two for each batch that came."""
+        """The queue now. One conditional request per shard, and two for each batch that came.
+
+        Where it changed, and what a relay brought has left it, one more per shard; and while there is no
+        queue, or once a minute without shards, one for the layout.
+        """
         readers = await self.readers()
-        indexes = self._indexes = await self.indexes()
+        indexes = self._indexes = await _indexes_of(readers)
         self._memory.look(indexes, self.apps)
         await self._count_new(indexes)
         shards = []
@@ -195,7 +217,7 @@ class QueueSource:
         return QueueReading(
             shards=tuple(shards),
             is_sharded=self._is_sharded,
-            positions={app: await self._position(app) for app in sorted(self.apps)},
+            positions={app: await self._position(readers, app) for app in sorted(self.apps)},
             seen_records=None if seen is None else seen[0],
             seen_bytes=None if seen is None else seen[1],
         )
@@ -269,17 +291,29 @@ class QueueSource:
         ]
         return min((ms for ms in found if ms is not None), default=None)
 
-    async def _position(self, app: str) -> int | None:
+    async def _position(self, readers: _Readers, app: str) -> int | None:
         """What `app` has committed last: in the queue, else as the book has it."""
         best: int | None = None
-        for reader, _ in self._readers.values():
+        for shard, (reader, _) in readers.items():
             queued = newest_version(_known(reader).raw, app)
             if queued is None:
-                book, _ = await fetch_book(reader.file)
-                queued = book.get(app)
+                queued = (await self._book(shard, reader)).get(app)
             if queued is not None:
                 best = queued if best is None else max(best, queued)
         return best
+
+    async def _book(self, shard: int, reader: QueueReader) -> Mapping[str, int]:
+        """The book, which is read again when the manifest has changed.
+
+        What left the queue was entered before it did, so a book that was read after a manifest has all that
+        this manifest does not name any more.
+        """
+        version = _known(reader).version
+        held = self._books.get(shard)
+        if held is None or held[0] != version:
+            book, _ = await fetch_book(reader.file)
+            held = self._books[shard] = (version, book)
+        return held[1]
 
     async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:
         """Add up what came since the last look. Too much at once, and the count begins anew with the next."""
@@ -368,6 +402,11 @@ def _named(places: Iterable[tuple[int, str]], text: str) -> tuple[int, str] | No
         if text in (location, location.rpartition("/")[2].removesuffix(".batch")):
             return sequence, location
     return None
+
+
+async def _indexes_of(readers: _Readers) -> dict[int, EntryIndex]:
+    found = await asyncio.gather(*(reader.index() for reader, _ in readers.values()))
+    return dict(zip(readers, found, strict=True))
 
 
 def _known(reader: QueueReader) -> Snapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,9 @@ from penstock.server.console.seam import QuiverPlace
 __all__ = ["QuiverReading", "read_quiver"]
 
 _FILES_MAX: Final = 200_000
+_READERS: Final = threading.local()
+"""What each thread knows of the directories it reads. A source reads in a thread of its own, so that is one
+for each source, which nobody else touches and which goes with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +41,15 @@ class QuiverReading:
 
 
 def read_quiver(place: QuiverPlace) -> QuiverReading:
-    """Blocking. Raises `NotFound` while there is no directory, and what a damaged file raises."""
+    """Blocking. Raises `NotFound` while there is no directory, and what a damaged file raises.
+
+    The description of a segment is read once in a thread, however often it is looked at there.
+    """
     root = os.path.abspath(place.path)
     if not os.path.isdir(root):
         raise NotFound(f"there is no directory {place.path} yet")
     fs = OsFileSystem()
-    source = LocalSegments(root, fs)
+    source = _segments_of(root)
     infos = source.infos()
     subscribers = [
         (core, look)
@@ -56,6 +63,14 @@ def read_quiver(place: QuiverPlace) -> QuiverReading:
         disk_bytes=_disk_bytes(root),
         free_bytes=shutil.disk_usage(root).free,
     )
+
+
+def _segments_of(root: str) -> LocalSegments:
+    """The segments below a directory; the one of the last look reads only the sidecars that came since."""
+    known: dict[str, LocalSegments] = _READERS.__dict__.setdefault("segments", {})
+    if root not in known:
+        known[root] = LocalSegments(root)
+    return known[root]
 
 
 def _disk_bytes(root: str) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.errors import PenstockError
 from penstock.http.message import Application, Fault, Request, Response
 from penstock.metrics import Registry
 from penstock.services.fleet.fleet import Fleet
@@ -15,15 +16,27 @@ from penstock.services.fleet.status import PartState, PartStatus
 __all__ = ["Front", "metrics_of", "readiness_of"]
 
 _STATUS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413, Fault.OVERLOADED: 503}
+_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Front:
-    """An `Application`: answers for the fleet itself, and gives the rest to `behind`."""
+    """An `Application`: answers for the fleet itself, and gives the rest to `behind`.
 
-    def __init__(self, fleet: Fleet, behind: Application | None = None) -> None:
+    Nobody is asked for a key, so the answers hold no more than names and states. `check` raises
+    `PenstockError` for a request that is to be told nothing.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        behind: Application | None = None,
+        *,
+        check: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         self._fleet = fleet
         self._behind = behind
+        self._check = check
         self._own: dict[bytes, Callable[[], Response]] = {
             b"/health": self._health,
             b"/ready": self._ready,
@@ -36,13 +49,20 @@ class Front:
         """See `Application.begin`."""
         own = self._own.get(request.path)
         if own is not None:
-            is_read = request.method in (b"GET", b"HEAD")
-            deliver(own() if is_read else _refusal(405, "only GET is answered here"))
+            deliver(_secured(self._answer(request, own)))
             return None
         if self._behind is not None:
             return self._behind.begin(request, deliver)
-        deliver(_refusal(404, "there is nothing here; /health, /ready and /metrics are"))
+        deliver(_secured(_refusal(404, "there is nothing here; /health, /ready and /metrics are")))
         return None
+
+    def _answer(self, request: Request, own: Callable[[], Response]) -> Response:
+        try:
+            self._check(request)
+        except PenstockError as error:
+            return _refusal(403, str(error))
+        is_read = request.method in (b"GET", b"HEAD")
+        return own() if is_read else _refusal(405, "only GET is answered here")
 
     def screen(self, request: Request) -> Response | None:
         """See `Application.screen`."""
@@ -52,7 +72,7 @@ class Front:
         """See `Application.fault`."""
         if self._behind is not None:
             return self._behind.fault(fault, message, head)
-        return _refusal(_STATUS[fault], message)
+        return _secured(_refusal(_STATUS[fault], message))
 
     def _health(self) -> Response:
         return Response(200, msgspec.json.encode({"status": "ok"}))
@@ -66,13 +86,12 @@ class Front:
 
 
 def readiness_of(parts: Sequence[PartStatus]) -> dict[str, object]:
-    """Whether every part that is to run does its work, and which do not."""
+    """Whether every part that is to run does its work, and which do not.
+
+    Not why: an error may name what only whoever runs the fleet should know.
+    """
     fine = (PartState.READY, PartState.DISABLED)
-    waiting = [
-        {"name": part.name, "state": part.state.value, "last_error": part.last_error}
-        for part in parts
-        if part.state not in fine
-    ]
+    waiting = [{"name": part.name, "state": part.state.value} for part in parts if part.state not in fine]
     return {"ready": not waiting, "not_ready": waiting}
 
 
@@ -94,3 +113,8 @@ def metrics_of(parts: Sequence[PartStatus]) -> str:
 
 def _refusal(status: int, message: str) -> Response:
     return Response(status, msgspec.json.encode({"error": message}))
+
+
+def _secured(response: Response) -> Response:
+    response.headers = [*response.headers, *_HEADERS]
+    return response

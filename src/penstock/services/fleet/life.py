@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.retry import RetryPolicy
 from penstock.services.fleet.status import PartState
+from penstock.units import format_duration
 
 __all__ = [
     "BACKOFF",
@@ -25,12 +26,16 @@ __all__ = [
     "answered",
     "ask_to_stop",
     "ended",
+    "excused",
     "new_life",
     "next_act",
     "started",
+    "told_alive",
     "told_ready",
     "told_trouble",
     "try_again",
+    "why_failed",
+    "why_killed",
 ]
 
 BACKOFF: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
@@ -40,6 +45,14 @@ WRONG_AGAIN_S: Final = 60.0
 """How soon a part is tried again whose settings were wrong."""
 SILENT_MAX_S: Final = 60.0
 """A part that was ready and answers nothing for so long hangs, and is killed."""
+MUTE_MAX_S: Final = 300.0
+"""A part without a probe that has told that it lives, and then does not for so long, hangs.
+
+Longer than for a probe: Spark's driver may stand still for a while to collect garbage.
+"""
+STARTING_MAX_S: Final = 1800.0
+"""A part that is not ready after so long, and has not said that it is at it, hangs. Spark may have packages
+to fetch before it starts, and a database much to read."""
 NOT_READY_AFTER: Final = 2
 """Probes in a row that must fail: one may be lost to a busy moment."""
 
@@ -99,6 +112,10 @@ class Life:
     """Since when it is ready without a break."""
     silent_s: float | None = None
     """Since when it has answered nothing, after it was ready."""
+    begun_s: float | None = None
+    """When it last said that it is not ready yet, or else was started; None once it is ready."""
+    heard_s: float | None = None
+    """When it last told by itself that it lives, if it does that."""
     misses: int = 0
     """Probes that failed in a row."""
     failures: int = 0
@@ -131,6 +148,8 @@ def started(life: Life, now_s: float) -> Life:
         started_s=now_s,
         ready_s=None,
         silent_s=None,
+        begun_s=now_s,
+        heard_s=None,
         misses=0,
         next_start_s=None,
         restarts=life.restarts + (life.started_s is not None),
@@ -142,11 +161,26 @@ def told_ready(life: Life, now_s: float) -> Life:
     return answered(life, Answer.READY, now_s)
 
 
+def told_alive(life: Life, now_s: float) -> Life:
+    """It said itself that it lives, which is not to say that it is ready."""
+    if not life.is_running:
+        return life
+    return replace(life, heard_s=now_s, begun_s=None if life.begun_s is None else now_s)
+
+
 def told_trouble(life: Life, now_s: float) -> Life:
-    """It said itself that something is in its way."""
-    if not life.is_running or life.state is PartState.STARTING:
+    """It said itself that something is in its way, and that it begins anew."""
+    if not life.is_running:
+        return life
+    life = replace(life, begun_s=now_s, heard_s=None)
+    if life.state is PartState.STARTING:
         return life
     return replace(_in(life, PartState.NOT_READY, now_s), ready_s=None)
+
+
+def excused(life: Life, now_s: float) -> Life:
+    """What it has not told up to now is not its silence: it had not to, or nobody has listened."""
+    return replace(life, heard_s=None if life.heard_s is None else now_s)
 
 
 def answered(life: Life, answer: Answer, now_s: float) -> Life:
@@ -155,9 +189,10 @@ def answered(life: Life, answer: Answer, now_s: float) -> Life:
         return life
     if answer is Answer.READY:
         ready_s = life.ready_s if life.ready_s is not None else now_s
-        return replace(_in(life, PartState.READY, now_s), ready_s=ready_s, silent_s=None, misses=0)
+        life = replace(life, ready_s=ready_s, silent_s=None, begun_s=None, misses=0)
+        return _in(excused(life, now_s), PartState.READY, now_s)
     if life.state is PartState.STARTING:
-        return life
+        return replace(life, begun_s=now_s) if answer is Answer.NOT_READY else life
     silent_s = None
     if answer is Answer.SILENT:
         silent_s = life.silent_s if life.silent_s is not None else now_s
@@ -201,9 +236,21 @@ def next_act(life: Life, now_s: float) -> Act:
     """What is to be done now."""
     if life.next_start_s is not None and now_s >= life.next_start_s:
         return Act.START
-    if life.is_running and life.silent_s is not None and now_s - life.silent_s >= SILENT_MAX_S:
-        return Act.KILL
-    return Act.NOTHING
+    return Act.KILL if why_killed(life, now_s) else Act.NOTHING
+
+
+def why_killed(life: Life, now_s: float) -> str:
+    """What is said of a part that hangs; empty for one that does not."""
+    if not life.is_running:
+        return ""
+    if life.silent_s is not None and now_s - life.silent_s >= SILENT_MAX_S:
+        return "answers nothing any more, and is killed"
+    if life.begun_s is not None:
+        is_late = now_s - life.begun_s >= STARTING_MAX_S
+        return f"is not ready after {format_duration(STARTING_MAX_S)}, and is killed" if is_late else ""
+    if life.heard_s is not None and now_s - life.heard_s >= MUTE_MAX_S:
+        return f"has told nothing for {format_duration(MUTE_MAX_S)}, and is killed"
+    return ""
 
 
 def why_failed(how: Exit) -> str:

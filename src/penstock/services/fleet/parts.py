@@ -11,8 +11,10 @@ from penstock.config import Secret, Setting
 from penstock.services.fleet.settings import UpSettings
 from penstock.services.fleet.status import FleetMap, PartKind
 
-__all__ = ["TOPICS_URL", "Layout", "PartPlan", "Plan", "Probe", "stage_of"]
+__all__ = ["DATA_DIR_VARIABLE", "TOPICS_URL", "Layout", "PartPlan", "Plan", "Probe", "stage_of"]
 
+DATA_DIR_VARIABLE: Final = "PENSTOCK_DATA_DIR"
+"""In the environment of a pipeline: the fleet's data directory, which the pipeline's file may name."""
 TOPICS_URL: Final = "{topics}"
 """In a part's arguments: where the topics server listens, which is known when it does."""
 _STAGES: Final = {

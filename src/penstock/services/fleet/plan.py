@@ -12,7 +12,7 @@ from penstock.buffer import ConsumerConfig
 from penstock.config import Secret, Setting
 from penstock.errors import ConfigError
 from penstock.services.fleet.collector_file import collector_mapping
-from penstock.services.fleet.parts import TOPICS_URL, Layout, PartPlan, Plan, Probe
+from penstock.services.fleet.parts import DATA_DIR_VARIABLE, TOPICS_URL, Layout, PartPlan, Plan, Probe
 from penstock.services.fleet.settings import PipelineSettings, QueueSettings, RelaySettings, UpSettings
 from penstock.services.fleet.status import (
     DatabasePlace,
@@ -249,6 +249,7 @@ class _Planner:
             name=name,
             kind=PartKind.PIPELINE,
             arguments=tuple(arguments),
+            environment={DATA_DIR_VARIABLE: self._layout.data_dir},
             file=file,
             grace_s=self._settings.stop_timeout_s,
         )

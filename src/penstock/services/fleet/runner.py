@@ -28,11 +28,15 @@ __all__ = ["Runner"]
 _ASK_SOON_S: Final = 0.2
 _ASK_S: Final = 2.0
 _HURRY_S: Final = 5.0
+_LATE_S: Final = 5.0
+"""Woken up so much later than it asked for, this process itself stood still."""
 _READY_EVENTS: Final = {
     PartKind.COLLECTOR: "ready",
     PartKind.RELAY: "progress",
     PartKind.PIPELINE: "started",
 }
+_ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
+"""From the loop of a part without a probe, also while it has nothing to do or is at a long batch."""
 _QUIET_EVENTS: Final = frozenset({"progress", "batch"})
 """Too many for the log; the last of them is in the part's status."""
 _GOOD_ENDS: Final = (0, 130, 143)
@@ -177,18 +181,21 @@ class Runner:
         self._ended(how)
 
     async def _keep_asking(self, child: Child) -> None:
-        """Ask its probe for ever, and kill it when it hangs."""
+        """Ask its probe for ever, if it has one, and kill it when it hangs."""
         while True:
-            ready = self._life.state is PartState.READY
-            await self._clock.sleep(_ASK_S if ready else _ASK_SOON_S)
+            wait_s = _ASK_S if self._life.state is PartState.READY else _ASK_SOON_S
+            due_s = self._clock.monotonic() + wait_s
+            await self._clock.sleep(wait_s)
+            if self._clock.monotonic() - due_s > _LATE_S:
+                self._set(lives.excused(self._life, self._clock.monotonic()))
             self._hear_all(self._listener.release())
             if self._address is None and self.plan.port_file is not None:
                 self._look_for_address(self.plan.port_file)
             if self.plan.probe is not None and self._address is not None:
                 answer = await ask(self._address, self.plan.probe)
                 self._set(lives.answered(self._life, answer, self._clock.monotonic()))
-            if lives.next_act(self._life, self._clock.monotonic()) is Act.KILL:
-                self._err("answers nothing any more, and is killed")
+            if why := lives.why_killed(self._life, self._clock.monotonic()):
+                self._err(why)
                 child.kill()
                 return
 
@@ -208,6 +215,8 @@ class Runner:
         name, now_s = str(event["event"]), self._clock.monotonic()
         if name == "progress":
             self._progress = {key: value for key, value in event.items() if key != "event"}
+        if self.plan.probe is None and name in _ALIVE_EVENTS:
+            self._set(lives.told_alive(self._life, now_s))
         if self.plan.probe is None and name == _READY_EVENTS.get(self.plan.kind):
             self._set(lives.told_ready(self._life, now_s))
         if name == "restarting":

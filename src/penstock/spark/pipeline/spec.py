@@ -9,7 +9,8 @@
     sink: {delta: {path: s3://lake/clicks, partition_by: [day]}}
     trigger: {interval: 5s, max_batches: 200}
 
-`${NAME}` stands for an environment variable anywhere in a value, so that secrets stay out of the file.
+`${NAME}` stands for an environment variable anywhere in a value, so that secrets stay out of the file;
+`${NAME:-text}` for the text where it is not set.
 Relative paths are relative to the file.
 """
 
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _SAMPLE: Final = 1000
 
 
@@ -288,7 +289,7 @@ def read_spec(
 
 
 def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
-    """Environment variables in place of `${NAME}`."""
+    """Environment variables in place of `${NAME}` and `${NAME:-text}`."""
     if isinstance(value, Mapping):
         return {key: _expand(item, f"{where}: {key}", environ) for key, item in value.items()}
     if isinstance(value, list):
@@ -297,7 +298,7 @@ def _expand(value: Setting, where: str, environ: Mapping[str, str]) -> Setting:
         return value
 
     def variable(match: re.Match[str]) -> str:
-        found = environ.get(match[1])
+        found = environ.get(match[1], match[2])
         if found is None:
             raise ConfigError(f"{where}: the environment variable {match[1]} is not set")
         return found

@@ -66,6 +66,23 @@ def test_a_missing_environment_variable_is_named() -> None:
         spec(transform="SELECT '${NOWHERE}'")
 
 
+@pytest.mark.parametrize(
+    ("environ", "store"), [({}, "/near/q"), ({"WHERE": "/far"}, "/far/q"), ({"WHERE": ""}, "/q")]
+)
+def test_a_variable_that_is_not_set_has_the_text_behind_it(environ: dict[str, str], store: str) -> None:
+    spec = read_spec(
+        {
+            "name": "clicks",
+            "source": {"buffer": {"store": "${WHERE:-/near}/q"}},
+            "decode": {"format": "raw"},
+            "sink": {"parquet": {"path": "/lake/clicks"}},
+        },
+        environ=environ,
+    )
+    assert spec.source.buffer is not None
+    assert spec.source.buffer.store == store
+
+
 WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "unknown key": ({"triger": {}}, "triger: unknown key, did you mean 'trigger'"),
     "unknown nested key": ({"sink": {"delta": {"partition": ["a"]}}}, "did you mean 'partition_by'"),

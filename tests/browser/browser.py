@@ -25,7 +25,7 @@ PLACES = {
     "topics/topic/gappy": ["21 to 24: deleted", "25 to 30: live", "1 to 3: deleted"],
     "topics/topic/capped": ["1 to 7: evicted by the topic's cap", "8 to 12: live", "the oldest go"],
     "topics/topic/jobs": ["Queue of jobs", "leased", "Newest dead letters", "jobs-dead"],
-    "topics/routers": ["copy-odd", "odd-events", "copying"],
+    "topics/routers": ["copy-odd", "odd-events", "not known"],
     "quiver": ["telemetry"],
     "quiver/telemetry": ["archive", "lake", "high-water mark", "mark 2", "gap: later ones are resolved"],
     "pipelines": ["events", "ready"],

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, StorageState, expect
+from playwright.sync_api import Browser, Page, Route, StorageState, expect
 from tests.browser.browser import PHONE, PLACES, console, go, opened, photograph
 from tests.browser.stage import StageProcess
 from tests.browser.wire import Wire, wired
@@ -220,6 +220,96 @@ def test_what_fell_out_while_the_connection_was_away_is_told_as_a_gap(
         expect(page.get_by_role("log")).to_contain_text("many 4099")
 
 
+def test_a_tail_that_hears_nothing_for_long_takes_the_connection_for_lost(
+    browser: Browser, stage: StageProcess, signed_in: StorageState
+) -> None:
+    with over_a_wire(browser, stage, signed_in, "log") as (page, wire):
+        page.clock.install()
+        go(page, "topics/topic/events")
+        state = page.locator("form").get_by_role("status")
+        expect(state).to_have_text("live")
+        wire.hold()
+        page.clock.fast_forward(29_000)
+        expect(state).to_have_text("live")
+        page.clock.fast_forward(2_000)
+        expect(state).to_have_text("waiting: nothing was heard for long")
+        wire.mend()
+        expect(state).to_have_text("live", timeout=20_000)
+
+
+HIDDEN = """isHidden => {
+  Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def test_a_page_that_nobody_sees_holds_no_stream_and_goes_on_when_it_is_seen(
+    browser: Browser, stage: StageProcess, signed_in: StorageState
+) -> None:
+    with console(browser, stage, signed_in, "topics/topic/events", forgiven=("net::ERR_ABORTED",)) as page:
+        seqs = page.locator(".log .record a")
+        expect(seqs).to_have_count(20)
+        ended: list[str] = []
+        page.on("requestfailed", lambda request: ended.append(request.url))
+        page.on("requestfinished", lambda request: ended.append(request.url))
+        page.evaluate(HIDDEN, True)
+        for stream in ("/api/live", "/tail?"):
+            for _ in range(100):
+                if any(stream in one for one in ended):
+                    break
+                page.wait_for_timeout(50)
+            assert any(stream in one for one in ended), f"{stream} ends"
+        stage.order("log info while nobody looks", "write 10")
+        page.wait_for_timeout(500)
+        assert seqs.count() == 20
+        expect(page.locator("#banner")).to_be_hidden()
+        page.evaluate(HIDDEN, False)
+        expect(seqs).to_have_count(30)
+        shown = [int(text) for text in seqs.all_inner_texts()]
+        assert shown == list(range(shown[0], shown[0] + 30)), "each once, in order, none missing"
+        go(page, "log")
+        expect(page.get_by_role("log").locator("div", has_text="while nobody looks")).to_have_count(1)
+
+
+def test_an_address_that_cannot_be_read_shows_a_page_all_the_same(
+    browser: Browser, stage: StageProcess, signed_in: StorageState
+) -> None:
+    with console(browser, stage, signed_in, "topics/%") as page:
+        expect(page.locator(".page-topics .line")).not_to_have_count(0)
+        go(page, "%")
+        expect(page.locator(".page-flow .picture")).to_be_visible()
+
+
+def test_connections_that_end_at_once_are_tried_less_and_less_often(
+    browser: Browser, stage: StageProcess, signed_in: StorageState
+) -> None:
+    ended = """async () => {
+      const { on } = await import('/console/static/live.js');
+      window.ended = 0;
+      on(['link'], () => { window.ended += 1; });
+    }"""
+
+    def end(route: Route) -> None:
+        route.fulfill(status=200, content_type="text/event-stream", body="retry: 2000\n\n")
+
+    with opened(browser, storage_state=signed_in) as watched:
+        page = watched.page
+        page.clock.install()
+        page.route("**/api/live*", end)
+        page.goto(f"{stage.page}#/flow")
+        expect(page.locator("#link")).to_have_text("reconnecting …")
+        page.evaluate(ended)
+        for count in range(1, 6):
+            page.clock.fast_forward(8_000)
+            page.wait_for_function("count => window.ended >= count", arg=count)
+        before = page.evaluate("window.ended")
+        page.clock.fast_forward(2_000)
+        page.wait_for_timeout(500)
+        assert page.evaluate("window.ended") == before, "an answer alone does not make it hurry"
+        page.clock.fast_forward(8_000)
+        page.wait_for_function("before => window.ended > before", arg=before)
+
+
 def test_a_phone_shows_the_whole(browser: Browser, stage: StageProcess, signed_in: StorageState) -> None:
     with console(browser, stage, signed_in, viewport=PHONE, has_touch=True, is_mobile=True) as page:
         expect(page.locator("#main")).to_contain_text("balances")
@@ -247,6 +337,11 @@ def test_a_token_opens_one_session_and_leaves_the_address(browser: Browser, stag
         ]
         watched.page.reload()
         expect(watched.page.locator("#link")).to_have_text("live")
+        watched.forgiven = ("401",)
+        watched.page.goto("about:blank")
+        watched.page.goto(url)
+        expect(watched.page.locator("#link")).to_have_text("live")
+        assert not watched.page.get_by_role("dialog").is_visible(), "whoever has a session needs no token"
     with opened(browser, forgiven=("401",)) as watched:
         watched.page.goto(url)
         expect(watched.page.get_by_role("dialog")).to_contain_text("a token opens one session")

@@ -37,8 +37,9 @@ def test_a_key_is_asked_for_and_is_kept_in_the_tab_alone(browser: Browser, big: 
         page.goto(f"{big.page}#/topics")
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("Who is there?")
-        enter(page, "wrong")
-        expect(dialog.get_by_role("alert")).not_to_be_empty()
+        for wrong in ("wrong", "as-long-as-a-token-is-and-wrong"):
+            enter(page, wrong)
+            expect(dialog.get_by_role("alert")).to_have_text("this key is not known")
         page.keyboard.press("Escape")
         expect(page.locator("#main")).to_contain_text("Not open")
         page.get_by_role("button", name="Enter a key").click()
@@ -91,3 +92,28 @@ def test_ten_thousand_topics_are_listed_without_freezing(browser: Browser, big: 
         expect(page.get_by_role("status").filter(has_text="topics")).to_have_text("10 topics")
         expect(rows).to_have_count(10)
         assert page.evaluate("window.longest") < LONGEST_TASK_MS
+
+
+def test_a_row_keeps_the_focus_while_the_list_goes_on(browser: Browser, big: StageProcess) -> None:
+    with opened(browser, forgiven=("401",)) as watched:
+        page = watched.page
+        page.goto(f"{big.page}#/topics")
+        enter(page, READ)
+        row = page.locator(".rows .line", has=page.get_by_role("link", name="events", exact=True))
+        link = row.get_by_role("link")
+        expect(row).to_contain_text("fsync")
+        link.focus()
+        before = row.inner_text()
+        big.order("write 10")
+        expect(row).not_to_have_text(before)
+        expect(link).to_be_focused()
+        page.locator(".rows").evaluate("box => { box.scrollTop = 34 * 100; }")
+        expect(page.locator(".rows .line", has_text="many-00100")).to_be_visible()
+        expect(link).to_be_focused()
+        page.keyboard.press("Tab")
+        focused = page.evaluate("document.activeElement.textContent")
+        assert focused.startswith("many-000"), "on to the rows that can be seen"
+        page.locator(".rows").evaluate("box => { box.scrollTop = 0; }")
+        expect(page.locator(".rows .line", has_text="capped")).to_be_visible()
+        names = page.locator(".rows .line a").all_inner_texts()
+        assert names == sorted(names), "in the order of the list, for Tab"

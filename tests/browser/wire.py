@@ -1,4 +1,4 @@
-"""A wire between a browser and a server that can be cut."""
+"""A wire between a browser and a server that can be cut, or fall silent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Wire:
     def __init__(self, target: int) -> None:
         self._target = target
         self._whole = True
+        self._flows = threading.Event()
+        self._flows.set()
         self._ends: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -28,11 +30,17 @@ class Wire:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def hold(self) -> None:
+        """Everything stays open, and nothing comes through."""
+        self._flows.clear()
+
     def mend(self) -> None:
         self._whole = True
+        self._flows.set()
 
     def close(self) -> None:
         self.cut()
+        self._flows.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -54,6 +62,7 @@ class Wire:
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self._flows.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

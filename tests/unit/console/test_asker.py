@@ -44,10 +44,13 @@ def answer(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def asking(part: Part, timeout_s: float = 5.0, path: str = "") -> AsyncIterator[Asker]:
+async def asking(
+    part: Part, timeout_s: float = 5.0, path: str = "", idle_s: float = 30.0
+) -> AsyncIterator[Asker]:
     async with await asyncio.start_server(part.talk, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        asker = Asker("the part", f"http://127.0.0.1:{port}{path}", "secret", timeout_s=timeout_s)
+        url = f"http://127.0.0.1:{port}{path}"
+        asker = Asker("the part", url, "secret", timeout_s=timeout_s, idle_s=idle_s)
         try:
             yield asker
         finally:
@@ -121,11 +124,40 @@ async def test_an_answer_that_was_given_up_is_not_taken_for_the_next_one() -> No
         assert await asker.ask("/") == Answer(200, b"2")
 
 
+async def test_what_comes_behind_an_answer_is_not_taken_for_the_next_one() -> None:
+    part = Part()
+    part.say = lambda count: answer(b"%d" % count) + answer(b"unasked")
+    async with asking(part) as asker:
+        assert [(await asker.ask("/")).body for _ in range(2)] == [b"1", b"2"]
+    assert part.connections == 2
+
+
+async def test_what_comes_while_a_connection_is_idle_is_not_taken_for_an_answer() -> None:
+    part = Part()
+    async with asking(part) as asker:
+        await asker.ask("/")
+        part.writers[0].write(answer(b"unasked"))
+        other = Asker("the part", asker.url, None, timeout_s=5)
+        await other.ask("/")  # what was written before has come when this is answered
+        other.close()
+        assert await asker.ask("/") == Answer(200, b"3")
+    assert part.connections == 3
+
+
+async def test_a_connection_is_closed_when_nobody_asks_any_more() -> None:
+    part = Part()
+    async with asking(part, idle_s=0.01) as asker:
+        await asker.ask("/")
+        async with asyncio.timeout(5):
+            await part.writers[0].wait_closed()
+        assert await asker.ask("/") == Answer(200, b"2")
+
+
 async def test_a_part_that_is_silent_is_given_up_in_time() -> None:
     part = Part()
     part.held.clear()
     async with asking(part, timeout_s=0.05) as asker:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(Unavailable, match="the part did not answer in time"):
             await asker.ask("/")
 
 
@@ -143,10 +175,22 @@ async def test_a_part_that_is_not_there_cannot_be_reached() -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 2x0 OK\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 0000200 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n",
         b"SSH-2.0-server\r\n\r\n",
         b"x" * 70_000,
     ],
-    ids=["no length", "no status", "negative length", "another protocol", "endless head"],
+    ids=[
+        "no length",
+        "no status",
+        "negative length",
+        "two lengths",
+        "long status",
+        "endless length",
+        "another protocol",
+        "endless head",
+    ],
 )
 async def test_what_is_no_answer_of_a_part_is_not_known(said: bytes) -> None:
     part = Part()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from penstock.server.console.ring import Ring
 
 
-def ring(events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1) -> Ring:
-    return Ring(start_ms, events_max=events_max, bytes_max=bytes_max)
+def ring(events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1, apart: tuple[str, ...] = ()) -> Ring:
+    return Ring(start_ms, events_max=events_max, bytes_max=bytes_max, apart=apart)
 
 
 def test_a_client_gets_what_came_behind_its_last_id() -> None:
@@ -77,3 +77,35 @@ def test_a_client_that_follows_sees_every_event_once_or_hears_of_a_gap(pushes: l
         seen += len(missed.events)
         at = events.last
     assert seen + missing == pushed
+
+
+def test_names_that_are_set_apart_are_not_pushed_out_by_others() -> None:
+    events = ring(apart=("log",))
+    line = events.push("log", b"kept")
+    for _ in range(10):
+        events.push("part", b"")
+    assert events.newest("log", 5) == [line]
+    missed = events.after(line.ident - 1)
+    assert missed.gap == (line.ident, line.ident + 7)
+    assert [event.name for event in missed.events] == ["log", "part", "part", "part"]
+    assert missed.gap_ident == line.ident - 1, "whoever goes on behind the gap gets the line"
+    assert events.after(line.ident + 7).gap is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["log", "part"]), st.booleans()), max_size=80))
+def test_ids_rise_over_all_lanes_and_nothing_is_lost_without_a_gap(pushes: list[tuple[str, bool]]) -> None:
+    events = ring(events_max=4, apart=("log",))
+    at, told, unseen = events.last, [], set[int]()
+    for name, is_read in pushes:
+        unseen.add(events.push(name, b"").ident)
+        if not is_read:
+            continue
+        missed = events.after(at)
+        if missed.gap is not None:
+            assert at <= missed.gap_ident < min(event.ident for event in missed.events)
+            unseen -= set(range(missed.gap[0], missed.gap[1] + 1))
+        told += [event.ident for event in missed.events]
+        unseen -= set(told)
+        at = events.last
+        assert not unseen
+    assert told == sorted(set(told))

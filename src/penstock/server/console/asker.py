@@ -8,8 +8,9 @@ with: a status, a length, a body.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, SupportsIndex
 from urllib.parse import urlsplit
 
 from penstock.errors import LimitExceeded, Unavailable
@@ -18,6 +19,10 @@ __all__ = ["Answer", "Asker"]
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 _IDLE_MAX: Final = 8
+_IDLE_S: Final = 30.0
+"""Longer than between two looks; shorter than anybody minds a connection that nobody uses."""
+_STATUS_DIGITS: Final = 3
+_SIZE_DIGITS_MAX: Final = 18
 _HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -29,12 +34,29 @@ class Answer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+class _Reader(asyncio.StreamReader):
+    """Counts what came, so that what came unasked is noticed."""
+
+    heard_bytes = 0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        piece = bytes(data)
+        self.heard_bytes += len(piece)
+        super().feed_data(piece)
+
+
+@dataclass(slots=True)
 class _Line:
     """One connection."""
 
-    reader: asyncio.StreamReader
+    reader: _Reader
     writer: asyncio.StreamWriter
+    read_bytes: int = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open, as far as known, and all that came was read: more would be no answer."""
+        return self.reader.heard_bytes == self.read_bytes and not self.reader.at_eof()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +75,13 @@ class Asker:
     Only for what changes nothing: a question may be sent twice.
     """
 
-    def __init__(self, name: str, url: str, key: str | None, *, timeout_s: float) -> None:
-        """`name` is what errors call the server. Its address is `http://host[:port][/path]`."""
+    def __init__(
+        self, name: str, url: str, key: str | None, *, timeout_s: float, idle_s: float = _IDLE_S
+    ) -> None:
+        """`name` is what errors call the server. Its address is `http://host[:port][/path]`.
+
+        Connections are closed when nothing was asked for `idle_s`.
+        """
         parts = urlsplit(url)
         self.url = url.rstrip("/")
         self._name = name
@@ -63,29 +90,44 @@ class Asker:
         self._root = parts.path.rstrip("/")
         self._headers = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
         self._idle: list[_Line] = []
+        self._resting: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     async def ask(self, path: str, body: bytes | None = None, *, accept: str = "application/json") -> Answer:
         """What the server says, whatever it is, to a GET, or to a POST of JSON.
 
-        Raises `Unavailable`, `LimitExceeded`, `TimeoutError`.
+        Raises `Unavailable`, `LimitExceeded`.
         """
         question = self._question(path, body, accept)
-        async with asyncio.timeout(self._timeout_s):
-            try:
+        try:
+            async with asyncio.timeout(self._timeout_s):
                 return await self._answer(question)
-            except (OSError, EOFError) as error:
-                if isinstance(error, TimeoutError):
-                    raise
-                why = str(error) or type(error).__name__
-                raise Unavailable(f"{self._name} cannot be reached: {why}") from error
+        except TimeoutError as error:
+            raise Unavailable(f"{self._name} did not answer in time") from error
+        except (OSError, EOFError) as error:
+            why = str(error) or type(error).__name__
+            raise Unavailable(f"{self._name} cannot be reached: {why}") from error
 
     def close(self) -> None:
         """Close what is idle now, and every other connection when its answer is there."""
         self._is_closed = True
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         while self._idle:
             self._idle.pop().writer.close()
+
+    def _keep(self, line: _Line) -> None:
+        """For the next question, if that comes soon."""
+        self._idle.append(line)
+        if self._resting is not None:
+            self._resting.cancel()
+        self._resting = asyncio.get_running_loop().call_later(self._idle_s, self._rest)
 
     def _question(self, path: str, body: bytes | None, accept: str) -> bytes:
         method = "GET" if body is None else "POST"
@@ -95,8 +137,12 @@ class Asker:
 
     async def _answer(self, question: bytes) -> Answer:
         while self._idle:
+            line = self._idle.pop()
+            if not line.is_quiet:
+                line.writer.close()
+                continue
             try:
-                return await self._over(self._idle.pop(), question)
+                return await self._over(line, question)
             except (ConnectionError, EOFError):  # closed while it was idle: asked again over another one
                 continue
         return await self._over(await self._dial(), question)
@@ -104,20 +150,27 @@ class Asker:
     async def _dial(self) -> _Line:
         if not self._is_plain:
             raise Unavailable(f"{self._name} has no address that begins with http://")
-        return _Line(*await asyncio.open_connection(self._host, self._port))
+        loop = asyncio.get_running_loop()
+        reader = _Reader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.create_connection(lambda: protocol, self._host, self._port)
+        return _Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _over(self, line: _Line, question: bytes) -> Answer:
         is_kept = False
         try:
             line.writer.write(question)
-            head = self._parsed(await line.reader.readuntil(_HEAD_END))
+            text = await line.reader.readuntil(_HEAD_END)
+            head = self._parsed(text)
             answer = Answer(head.status, await line.reader.readexactly(head.size))
-            is_kept = not (head.is_last or self._is_closed or len(self._idle) >= _IDLE_MAX)
+            line.read_bytes += len(text) + head.size
+            is_wanted = not (head.is_last or self._is_closed) and len(self._idle) < _IDLE_MAX
+            is_kept = is_wanted and line.is_quiet
         except asyncio.LimitOverrunError as error:
             raise Unavailable(f"{self._name} answers with a head that does not end") from error
         finally:
             if is_kept:
-                self._idle.append(line)
+                self._keep(line)
             else:
                 line.writer.close()
         return answer
@@ -132,8 +185,9 @@ class Asker:
         if (
             len(words) < 2
             or not words[0].startswith(b"HTTP/1.")
-            or not (words[1] + size).isdigit()
-            or not size
+            or not (words[1].isdigit() and len(words[1]) == _STATUS_DIGITS)
+            or not (size.isdigit() and len(size) <= _SIZE_DIGITS_MAX)
+            or b"transfer-encoding" in fields
         ):
             raise Unavailable(f"{self._name} does not answer as a part of a fleet does; check its address")
         if int(size) > ANSWER_BYTES_MAX:

@@ -9,8 +9,9 @@ from typing import Final
 
 __all__ = ["Exposition"]
 
-_REST: Final = re.compile(r"(?:\{(.*)\})?[ \t]+(\S+)")
-"""What follows the name in a line."""
+_REST: Final = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
+"""What follows the name in a line: labels and a value. A time, or an exemplar behind ` # `, is not read."""
+_ESCAPED: Final = re.compile(r"\\(.)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -36,7 +37,7 @@ class Exposition:
             found = _REST.match(self._text, at + len(start))
             value = math.nan if found is None else _number(found[2])
             if found is not None and math.isfinite(value):
-                yield dict(_LABEL.findall(found[1])) if found[1] else {}, value
+                yield _labels(found[1]) if found[1] else {}, value
             at = self._text.find(start, at + 1)
 
     def total(self, name: str, **labels: str) -> float | None:
@@ -55,6 +56,14 @@ class Exposition:
             key = has.get(label, "")
             totals[key] = totals.get(key, 0.0) + value
         return totals
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {name: _ESCAPED.sub(_unescaped, value) for name, value in _LABEL.findall(text)}
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
 
 
 def _number(text: str) -> float:

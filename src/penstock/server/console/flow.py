@@ -183,10 +183,8 @@ def _edge(arrow: _Arrow, parts: Mapping[str, Part], figures: Mapping[EdgeKey, Fi
     read = figures.get((arrow.source, arrow.target, arrow.part), Figures(is_read=False))
     known = is_up and read.is_read
     error = read.error
-    if part is not None and not is_up:
+    if part is not None and not is_up:  # of one that is well again, the last error is over
         error = part.last_error or error or f"{part.name} is {part.state.value}"
-    elif part is not None:
-        error = error or part.last_error
     return Edge(
         source=arrow.source,
         target=arrow.target,

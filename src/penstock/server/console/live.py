@@ -58,32 +58,49 @@ def log_fields(line: LogLine) -> dict[str, object]:
 
 
 class LiveHub:
-    """Everything that happens, for all who watch. Parts and log lines are kept while nobody does."""
+    """Everything that happens, for all who watch. Parts and log lines are kept while nobody does.
+
+    Lines are kept apart from the rest, so that parts that change often do not push them out. The overview is
+    not kept: whoever comes is told that of now, and whoever reads slowly only the newest.
+    """
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._clock = sources.clock
-        self._ring = Ring(self._clock.now_ms(), events_max=_EVENTS_MAX, bytes_max=_BYTES_MAX)
+        self._ring = Ring(self._clock.now_ms(), events_max=_EVENTS_MAX, bytes_max=_BYTES_MAX, apart=("log",))
         self._moved: asyncio.Future[None] | None = None
         self._streams = 0
         self._ticking: asyncio.Task[None] | None = None
         self._attention = Attention(sources)
-        self._shown: bytes = b""
+        self._parts: dict[str, bytes] = {}
+        """Each part as it was told last."""
+        self._compared: bytes = b""
+        self._overview: bytes = b""
+        self._overviews = 0
+        """How many were told."""
         self._is_over = False
         for line in sources.host.log():
             self._ring.push("log", _ENCODE(log_fields(line)))
         self._unsubscribe = sources.host.subscribe(self.told)
 
     def told(self, change: Change) -> None:
-        """A part changed, or said something."""
+        """A part changed, or said something. One that looks as it did is not told again: a host says so with
+        every step of a part's progress, which is not shown here."""
         if isinstance(change, LogLine):
             self.push("log", log_fields(change))
-        else:
-            self.push("part", part_fields(change))
+            return
+        fields = part_fields(change)
+        told = _ENCODE(fields)
+        if self._parts.get(change.name) != told:
+            self._parts[change.name] = told
+            self.push("part", fields)
 
     def push(self, name: str, fields: object) -> None:
-        """Tell everybody."""
+        """Tell everybody, also those who come back."""
         self._ring.push(name, _ENCODE(fields))
+        self._wake()
+
+    def _wake(self) -> None:
         moved, self._moved = self._moved, None
         if moved is not None and not moved.done():
             moved.set_result(None)
@@ -121,20 +138,21 @@ class LiveHub:
                 after = self._ring.last
                 for piece in in_pieces(first):
                     yield piece
-            is_new = True
+            seen: int | None = None
             while True:
                 missed = self._ring.after(after)
                 after = self._ring.last
                 if missed.gap is not None:
                     low, high = missed.gap
-                    yield event(b"gap", _ENCODE({"from": low, "to": high}), b"%d" % high)
+                    yield event(b"gap", _ENCODE({"from": low, "to": high}), b"%d" % missed.gap_ident)
                 for piece in in_pieces(missed.events):
                     yield piece
-                if is_new:  # the state of now, for this client alone: others have it
-                    is_new = False
-                    yield event(b"overview", _ENCODE(overview(self._sources)), b"%d" % after)
-                if self._ring.last != after:  # it came while this client was written to
-                    continue
+                if seen != self._overviews:
+                    now = _ENCODE(overview(self._sources)) if seen is None else self._overview
+                    seen = self._overviews
+                    yield event(b"overview", now, b"%d" % after)
+                if self._ring.last != after or seen != self._overviews:
+                    continue  # it came while this client was written to
                 if self._is_over:
                     return
                 if not await self._news():
@@ -183,6 +201,7 @@ class LiveHub:
         """Tell everybody the state of now, if it differs from what was told last."""
         found = overview(self._sources)
         told = _ENCODE({**found, "at_ms": 0})
-        if told != self._shown:
-            self._shown = told
-            self.push("overview", found)
+        if told != self._compared:
+            self._compared, self._overview = told, _ENCODE(found)
+            self._overviews += 1
+            self._wake()

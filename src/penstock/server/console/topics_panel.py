@@ -151,7 +151,7 @@ class TopicsPanel:
                 "guarantee": view.summary.guarantee,
                 "copied": view.summary.forwarded_total,
                 "behind": None,
-                "state": "copying",
+                "state": None,  # the topics API tells neither
             }
             for view in views
         ]

@@ -30,7 +30,8 @@ __all__ = ["RouterView", "TopicsNumbers", "TopicsReading", "TopicsSource"]
 V = TypeVar("V")
 
 _OK: Final = 200
-_TIMEOUT_S: Final = 3.0
+_TIMEOUT_S: Final = 2.5
+"""Shorter than a watcher waits, so that the error says who was silent."""
 _CONFIG_KEPT_S: Final = 60.0
 _KEPT_MAX: Final = 20_000
 _AT_ONCE: Final = 8
@@ -125,7 +126,7 @@ class TopicsSource:
         return self._client
 
     async def _ask(self, path: str, topic: str | None = None, body: bytes | None = None) -> bytes:
-        """What is asked again and again. Raises as `Client` does, and `Unavailable`, `TimeoutError`."""
+        """What is asked again and again. Raises as `Client` does, and `Unavailable`."""
         asker = self._asker
         if asker is None:
             raise _absent()

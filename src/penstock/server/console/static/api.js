@@ -4,10 +4,12 @@ const BASE = "/console/api/";
 const KEY = "penstock-console-key";
 
 export class Refused extends Error {
-  constructor(status, code, message) {
+  /** `asksKey`: whether a key would open what was refused. */
+  constructor(status, code, message, asksKey = false) {
     super(message);
     this.status = status;
     this.code = code;
+    this.asksKey = asksKey;
   }
 }
 
@@ -30,7 +32,7 @@ async function refusal(answer) {
     code = error?.code ?? body.errorType ?? code;
     text = error?.message ?? body.message ?? (typeof error === "string" ? error : text);
   } catch { /* not JSON: the status has to do */ }
-  return new Refused(answer.status, code, text);
+  return new Refused(answer.status, code, text, answer.headers.has("www-authenticate"));
 }
 
 async function call(path, options) {
@@ -100,39 +102,84 @@ function parsed(frame) {
   return { ...one, data: one.data.join("\n") };
 }
 
+/** Wait so long, or until `signal` ends it. */
+function rest(ms, signal) {
+  return new Promise((done) => {
+    const over = () => { clearTimeout(timer); signal.removeEventListener("abort", over); done(); };
+    const timer = setTimeout(over, ms);
+    signal.addEventListener("abort", over);
+  });
+}
+
+/** Wait until somebody sees the page, or `signal` ends it. */
+function shown(signal) {
+  return new Promise((done) => {
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener("visibilitychange", look);
+      signal.removeEventListener("abort", look);
+      done();
+    };
+    document.addEventListener("visibilitychange", look);
+    signal.addEventListener("abort", look);
+    look();
+  });
+}
+
+/** What ends one connection: `signal`, or that nobody sees the page any more. */
+function attended(signal) {
+  const ended = new AbortController();
+  const look = () => { if (document.hidden || signal.aborted) ended.abort(); };
+  document.addEventListener("visibilitychange", look);
+  signal.addEventListener("abort", look);
+  look();
+  return {
+    signal: ended.signal,
+    done: () => { document.removeEventListener("visibilitychange", look); signal.removeEventListener("abort", look); },
+  };
+}
+
+const WAIT_MS = 500;
+const WAIT_MAX_MS = 8000;
+
 /**
  * Follow a stream until `signal` ends it, over lost connections: it goes on behind the last id it has seen.
- * `address(after)` is the path to read on from. `tell(event, data, id)` gets each event, `state(word, text)`
- * gets `live`, `waiting` or `refused`. A stream that says something now and then is taken for lost after `silentMs`.
+ * While nobody sees the page there is no connection. `address(after)` is the path to read on from.
+ * `tell(event, data, id)` gets each event, `state(word, text)` gets `live`, `waiting` or `refused`.
+ * A stream that says something now and then is taken for lost after `silentMs`. The wait between two tries
+ * is doubled until a connection stands for longer than the longest wait.
  */
 export async function follow(address, { signal, tell, state, after = null, silentMs = 0 }) {
   let last = after;
-  let wait = 500;
-  while (!signal.aborted) {
+  let wait = WAIT_MS;
+  for (;;) {
+    await shown(signal);
+    if (signal.aborted) return;
+    const one = attended(signal);
+    const began = performance.now();
     try {
       const answer = await fetch(BASE + address(last), {
-        credentials: "same-origin", cache: "no-store", headers: headers({ accept: "text/event-stream" }), signal,
+        credentials: "same-origin", cache: "no-store", headers: headers({ accept: "text/event-stream" }), signal: one.signal,
       });
       if (!answer.ok) throw await refusal(answer);
       state?.("live", "");
-      wait = 500;
-      for await (const one of events(answer, silentMs)) {
-        if (one.id !== null) last = one.id;
-        if (one.data !== "") tell(one.event, JSON.parse(one.data), one.id);
+      for await (const heard of events(answer, silentMs)) {
+        if (one.signal.aborted) break;
+        if (heard.id !== null) last = heard.id;
+        if (heard.data !== "") tell(heard.event, JSON.parse(heard.data), heard.id);
       }
-      state?.("waiting", "the connection ended");
+      if (!one.signal.aborted) state?.("waiting", "the connection ended");
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Refused && error.status < 500 && error.status !== 429) {
         state?.("refused", error.message, error);
         return;
       }
-      state?.("waiting", error.message);
-    }
-    await new Promise((done) => {
-      const timer = setTimeout(done, wait * (0.5 + Math.random() / 2));
-      signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
-    });
-    wait = Math.min(wait * 2, 8000);
+      if (!one.signal.aborted) state?.("waiting", error.message);
+    } finally { one.done(); }
+    if (one.signal.aborted) continue;
+    if (performance.now() - began > WAIT_MAX_MS) wait = WAIT_MS;
+    await rest(wait * (0.5 + Math.random() / 2), signal);
+    wait = Math.min(wait * 2, WAIT_MAX_MS);
   }
 }

@@ -16,9 +16,14 @@ let leaving = null;
 
 // --- pages
 
+/** A segment of the address; as it stands, if it is not what an address should have. */
+function segment(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}
+
 function place() {
   const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [page, ...rest] = path.split("/").map(decodeURIComponent);
+  const [page, ...rest] = path.split("/").map(segment);
   const known = PAGES.some(([name]) => name === page) ? page : "flow";
   return { page: known, names: rest, search: new URLSearchParams(search) };
 }
@@ -59,11 +64,12 @@ function fault(error) {
 async function begin() {
   const token = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
   if (token) history.replaceState(null, "", "/console#/flow");
+  let spent = null;
   try {
-    if (token) await post("session", { token });
-    live.overview = await get("overview");
+    if (token) await post("session", { token }).catch((error) => { if (!refused(error)) throw error; spent = error; });
+    live.overview = await get("overview"); // whoever opens the address a second time has a session
   } catch (error) {
-    if (refused(error)) { ask(error.message); return; }
+    if (refused(error)) { ask((spent ?? error).message); return; }
   }
   enterPages();
 }
@@ -83,7 +89,7 @@ async function enter(text) {
     keep(text);
     try { live.overview = await get("overview"); return; } catch (error) {
       keep(null);
-      if (!refused(error) || !token) throw error;
+      if (!refused(error) || error.asksKey || !token) throw error;
     }
   }
   await post("session", { token: token ?? "" });

@@ -98,6 +98,16 @@ export function crumbs(page, title, name) {
   return h("p", { class: "crumbs" }, h("a", { href: `#/${page}` }, title), ` / ${name}`);
 }
 
+/** `draw` as a function that may be called often: it draws once before the page is next shown, if `signal` has not ended. */
+export function perFrame(draw, signal) {
+  let isDue = false;
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(() => { isDue = false; if (!signal.aborted) draw(); });
+  };
+}
+
 /** Say something to those who listen instead of looking. */
 export function speak(text) {
   document.getElementById("spoken").textContent = text;

@@ -3,26 +3,40 @@
 import { svg } from "./dom.js";
 import { layered } from "./layers.js";
 
+const ASIDE = 44;
+const BELOW = 40;
+
 /**
  * A drawing of `nodes` ({id}) and `edges` ({from, to}), with `columnOf(node)` and sizes
  * `{wide, high, gapX, gapY}`. `box(node, spot)` and `text(edge)` give what stands in and on them:
- * `text` is `{kind, lines, title}`.
+ * `text` is `{kind, lines, title}`. Edges that lead back run below all boxes; several between the same two bend apart.
  */
-export function graph(nodes, edges, columnOf, { wide, high, gapX, gapY }, { box, text, label }) {
-  const { columns, ways } = layered(nodes, edges, columnOf);
+export function graph(nodes, edges, columnOf, sizes, { box, text, label }) {
+  const { wide, high, gapX, gapY } = sizes;
+  const { columns, ways, back } = layered(nodes, edges, columnOf);
   const tallest = Math.max(1, ...columns.map((ids) => ids.length));
+  const bends = aside([...ways.keys()]);
+  const rim = 10 + Math.max(0, ...[...bends.values()].map((bend) => bend - high / 2));
   const spots = new Map();
   columns.forEach((ids, x) => ids.forEach((id, y) => {
     const free = (tallest - ids.length) / 2;
-    spots.set(id, { x: 10 + x * (wide + gapX), y: 10 + (y + free) * (high + gapY) });
+    spots.set(id, { x: 10 + x * (wide + gapX), y: rim + (y + free) * (high + gapY) });
   }));
   const width = 20 + columns.length * wide + (columns.length - 1) * gapX;
-  const height = 20 + tallest * high + (tallest - 1) * gapY;
+  const floor = 2 * rim + tallest * high + (tallest - 1) * gapY;
+  const height = floor + back.length * BELOW;
+  const lines = [
+    ...[...ways].map(([edge, way]) => onward(way.map((id) => spots.get(id)), sizes, bends.get(edge), text(edge))),
+    ...back.map((edge, place) => backward(spots.get(edge.from), spots.get(edge.to), sizes, floor + (place + 0.5) * BELOW, text(edge))),
+  ];
   return svg("svg", { class: "picture", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label },
-    head(),
-    [...ways].map(([edge, way]) => line(way.map((id) => spots.get(id)), wide, high, text(edge))),
-    nodes.map((node) => box(node, spots.get(node.id))),
-    [...ways].map(([edge, way]) => words(way.map((id) => spots.get(id)), wide, high, text(edge))));
+    head(), svg("g", null, lines.map((one) => one.line)), svg("g", null, nodes.map((node) => box(node, spots.get(node.id)))), svg("g", null, lines.map((one) => one.words)));
+}
+
+/** How far each edge bends aside: Map(edge → distance); one alone between its two nodes does not. */
+function aside(edges) {
+  const groups = Map.groupBy(edges, (edge) => JSON.stringify([edge.from, edge.to]));
+  return new Map([...groups.values()].flatMap((group) => group.map((edge, place) => [edge, (place - (group.length - 1) / 2) * ASIDE])));
 }
 
 function head() {
@@ -38,20 +52,33 @@ function points(spots, wide, high) {
   });
 }
 
-function line(spots, wide, high, { kind, title }) {
+/** An edge to the right, with its words in the middle of its last stretch. */
+function onward(spots, { wide, high }, bend, said) {
   const all = points(spots, wide, high);
   const curves = all.slice(1).map(([x, y], place) => {
     const [x0, y0] = all[place];
-    return y === y0 ? `L${x},${y}` : `C${(x0 + x) / 2},${y0} ${(x0 + x) / 2},${y} ${x},${y}`;
+    const middle = (x0 + x) / 2;
+    return y === y0 && !bend ? `L${x},${y}` : `C${middle},${y0 + bend} ${middle},${y + bend} ${x},${y}`;
   });
-  return svg("path", { class: `edge ${kind}`.trim(), "marker-end": "url(#head)", d: `M${all[0].join(",")} ${curves.join(" ")}` }, svg("title", null, title));
+  const [[x0, y0], [x, y]] = all.slice(-2);
+  return { line: line(`M${all[0].join(",")} ${curves.join(" ")}`, "", said), words: words((x0 + x) / 2, (y0 + y) / 2 + bend * 0.75, said) };
 }
 
-function words(spots, wide, high, { kind, lines }) {
-  const [[x0, y0], [x, y]] = points(spots, wide, high).slice(-2);
-  const shown = lines.filter(Boolean);
-  const middle = (y0 + y) / 2;
-  return shown.map((one, place) => svg("text", { class: `small ${kind}`.trim(), x: (x0 + x) / 2, y: place ? middle + 2 + place * 12 : middle - 6, "text-anchor": "middle" }, one));
+/** An edge that leads back: out of the bottom of one box, as deep as `deep`, into the bottom of the other. */
+function backward(from, to, { wide, high }, deep, said) {
+  const [x0, y0] = [from.x + wide * 0.7, from.y + high];
+  const [x, y] = [to.x + wide * 0.3, to.y + high];
+  const middle = (x0 + x) / 2;
+  const d = `M${x0},${y0} C${x0},${deep} ${x0},${deep} ${middle},${deep} S${x},${deep} ${x},${y}`;
+  return { line: line(d, "back", said), words: words(middle, deep, said) };
+}
+
+function line(d, way, { kind, title }) {
+  return svg("path", { class: ["edge", way, kind].filter(Boolean).join(" "), "marker-end": "url(#head)", d }, svg("title", null, title));
+}
+
+function words(x, y, { kind, lines }) {
+  return lines.filter(Boolean).map((one, place) => svg("text", { class: `small ${kind}`.trim(), x, y: place ? y + 2 + place * 12 : y - 6, "text-anchor": "middle" }, one));
 }
 
 /** At most so many characters of a name. */

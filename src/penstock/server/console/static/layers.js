@@ -3,9 +3,45 @@
 const PASSES = 6;
 
 /**
+ * How many edges lie before each node, on the longest way to it, up to `most`: Map(id → rank). An edge that closes a
+ * ring does not count, so that every other one leads to the right.
+ */
+export function ranks(nodes, edges, most) {
+  const out = new Map(nodes.map((node) => [node.id, []]));
+  for (const edge of edges) out.get(edge.from)?.push(edge.to);
+  const { order, closing } = walked(out);
+  const rank = new Map(order.map((id) => [id, 0]));
+  for (const id of order) {
+    for (const to of out.get(id)) if (!closing.get(id).has(to)) rank.set(to, Math.max(rank.get(to), Math.min(most, rank.get(id) + 1)));
+  }
+  return rank;
+}
+
+/** The ids so that edges lead onwards, and of each id where the edges lead that close a ring. */
+function walked(out) {
+  const done = [];
+  const closing = new Map([...out.keys()].map((id) => [id, new Set()]));
+  const entered = new Map();
+  for (const root of out.keys()) {
+    const way = entered.has(root) ? [] : [[root, 0]];
+    while (way.length) {
+      const step = way.at(-1);
+      const [id, place] = step;
+      entered.set(id, true);
+      const to = out.get(id)[place];
+      step[1] += 1;
+      if (to === undefined) { way.pop(); entered.set(id, false); done.push(id); }
+      else if (entered.get(to)) closing.get(id).add(to);
+      else if (out.has(to) && !entered.has(to)) way.push([to, 0]);
+    }
+  }
+  return { order: done.reverse(), closing };
+}
+
+/**
  * Columns of places for `nodes` ({id}) with `columnOf(node)`, joined by `edges` ({from, to}).
  * A way over several columns gets a free place in each of them. Gives `{columns: [[id]], ways: Map(edge → [id])}`,
- * where ids that are not nodes are such free places.
+ * where ids that are not nodes are such free places, and `back`, the edges that do not lead to the right.
  */
 export function layered(nodes, edges, columnOf) {
   const used = [...new Set(nodes.map(columnOf))].sort((a, b) => a - b);
@@ -13,13 +49,15 @@ export function layered(nodes, edges, columnOf) {
   const columns = used.map((one) => nodes.filter((node) => columnOf(node) === one).map((node) => node.id));
   const ways = new Map();
   const links = [];
-  for (const edge of edges) {
+  const back = [];
+  for (const [number, edge] of edges.entries()) {
     const low = rank.get(edge.from);
     const high = rank.get(edge.to);
     if (low === undefined || high === undefined) continue;
+    if (high <= low) { back.push(edge); continue; }
     const way = [edge.from];
     for (let column = low + 1; column < high; column += 1) {
-      const free = `${edge.from}→${edge.to}@${column}`;
+      const free = `${edge.from}→${edge.to}@${column}#${number}`;
       columns[column].push(free);
       way.push(free);
     }
@@ -28,7 +66,7 @@ export function layered(nodes, edges, columnOf) {
     for (let place = 1; place < way.length; place += 1) links.push([way[place - 1], way[place]]);
   }
   for (let pass = 0; pass < PASSES; pass += 1) sort(columns, links, pass % 2 === 0);
-  return { columns, ways };
+  return { columns, ways, back };
 }
 
 function sort(columns, links, rightwards) {

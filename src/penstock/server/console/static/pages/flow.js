@@ -1,8 +1,8 @@
 // The picture of the whole: what feeds what, how fast, how far behind, and whether the books balance.
 
 import { account } from "../account.js";
-import { badge, empty, facts, h, show, svg, table } from "../dom.js";
-import { ago, brief, rate, seconds, several } from "../format.js";
+import { badge, empty, facts, h, perFrame, show, svg, table } from "../dom.js";
+import { ago, brief, bytes, rate, seconds, several } from "../format.js";
 import { cut, graph } from "../graph.js";
 import { live, on } from "../live.js";
 
@@ -26,7 +26,7 @@ export async function render(stage, { signal }) {
     show(parts, h("div", { class: "cards" }, now.parts.map(card)));
     show(edges, listing(now.flow));
   };
-  on(["overview", "part"], draw, signal);
+  on(["overview", "part"], perFrame(draw, signal), signal);
   draw();
 }
 
@@ -53,13 +53,20 @@ function waiting(edge) {
   return several(edge.backlog, ...(UNITS[edge.backlog_unit] ?? [edge.backlog_unit, edge.backlog_unit]));
 }
 
+const hasBytesAlone = (edge) => edge.rate_records_s === null && edge.rate_bytes_s !== null;
+
+/** In records, or in bytes where nobody counts records. */
+function speed(edge) {
+  return hasBytesAlone(edge) ? `${bytes(edge.rate_bytes_s)}/s` : rate(edge.rate_records_s);
+}
+
 function text(edge) {
   const behind = edge.backlog ? [waiting(edge), edge.lag_s === null ? null : `${seconds(edge.lag_s)} behind`] : [];
-  const kind = edge.known ? (edge.rate_records_s > 0 ? "moving" : "") : "unknown";
+  const kind = edge.known ? ((edge.rate_records_s ?? edge.rate_bytes_s) > 0 ? "moving" : "") : "unknown";
   return {
     kind: edge.last_error ? `${kind} wrong` : kind,
-    lines: edge.known ? [edge.rate_records_s === null ? null : `${brief(edge.rate_records_s)}/s`, ...behind] : ["not known"],
-    title: `${edge.from} to ${edge.to}: ${rate(edge.rate_records_s)}, waiting ${waiting(edge)}, lag ${seconds(edge.lag_s)}${edge.last_error ? `. ${edge.last_error}` : ""}`,
+    lines: edge.known ? [hasBytesAlone(edge) ? speed(edge) : edge.rate_records_s === null ? null : `${brief(edge.rate_records_s)}/s`, ...behind] : ["not known"],
+    title: `${edge.from} to ${edge.to}: ${speed(edge)}, waiting ${waiting(edge)}, lag ${seconds(edge.lag_s)}${edge.last_error ? `. ${edge.last_error}` : ""}`,
   };
 }
 
@@ -81,7 +88,7 @@ function listing(flow) {
   };
   return table("Edges of the flow", ["from", "to", "rate", "waiting", "lag", "last error"], flow.edges.map((edge) => [
     end(edge.from), end(edge.to),
-    edge.known ? rate(edge.rate_records_s) : badge("unknown", "not known"),
+    edge.known ? speed(edge) : badge("unknown", "not known"),
     edge.backlog === null ? null : waiting(edge), seconds(edge.lag_s),
     edge.last_error ? h("span", { class: "error" }, edge.last_error) : null,
   ]));

@@ -30,7 +30,7 @@ function one(body, name, { signal, fault }) {
   const head = h("div", null);
   const rows = h("div", null);
   const took = chart("Time from micro-batch to micro-batch", () => column(now, "duration_ms", "since the last", (ms) => seconds(ms / 1000)), signal, { none: "Drawn from the second micro-batch on." });
-  const fast = chart("Records per second of each micro-batch", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "Drawn from the second micro-batch on." });
+  const fast = chart("Records per second from micro-batch to micro-batch", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "Drawn from the second micro-batch on." });
   const dead = letters(name, () => now?.queue, signal);
   body.append(crumbs("pipelines", "All pipelines", name), head, h("div", { class: "columns" }, took, fast), dead, h("h2", null, "Micro-batches, newest first"), rows);
   poll(() => `pipelines/${part(name)}`, 2500, (found) => {

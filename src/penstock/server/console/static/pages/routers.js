@@ -4,6 +4,7 @@ import { part } from "../api.js";
 import { badge, crumbs, empty, h, show, svg, table } from "../dom.js";
 import { brief, count } from "../format.js";
 import { cut, graph } from "../graph.js";
+import { ranks } from "../layers.js";
 import { poll } from "../polling.js";
 
 const SIZES = { wide: 170, high: 36, gapX: 130, gapY: 28 };
@@ -23,25 +24,14 @@ export function routers(body, { signal, fault }) {
 
 function listing(found) {
   return table("Routers", ["router", "from", "to", "filter", "copied", "state"], found.edges.map((edge) => [
-    edge.id, link(edge.from), link(edge.to), edge.filter ?? "all", count(edge.copied), badge(edge.state)]));
+    edge.id, link(edge.from), link(edge.to), edge.filter ?? "all", count(edge.copied), edge.state === null ? badge("unknown", "not known") : badge(edge.state)]));
 }
 
 const link = (name) => h("a", { href: `#/topics/topic/${part(name)}` }, name);
 
-/** How many routers lie before each topic; a ring of them ends at a cap. */
-function depths(found) {
-  const depth = new Map(found.nodes.map((node) => [node.id, 0]));
-  for (let pass = 0; pass < DEEP_MAX; pass += 1) {
-    for (const edge of found.edges) depth.set(edge.to, Math.min(DEEP_MAX, Math.max(depth.get(edge.to), depth.get(edge.from) + 1)));
-    if (found.edges.every((edge) => depth.get(edge.to) > depth.get(edge.from))) break;
-  }
-  return depth;
-}
-
 function drawing(found) {
-  const depth = depths(found);
-  const onward = found.edges.filter((edge) => depth.get(edge.to) > depth.get(edge.from));
-  return graph(found.nodes, onward, (node) => depth.get(node.id), SIZES, { box, text, label: LABEL });
+  const rank = ranks(found.nodes, found.edges, DEEP_MAX);
+  return graph(found.nodes, found.edges, (node) => rank.get(node.id), SIZES, { box, text, label: LABEL });
 }
 
 function text(edge) {

@@ -6,6 +6,7 @@ import { when } from "../format.js";
 
 const SHOWN_MAX = 300;
 const BACK = 20;
+const SILENT_MS = 30_000;
 const BEGINNINGS = [["last", `the last ${BACK}`], ["now", "now"], ["all", "the beginning"]];
 
 /** The element. `element.start(head)` begins to follow, from what is chosen in it. */
@@ -31,6 +32,7 @@ export function tail(name, signal) {
     state.textContent = "connecting …";
     follow((after) => `topics/${part(name)}/tail${query({ after, tag: tag.value.trim(), node: node.value.trim() })}`, {
       signal: AbortSignal.any([signal, mine.signal]),
+      silentMs: SILENT_MS,
       after: { last: Math.max(0, head - BACK), now: null, all: 0 }[from.value],
       tell: (event, data) => { state.textContent = "live"; const row = ROWS[event]?.(data, name); if (row) add(row); },
       state: (word, text) => { state.textContent = word === "live" ? "connecting …" : `${word}: ${text}`; },

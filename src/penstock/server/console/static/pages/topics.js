@@ -1,7 +1,7 @@
 // Topics: a list that stays quick with ten thousand of them. One topic and the routers are pages of their own.
 
 import { get, part, query } from "../api.js";
-import { h } from "../dom.js";
+import { h, perFrame, show } from "../dom.js";
 import { brief, bytes, rate, several } from "../format.js";
 import { faults, note } from "../polling.js";
 import { routers } from "./routers.js";
@@ -38,6 +38,7 @@ function list(body, { signal, fault }) {
   let next = null;
   let reading = false;
   let turn = 0;
+  let lines = new Map();
 
   const seen = () => {
     const first = Math.max(0, Math.floor(box.scrollTop / ROW) - 5);
@@ -46,7 +47,7 @@ function list(body, { signal, fault }) {
   const draw = () => {
     const [first, last] = seen();
     sheet.style.height = `${rows.length * ROW}px`;
-    if (!sheet.contains(document.activeElement)) sheet.replaceChildren(...rows.slice(first, last).map((row, place) => line(row, (first + place) * ROW)));
+    lines = reconciled(sheet, lines, wanted(rows, first, last, lines));
     if (last >= rows.length - PAGE && next && !reading) more();
   };
   const ask = (after, config) => get(`topics${query({ prefix: prefix.value, after, limit: PAGE, config })}`, signal);
@@ -85,13 +86,11 @@ function list(body, { signal, fault }) {
   let typing = null;
   prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { box.scrollTop = 0; anew(); }, 150); });
   let resting = null;
-  let drawing = false;
+  const soon = perFrame(draw, signal);
   box.addEventListener("scroll", () => {
     clearTimeout(resting);
     resting = setTimeout(fresh, 200);
-    if (drawing) return;
-    drawing = true;
-    requestAnimationFrame(() => { drawing = false; draw(); });
+    soon();
   }, { passive: true });
   const watcher = new ResizeObserver(draw);
   watcher.observe(box);
@@ -105,11 +104,42 @@ function heading(total, loaded, next, prefix) {
   return total === null ? `${several(loaded, "topic")}${next ? " and more" : ""}` : several(total, "topic");
 }
 
-function line(row, top) {
-  const element = h("div", { class: "line topic-line" },
-    h("a", { href: `#/topics/topic/${part(row.name)}`, title: row.name }, row.name), h("span", null, row.queue ? "queue" : row.class ?? "–"),
-    h("span", null, brief(row.records)), h("span", null, bytes(row.bytes)), h("span", null, rate(row.rate)), h("span", { class: "quiet" }, kept(row.retention)));
+/** The places of the rows that can be seen, and of the one that has the focus, which would be lost with it. */
+function wanted(rows, first, last, lines) {
+  const places = Array.from({ length: Math.max(0, last - first) }, (_, place) => first + place);
+  const held = [...lines].find(([, one]) => one.element.contains(document.activeElement))?.[0];
+  const at = held === undefined ? -1 : rows.findIndex((row) => row.name === held);
+  if (at >= 0 && at < first) places.unshift(at);
+  if (at >= 0 && at >= last) places.push(at);
+  return places.map((place) => [rows[place], place * ROW]);
+}
+
+/**
+ * Make the lines of `sheet` those of `rows` ([row, top], in order), from `lines` (name → {element, row}). An element
+ * stays with its name, and is not moved among others: both would take the focus away. Gives the lines of now.
+ */
+function reconciled(sheet, lines, rows) {
+  const now = new Map(rows.map(([row, top]) => [row.name, settled(lines.get(row.name), row, top)]));
+  for (const [name, one] of lines) if (!now.has(name)) one.element.remove();
+  let next = sheet.firstChild;
+  for (const { element } of now.values()) {
+    if (element === next) next = next.nextSibling;
+    else sheet.insertBefore(element, next);
+  }
+  return now;
+}
+
+function settled(known, row, top) {
+  const element = known?.element ?? h("div", { class: "line topic-line" });
+  if (known?.row !== row) show(element, cells(row));
   element.style.top = `${top}px`;
   element.style.height = `${ROW}px`;
-  return element;
+  return { element, row };
+}
+
+function cells(row) {
+  return [
+    h("a", { href: `#/topics/topic/${part(row.name)}`, title: row.name }, row.name), h("span", null, row.queue ? "queue" : row.class ?? "–"),
+    h("span", null, brief(row.records)), h("span", null, bytes(row.bytes)), h("span", null, rate(row.rate)), h("span", { class: "quiet" }, kept(row.retention)),
+  ];
 }

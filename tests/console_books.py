@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,7 @@ def _begin(checkpoint: Path, ledger: Ledger) -> None:
 def _micro_batch(
     spec: PipelineSpec, ledger: Ledger, checkpoint: Path, number: int, taken: list[_Taken]
 ) -> BatchLine:
+    began_s = time.monotonic()
     start, end = {0: taken[0].sequence}, {0: taken[-1].sequence + 1}
     offsets = json.dumps({"0": end[0]})
     (checkpoint / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offsets}")
@@ -179,6 +181,7 @@ def _micro_batch(
         rows={"lake": len(rows)},
         one_to_one={"lake": True},
         at_ms=int(now.timestamp() * 1000),
+        took_ms=max(1, round((time.monotonic() - began_s) * 1000)),
     )
     ledger.write(QUERY, line)
     (checkpoint / "commits" / str(number)).write_text("v1\n{}")

@@ -73,6 +73,7 @@ def test_records_are_decoded_transformed_and_delivered_with_their_positions(plan
         (4, "bob", "2026-11-16", 1, 1),
     ]
     (line,) = lines(made)
+    assert line.took_ms > 0
     assert (line.start, line.end, line.read, line.rows, line.dropped("delta")) == (
         {0: 0},
         {0: 2},

@@ -125,7 +125,8 @@ def test_a_pipeline_shows_its_micro_batches(console: httpx.Client) -> None:
     first, second = found["batches"][:2]
     assert (first["id"], first["from"], first["to"]) == (0, {"0": 0}, {"0": 2})
     assert (second["records_in"], second["dead_letters"], second["rows"]) == (40, 4, {"lake": 36})
-    assert second["duration_ms"] is not None
+    assert second["duration_ms"] > 0
+    assert second["rows_per_s"] == pytest.approx(40_000 / second["duration_ms"], abs=0.001)
     assert found["checkpoint"]["done"] >= 1
     assert {sink["name"] for sink in found["sinks"]} == {"lake", "dead letters"}
 

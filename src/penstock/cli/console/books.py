@@ -290,6 +290,7 @@ def _micro_batch(line: BatchLine) -> MicroBatch:
         dead=line.dead,
         skipped=line.skipped,
         rows=line.rows,
+        took_ms=line.took_ms or None,
     )
 
 

@@ -14,7 +14,7 @@ from penstock.server.console.payload import payload_fields
 from penstock.server.console.seam import BooksReading, Letter, MicroBatch, Part
 from penstock.server.console.sources import PipelineSource, Sources
 
-__all__ = ["PipelinesPanel", "durations_ms", "position_of"]
+__all__ = ["PipelinesPanel", "position_of"]
 
 _LETTERS: Final = 100
 _LETTERS_MAX: Final = 500
@@ -44,10 +44,7 @@ class PipelinesPanel:
         batches: Sequence[MicroBatch] = () if books is None else books.batches
         fields = self._row(source)
         fields["balance"] = balance_of(source)
-        fields["batches"] = [
-            _batch_fields(line, duration)
-            for line, duration in zip(batches, durations_ms(batches), strict=True)
-        ]
+        fields["batches"] = [_batch_fields(line) for line in batches]
         return json_answer(fields)
 
     def _row(self, source: PipelineSource) -> dict[str, object]:
@@ -113,25 +110,12 @@ class PipelinesPanel:
         )
 
 
-def durations_ms(lines: Sequence[MicroBatch]) -> list[int | None]:
-    """How long after the line before each was written; None for the first that is shown.
-
-    The books keep when a micro-batch was delivered, not when it began: a pipeline that waits for records
-    shows the wait as well.
-    """
-    before: list[int | None] = [None, *(line.at_ms for line in lines)]
-    return [
-        None if start is None else max(0, line.at_ms - start)
-        for line, start in zip(lines, before, strict=False)
-    ]
-
-
-def _batch_fields(line: MicroBatch, duration_ms: int | None) -> dict[str, object]:
-    rate = line.records * 1000 / duration_ms if duration_ms else None
+def _batch_fields(line: MicroBatch) -> dict[str, object]:
+    rate = line.records * 1000 / line.took_ms if line.took_ms else None
     return {
         "id": line.number,
         "at_ms": line.at_ms,
-        "duration_ms": duration_ms,
+        "duration_ms": line.took_ms,
         "records_in": line.records,
         "rows": line.rows,
         "rows_per_s": None if rate is None else round(rate, 3),

@@ -192,6 +192,8 @@ class MicroBatch:
     dead: int
     skipped: int
     rows: Mapping[str, int]
+    took_ms: int | None = None
+    """How long it took, from its beginning until every sink had it, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

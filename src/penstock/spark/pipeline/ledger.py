@@ -50,6 +50,8 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: dict[str, int] = {}
     """Rows of a transform that a sink does not take and was told to leave out."""
     at_ms: int
+    took_ms: int = 0
+    """How long it took, from its beginning until every sink had it; 0 if that is not known."""
 
     def dropped(self, sink: str) -> int | None:
         """Records that the sink's transform left out; None if rows and records do not correspond."""

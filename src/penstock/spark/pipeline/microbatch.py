@@ -84,6 +84,7 @@ class MicroBatches:
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Deliver one micro-batch. Raises what Spark, a sink or the ledger raises; repeating is safe."""
+        began_s = SYSTEM_CLOCK.monotonic()
         checkpoint = Checkpoint(self._spec.checkpoint_path, frame.sparkSession)
         if self._app is None:
             self._app = _required(checkpoint.query_id, f"{checkpoint.path} names no query")
@@ -104,7 +105,7 @@ class MicroBatches:
         finally:
             if shared:
                 counted.unpersist()
-        line = self._line(batch, start, end, counts, rows)
+        line = self._line(batch, start, end, counts, rows, SYSTEM_CLOCK.monotonic() - began_s)
         self._ledger.write(self._app, line)
         if self._on_line is not None:
             self._on_line(line)
@@ -215,7 +216,13 @@ class MicroBatches:
         frame.write.format(sink_format(sink)).mode("append").options(**options).save()
 
     def _line(
-        self, batch: int, start: Offset, end: Offset, counts: BatchCounts, rows: dict[str, int]
+        self,
+        batch: int,
+        start: Offset,
+        end: Offset,
+        counts: BatchCounts,
+        rows: dict[str, int],
+        took_s: float,
     ) -> BatchLine:
         bad = counts.bad - counts.gaps
         dead = bad if self._spec.on_error == "dead_letter" else 0
@@ -231,6 +238,7 @@ class MicroBatches:
             one_to_one={name: shape is Shape.ONE_TO_ONE for name, shape in self._shapes.items()},
             left_out={name: count for name, count in self._left_out.items() if count},
             at_ms=SYSTEM_CLOCK.now_ms(),
+            took_ms=max(1, round(took_s * 1000)),
         )
 
 

@@ -29,8 +29,8 @@ function one(body, name, { signal, fault }) {
   let now = null;
   const head = h("div", null);
   const rows = h("div", null);
-  const took = chart("Time from micro-batch to micro-batch", () => column(now, "duration_ms", "since the last", (ms) => seconds(ms / 1000)), signal, { none: "Drawn from the second micro-batch on." });
-  const fast = chart("Records per second from micro-batch to micro-batch", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "Drawn from the second micro-batch on." });
+  const took = chart("How long micro-batches take", () => column(now, "duration_ms", "duration", (ms) => seconds(ms / 1000)), signal, { none: "No micro-batch has told how long it took." });
+  const fast = chart("Records per second within them", () => column(now, "rows_per_s", "records/s", brief), signal, { none: "No micro-batch has told how long it took." });
   const dead = letters(name, () => now?.queue, signal);
   body.append(crumbs("pipelines", "All pipelines", name), head, h("div", { class: "columns" }, took, fast), dead, h("h2", null, "Micro-batches, newest first"), rows);
   poll(() => `pipelines/${part(name)}`, 2500, (found) => {
@@ -75,7 +75,7 @@ function sink(found) {
 }
 
 function batches(found) {
-  return table("Micro-batches", ["number", "delivered", "after", "records", "rows", "records/s", "dead letters", "from", "to"], [...found.batches].reverse().map((line) => [
+  return table("Micro-batches", ["number", "delivered", "took", "records", "rows", "records/s", "dead letters", "from", "to"], [...found.batches].reverse().map((line) => [
     h("a", { href: `#/trace?pipeline=${part(found.name)}&batch=${line.id}`, title: "Trace this micro-batch" }, count(line.id)), day(line.at_ms), line.duration_ms === null ? null : seconds(line.duration_ms / 1000), count(line.records_in),
     Object.entries(line.rows).map(([name, rows]) => `${name}: ${count(rows)}`).join(", "), brief(line.rows_per_s), count(line.dead_letters), range(line.from), range(line.to)]));
 }

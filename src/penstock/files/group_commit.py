@@ -432,7 +432,6 @@ class GroupCommitter:
 
     def _account(self, entries: list[Entry]) -> None:
         byte_count, sync_s = 0, 0.0
-        self._batches += 1
         for entry in entries:
             if entry.error is None:
                 self._entries += 1
@@ -440,6 +439,7 @@ class GroupCommitter:
                 byte_count += entry.byte_count
                 sync_s = entry.sync_s
         self._bytes += byte_count
+        self._batches += 1
         if sync_s:
             self._note_sync(sync_s, byte_count)
 

@@ -76,6 +76,8 @@ class CommandSession:
     def close(self) -> None:
         """Ends what was started here; one that has died already is no trouble."""
         if self._session is not None and self._owned:
+            if self._remote is None:
+                _end_workers()
             with contextlib.suppress(Exception):
                 self._session.stop()
         self._session = None
@@ -106,10 +108,30 @@ def end_children() -> None:
 
     A Java that notices only by itself that nobody waits for it any more complains about that at length.
     """
-    for listed in Path("/proc/self/task").glob("*/children"):
+    for child in _children("self"):
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGTERM)
+
+
+def _end_workers() -> None:
+    """End Spark's idle Python workers on this machine, before Java closes their sockets under them.
+
+    Each would meet that as a broken pipe, and print its stack, unless its daemon is quicker to end it.
+    """
+    for java in _children("self"):
+        for daemon in _children(str(java)):
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0"):
+                    os.killpg(daemon, signal.SIGTERM)  # its group are its workers
+
+
+def _children(process: str) -> list[int]:
+    """Of all its threads; none where the system does not list them."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError, ValueError):
-            for child in listed.read_text(encoding="ascii").split():
-                os.kill(int(child), signal.SIGTERM)
+            found.extend(int(child) for child in listed.read_text(encoding="ascii").split())
+    return found
 
 
 def _is_classic(session: SparkSession) -> bool:

@@ -21,8 +21,8 @@ FAST = {"coordinator": {"flush_interval": "5ms"}}
     [
         ("/api/v1/query", {"query": "sum(up"}, "1:7"),
         ("/api/v1/query", {"query": "up\n  + * up"}, "2:5"),
-        ("/api/v1/query", {"query": "rate(up)"}, "1:8"),
-        ("/api/v1/query", {"query": 'up{job=~"("}'}, "1:9"),
+        ("/api/v1/query", {"query": "rate(up)"}, "1:6"),
+        ("/api/v1/query", {"query": 'up{job=~"("}'}, "1:4"),
         ("/api/v1/query_range", {"query": "up{", "start": "0", "end": "1", "step": "1"}, "1:4"),
         ("/api/v1/query_range", {"query": "up[5m]", "start": "0", "end": "1", "step": "1"}, "1:1"),
         ("/api/v1/series", {"match[]": "up{job=}"}, "1:8"),

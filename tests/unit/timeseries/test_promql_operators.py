@@ -161,9 +161,15 @@ def test_topk_keeps_series_as_they_are_and_nan_last(numbers: StaticSource) -> No
     assert list(at(numbers, "topk by (g) (1, n)", 0).values()) == [4, 10, 7]
 
 
-def test_topk_of_nan_series_is_refused(numbers: StaticSource) -> None:
-    with pytest.raises(ExecutionError, match="NaN"):
-        at(numbers, "topk(NaN, n)", 0)
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", "1e30", "9223372036854775808"])
+def test_topk_of_a_number_that_is_no_count_is_refused(numbers: StaticSource, number: str) -> None:
+    for function in ("topk", "bottomk"):
+        with pytest.raises(ExecutionError, match="number of series"):
+            at(numbers, f"{function}({number}, n)", 0)
+
+
+def test_topk_of_more_series_than_there_are_takes_all(numbers: StaticSource) -> None:
+    assert len(at(numbers, "topk(9e18, n)", 0)) == len(at(numbers, "n", 0))
 
 
 def test_topk_chooses_anew_at_every_step() -> None:
@@ -179,6 +185,15 @@ def test_values_are_counted_by_their_text() -> None:
         '{value="1.5"}': 2,
         '{value="1000000000000000000000"}': 1,
         '{value="NaN"}': 1,
+    }
+
+
+def test_minus_zero_is_counted_apart_from_zero_and_every_nan_as_one() -> None:
+    source = load({'v{i="1"}': "0", 'v{i="2"}': "-0", 'v{i="3"}': "NaN", 'v{i="4"}': "0", 'v{i="5"}': "NaN"})
+    assert at(source, 'count_values("value", -v * -1)', 0) == {
+        '{value="0"}': 2,
+        '{value="-0"}': 1,
+        '{value="NaN"}': 2,
     }
 
 

@@ -19,6 +19,8 @@ from penstock.timeseries.promql.vectors import Vectors, group_by, rows_by_group
 
 __all__ = ["AGGREGATIONS", "Grouping", "aggregate", "count_values", "quantile", "select_extremes"]
 
+_COUNT_END: Final = 2.0**63
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
@@ -120,10 +122,10 @@ def select_extremes(
     """The `how_many` largest or smallest of each group at each step, as they are.
 
     NaN comes last either way; of equal values the one whose labels sort first is taken. For one step
-    the rows come in the order of their values. Raises `ExecutionError` if the number is NaN.
+    the rows come in the order of their values. Raises `ExecutionError` if the number fits no 64-bit integer.
     """
-    if bool(np.isnan(how_many).any()):
-        raise ExecutionError("the number of series to select is NaN")
+    if not bool((np.abs(how_many) < _COUNT_END).all()):  # NaN is not smaller than anything
+        raise ExecutionError("the number of series to select is NaN or beyond 64-bit integers")
     limit = np.clip(np.trunc(how_many), 0, len(vectors.labels)).astype(np.intp)
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
     chosen = np.zeros(vectors.present.shape, np.bool_)
@@ -152,7 +154,7 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
     if not label:
         raise ExecutionError("the name of the label of count_values() is empty")
     row, step = np.nonzero(vectors.present)
-    distinct, which = np.unique(vectors.values[row, step], return_inverse=True)
+    distinct, which = _distinct(vectors.values[row, step])
     keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
     cells, cell = np.unique(numbers[row] * len(distinct) + which, return_inverse=True)
     budget.charge(len(cells) * vectors.values.shape[1])
@@ -164,3 +166,9 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
     counts = np.zeros((len(labels), vectors.values.shape[1]))
     np.add.at(counts, (place[cell], step), 1.0)
     return Vectors(labels, counts, counts > 0)
+
+
+def _distinct(values: Floats) -> tuple[Floats, Integers]:
+    """The values that differ as texts, and which of them each is: -0 is not 0, and every NaN is the same."""
+    bits, which = np.unique(np.where(np.isnan(values), np.nan, values).view(np.uint64), return_inverse=True)
+    return bits.view(np.float64), which

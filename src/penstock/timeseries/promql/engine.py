@@ -66,7 +66,8 @@ class EngineConfig:
     samples_max: int = 20_000_000
     """Samples read and cells made. Each takes up to 110 bytes while it is worked on, so 2.2 GB at most."""
     steps_max: int = 11_000
-    """Steps of a range query: a point per pixel of any screen, and a week by the minute."""
+    """Steps between the first and the last point of a range query: a point per pixel of any screen, and a
+    week by the minute. Clients divide their range by this."""
     timeout: DurationLike = "2m"
     """How long a query may take."""
 
@@ -132,13 +133,13 @@ class Engine:
             raise BadRange("end timestamp must not be before start time")
         if step_ms <= 0:
             raise BadRange("zero or negative query resolution step widths are not accepted")
-        count = (_in_range(end_ms) - _in_range(start_ms)) // step_ms + 1
-        if count > self._config.steps_max:
+        steps = (_in_range(end_ms) - _in_range(start_ms)) // step_ms
+        if steps > self._config.steps_max:
             raise BadRange(
                 f"exceeded maximum resolution of {self._config.steps_max:,} points per timeseries. "
                 "Try decreasing the query resolution (?step=XX)"
             )
-        return self._prepared(query, Grid(start_ms, step_ms, count), timeout_s, instant=False)
+        return self._prepared(query, Grid(start_ms, step_ms, steps + 1), timeout_s, instant=False)
 
     def _prepared(self, query: str, grid: Grid, timeout_s: float | None, *, instant: bool) -> Prepared:
         config, budget = self._config, self.budget(timeout_s)

@@ -1,22 +1,25 @@
-"""Where the text of a query is wrong: the first token after which no continuation can be parsed.
+"""Where the text of a query is wrong.
 
-The parser says what is wrong but not where. Continuations are tried from a short list, at a number of
-tokens that is found by halves: what can be continued can be continued from every shorter text too.
+The parser says what is wrong but not where. Wrong grammar stands at the first token after which no
+continuation can be parsed. Continuations are tried from a short list, at a number of tokens that is found
+by halves: what can be continued can be continued from every shorter text too. A wrong meaning, such as a
+function that does not exist, is told of the smallest part that the parser refuses for the same reason,
+at the place that Prometheus names.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import promql_parser as ast
 
 from penstock.errors import InvalidInput
 from penstock.timeseries.patterns import Pattern
+from penstock.timeseries.promql.outline import CLOSING, Part, outline
 
-__all__ = ["CLOSING", "Token", "parsed", "place_of_error", "place_of_expression", "tokens_of"]
+__all__ = ["Token", "parsed", "place_of_error", "place_of_expression", "tokens_of"]
 
 _WORK_MAX: Final = 10_000_000
 """Squares of the lengths of all attempts, which is the time they take: some tenths of a second in all.
@@ -27,13 +30,23 @@ _TOKEN: Final = re.compile(
     r"""[ \t\r\n]+ | \#[^\n]*
     | (?P<token> "(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'? | `[^`]*`?
     | [A-Za-z_:][\w:.]* | [0-9.][\w.]* (?:(?<=[eE])[+-][0-9]+)? | =~|!~|==|!=|<=|>= | . )""",
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.DOTALL | re.ASCII,
 )
-CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
+_AT_MARK: Final = re.compile("comparisons between|bool modifier|label .* must not occur|ranges only allowed")
+_AT_START: Final = re.compile(
+    r"unknown function|expected (at \w+ )?\d+ argument|no arguments|wrong number|set operator|vector matching"
+    r"|no grouping|unary expression|.* may not be set|.* must be preceded|metric name must"
+    r"|vector selector must|subquery is only"
+)
+_WRONG_OPERAND: Final = "binary expression must contain"
+_WRONG_ARGUMENT: Final = re.compile(r"expected type (\w+) in .*, got (\w+)")
+_SAMPLES: Final = {"scalar": "1", "vector": "x", "matrix": "x[1m]", "string": '"a"'}
+"""Something of each kind."""
+_BETWEEN_TOKENS: Final = re.compile(r"[\w:]{2}|[=!<>][=~]", re.ASCII)
 _FILLERS: Final = (
-    "", " x", "x[5m]", " 1", "[5m]", "5m", '="a"', '"a"', 'a="a"', ' "a"', ",x", ",1,x", ":1m", "() x", "(x)",
-    "(x[5m])", " (a) (x)", "(x,1)", "(1,x)", "(1,x[5m])", ",1", ",1,1", ',"a"', ',"a","a"', ',"a","a","a"',
-    ',"a","a","a","a"', "start()", 'x,"a","a","a","a"', "1,x", "1,x[5m]", '"a",x',
+    "", "()", " x", "x[5m]", " 1", "[5m]", "5m", '="a"', '"a"', 'a="a"', ' "a"', ",x", ",1,x", ":1m",
+    "() x", "(x)", "(x[5m])", " (a) (x)", "(x,1)", "(1,x)", "(1,x[5m])", ",1", ",1,1", ',"a"', ',"a","a"',
+    ',"a","a","a"', ',"a","a","a","a"', "start()", 'x,"a","a","a","a"', "1,x", "1,x[5m]", '"a",x',
     '"a","a"', '"a","a","a"', '"a","a","a","a"', "1,1", "x,1",
 )  # fmt: skip
 
@@ -57,19 +70,22 @@ def tokens_of(query: str) -> list[Token]:
 
 
 def place_of_error(query: str, tokens: list[Token], message: str) -> int:
-    """The place of the first token that does not fit, or the end of a text that is not finished."""
+    """The place of what is wrong, or the end of a text that is not finished."""
     if not tokens:
         return 0
     if "regex" in message and (bad_expression := place_of_expression(tokens)) is not None:
         return bad_expression
-    return _Search(query, tokens).place()
+    if not _is_of_meaning(message):
+        return _Search(query, tokens, grammar_only=True).place()
+    place = _Meaning(query, tokens, message).place()
+    return _Search(query, tokens, grammar_only=False).place() if place is None else place
 
 
 def place_of_expression(tokens: list[Token]) -> int | None:
-    """Where a regular expression is none, to the parser or to RE2."""
-    for operator, text in pairwise(tokens):
+    """Where the matcher stands whose regular expression is none, to the parser or to RE2."""
+    for label, operator, text in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if operator.text in ("=~", "!~") and not _is_expression(text.text):
-            return text.at
+            return label.at
     return None
 
 
@@ -83,13 +99,88 @@ def _is_expression(literal: str) -> bool:
     return True
 
 
-class _Search:
-    """The longest start of a query that can be continued."""
+def _is_of_meaning(message: str) -> bool:
+    """Whether the grammar is right: the parser looks at what a text means when it has read all of it."""
+    kinds = (_AT_MARK, _AT_START, _WRONG_ARGUMENT)
+    return message.startswith(_WRONG_OPERAND) or any(kind.match(message) for kind in kinds)
 
-    def __init__(self, query: str, tokens: list[Token]) -> None:
+
+class _Meaning:
+    """The smallest part of a query that is refused for the same reason as the whole."""
+
+    def __init__(self, query: str, tokens: list[Token], message: str) -> None:
+        self._tokens = tokens
+        self._message = message
+        about_values = message.startswith("vector selector must")
+        self._pieces = _pieces(query, tokens, keep_expressions=about_values)
+
+    def place(self) -> int | None:
+        """None if the part is not found within the bound of work."""
+        part = self._part()
+        if part is None:
+            return None
+        if _AT_MARK.match(self._message):
+            return self._tokens[part.mark].at
+        if found := _WRONG_ARGUMENT.match(self._message):
+            part = self._wrong_argument(part, *found.groups())
+        elif self._message.startswith(_WRONG_OPERAND):
+            part = next((one for one in part.parts if self._kind(one) not in ("scalar", "vector")), part)
+        return self._tokens[part.first].at
+
+    def _part(self) -> Part | None:
+        work_left = _WORK_MAX
+        for part in outline([token.text for token in self._tokens]):
+            work_left -= (part.end - part.first) ** 2
+            if work_left < 0:
+                return None
+            if _complaint(self._text(part.first, part.end)) == self._message:
+                return part
+        return None
+
+    def _wrong_argument(self, call: Part, expected: str, got: str) -> Part:
+        """The first argument of the kind that was got, and that is not rightly of that kind."""
+        candidates = [one for one in call.parts if self._kind(one) == got]
+        for one in candidates:
+            before, behind = self._text(call.first, one.first), self._text(one.end, call.end)
+            told = _complaint(f"{before} {_SAMPLES.get(expected, '')} {behind}")
+            if told is None or told == self._message or not told.endswith(f"got {expected}"):
+                return one
+        return candidates[0] if candidates else call
+
+    def _kind(self, part: Part) -> str:
+        try:
+            return _kind_of(parsed(self._text(part.first, part.end)))
+        except (ValueError, OverflowError, RecursionError):
+            return ""
+
+    def _text(self, first: int, end: int) -> str:
+        return "".join(self._pieces[first:end])
+
+
+def _kind_of(node: ast.Expr) -> str:
+    """What an expression is worth, in the parser's words."""
+    while isinstance(node, ast.ParenExpr | ast.UnaryExpr):
+        node = node.expr
+    if isinstance(node, ast.Call):
+        return str(node.func.return_type).removeprefix("ValueType.").lower()
+    if isinstance(node, ast.BinaryExpr):
+        kinds = {_kind_of(node.lhs), _kind_of(node.rhs)}
+        return "scalar" if kinds == {"scalar"} else "vector"
+    if isinstance(node, ast.NumberLiteral):
+        return "scalar"
+    if isinstance(node, ast.StringLiteral):
+        return "string"
+    return "matrix" if isinstance(node, ast.MatrixSelector | ast.SubqueryExpr) else "vector"
+
+
+class _Search:
+    """The longest start of a query that can be continued, to a query or, by its grammar only, to a text."""
+
+    def __init__(self, query: str, tokens: list[Token], *, grammar_only: bool) -> None:
+        self._grammar_only = grammar_only
         self._query = query
         self._tokens = tokens
-        self._starts = self._without_expressions()
+        self._starts = _pieces(query, tokens)
         self._work_left = _WORK_MAX
 
     def place(self) -> int:
@@ -100,25 +191,23 @@ class _Search:
                 low = middle
             else:
                 high = middle - 1
-        return self._tokens[low].at if low < len(self._tokens) else self._tokens[-1].end
-
-    def _without_expressions(self) -> list[str]:
-        """Each token with what stands before it, expressions, which are slow to compile, replaced."""
-        pieces, end, before = [], 0, ""
-        for token in self._tokens:
-            expression = before in ("=~", "!~") and token.text[:1] in "\"'`"
-            pieces.append(self._query[end : token.at] + ('"a"' if expression else token.text))
-            end, before = token.end, token.text
-        return pieces
+        if low == len(self._tokens):
+            return self._tokens[-1].end
+        wrong = self._tokens[low]
+        return wrong.at + (wrong.text[:1] == ":" and wrong.text[1:2].isdigit())  # the step of a subquery
 
     def _can_go_on(self, count: int) -> bool:
         start, closing = "".join(self._starts[:count]), self._closing(count)
         # A comment at the end of a filler takes the closing brackets out.
         for filler in (*_FILLERS, *_second_fillers(closing)):
             self._work_left -= count * count
-            if self._work_left > 0 and _parses(start + filler + closing):
+            if self._work_left > 0 and self._is_right(_joined(start, filler) + closing):
                 return True
         return False
+
+    def _is_right(self, text: str) -> bool:
+        told = _complaint(text)
+        return told is None or (self._grammar_only and _is_of_meaning(told))
 
     def _closing(self, count: int) -> str:
         """The brackets that are still open, closed."""
@@ -129,6 +218,21 @@ class _Search:
             elif waiting and token.text == waiting[-1]:
                 waiting.pop()
         return "".join(reversed(waiting))
+
+
+def _joined(start: str, filler: str) -> str:
+    """Both, apart where they would become one token."""
+    return f"{start} {filler}" if _BETWEEN_TOKENS.fullmatch(start[-1:] + filler[:1]) else start + filler
+
+
+def _pieces(query: str, tokens: list[Token], *, keep_expressions: bool = False) -> list[str]:
+    """Each token with what stands before it, expressions, which are slow to compile, replaced."""
+    pieces, end, before = [], 0, ""
+    for token in tokens:
+        expression = before in ("=~", "!~") and token.text[:1] in "\"'`" and not keep_expressions
+        pieces.append(query[end : token.at] + ('"a"' if expression else token.text))
+        end, before = token.end, token.text
+    return pieces
 
 
 def _second_fillers(closing: str) -> list[str]:
@@ -154,9 +258,10 @@ def parsed(text: str) -> ast.Expr:
     return tree
 
 
-def _parses(text: str) -> bool:
+def _complaint(text: str) -> str | None:
+    """What the parser says against it."""
     try:
         parsed(text)
-    except (ValueError, OverflowError, RecursionError):
-        return False
-    return True
+    except (ValueError, OverflowError, RecursionError) as error:
+        return str(error)
+    return None

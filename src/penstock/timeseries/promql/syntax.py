@@ -8,7 +8,6 @@ from typing import Final
 import promql_parser as ast
 
 from penstock.timeseries.promql.error_place import (
-    CLOSING,
     Token,
     parsed,
     place_of_error,
@@ -16,6 +15,7 @@ from penstock.timeseries.promql.error_place import (
     tokens_of,
 )
 from penstock.timeseries.promql.errors import ParseError, UnsupportedQuery
+from penstock.timeseries.promql.outline import CLOSING
 
 __all__ = ["NESTING_MAX", "QUERY_CHARACTERS_MAX", "TOKENS_MAX", "bad_expression", "out_of_range", "parse"]
 

@@ -10,6 +10,10 @@ FLUSHES = "tests/unit/coordinator/test_flushes.py"
 FAILURES = "tests/unit/coordinator/test_failures.py"
 PRESSURE = "tests/unit/coordinator/test_pressure.py"
 READERS = "tests/unit/coordinator/test_readers.py"
+SLATE_CRASH = (
+    "tests/crash/timeseries/test_slate_crash.py"
+    "::test_a_process_that_dies_at_any_operation_loses_and_doubles_nothing[held]"
+)
 
 
 COORDINATOR_MUTANTS = (
@@ -42,6 +46,13 @@ COORDINATOR_MUTANTS = (
         old="        self._synced(upto)\n",
         new="        self._synced(self._flushed_to)\n",
         test=f"{FLUSHES}::test_a_sync_covers_only_what_was_flushed_before_it_began",
+    ),
+    Mutant(
+        name="a sync that began with its write is not waited for",
+        file="coordinator/slate.py",
+        old="            await asyncio.shield(self._persisting[1])\n",
+        new="            pass\n",
+        test=SLATE_CRASH,
     ),
     Mutant(
         name="queued writes have no size",

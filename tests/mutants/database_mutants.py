@@ -12,6 +12,7 @@ API = "tests/unit/server/test_timeseries_api.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
 WRITES = "tests/unit/server/test_timeseries_writes.py"
+SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
 
 LOOKUP = (
     "            (bucket, part, directory[bucket].lookup(part.labels, part.metadata))\n"
@@ -118,6 +119,14 @@ DATABASE_MUTANTS = (
         old="if not one.negative and not one.accepts_missing]",
         new="if not one.negative]",
         test=f"{DATABASE}::test_selectors_find_what_a_scan_of_everything_finds",
+    ),
+    Mutant(
+        name="the sequence of a queue is stored in a batch of its own",
+        file="timeseries/flusher.py",
+        old="        await self._storage.apply([*drops, *folds, *operations])\n",
+        new="        await self._storage.apply([*drops, *folds, *operations[:-1]])\n"
+        "        await self._storage.apply(operations[-1:])\n",
+        test=f"{SLATE_CRASH}::test_a_process_that_dies_at_any_operation_loses_and_doubles_nothing[held]",
     ),
     Mutant(
         name="a batch is acknowledged when it is flushed",

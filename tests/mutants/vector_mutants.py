@@ -12,6 +12,7 @@ FORMATS = "tests/unit/vector/test_formats.py"
 RECALL = "tests/unit/vector/test_recall.py"
 LIMITS = "tests/unit/vector/test_limits.py"
 API = "tests/unit/server/test_vector_api.py"
+SLATE_CRASH = "tests/crash/vector/test_slate_crash.py"
 
 
 VECTOR_MUTANTS = (
@@ -28,6 +29,14 @@ VECTOR_MUTANTS = (
         old="            operations.append(Put(record_prefix(RecordType.POSITION), ",
         new="            print(Put(record_prefix(RecordType.POSITION), ",
         test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+    ),
+    Mutant(
+        name="the position of the source is stored in a batch of its own",
+        file="vector/flusher.py",
+        old="        await self._storage.apply(operations)\n",
+        new="        await self._storage.apply(operations[:-1])\n"
+        "        await self._storage.apply(operations[-1:])\n",
+        test=f"{SLATE_CRASH}::test_a_process_that_dies_at_any_operation_loses_and_doubles_nothing[held]",
     ),
     Mutant(
         name="a vector that was replaced stays alive",

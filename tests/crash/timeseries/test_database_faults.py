@@ -5,39 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.timeseries.database_doubles import HOUR_MS, contents, disk, opened, series
+from tests.crash.timeseries.numbered_writes import left, write
+from tests.unit.timeseries.database_doubles import disk, opened
 
 from penstock.coordinator import CoordinatorError, Durability, WriteHandle
 from penstock.errors import OutcomeUnknown
 from penstock.testing.memory_storage import MemoryStorage, StorageFault
-from penstock.timeseries import Series, TimeSeries
 
 WRITES = 8
-
-
-def write(number: int) -> list[Series]:
-    """One write over two hours: a series of its own in each, and one that all writes share."""
-    return [
-        series("own", (number, float(number)), n=str(number)),
-        series("own", (HOUR_MS + number, float(number)), n=str(number)),
-        series(
-            "shared", (number, float(number)), (HOUR_MS + number, float(number)), (HOUR_MS - 1, float(number))
-        ),
-    ]
-
-
-def expected(count: int) -> dict[str, dict[int, float]]:
-    """What the first `count` writes leave."""
-    found = {
-        f'own{{n="{number}"}}': {number: float(number), HOUR_MS + number: float(number)}
-        for number in range(count)
-    }
-    if count:
-        found["shared{}"] = {
-            at: float(at % HOUR_MS) for number in range(count) for at in (number, HOUR_MS + number)
-        }
-        found["shared{}"][HOUR_MS - 1] = float(count - 1)
-    return found
 
 
 async def one_life(storage: MemoryStorage) -> int:
@@ -72,15 +47,6 @@ async def durable(handles: list[WriteHandle]) -> int:
         except CoordinatorError:
             return count
     return len(handles)
-
-
-async def left(database: TimeSeries) -> int:
-    """How many writes are there; each is there as a whole, or not at all."""
-    position = database._directory.source.position
-    sequence = None if position is None else position.sequence
-    count = 0 if sequence is None else sequence + 1
-    assert await contents(database) == expected(count)
-    return count
 
 
 async def calls_of_a_whole_life() -> int:

@@ -42,8 +42,12 @@ _HOPE: Final = 0.7
 
 Measured: groups are answered from the nearest lists alone, vectors in 24 directions reach a recall of 0.98.
 """
-_REACH: Final = 0.25
-"""The same where lists are ordered by the dot product: of centroids alike, the wider list has longer rows."""
+_HOPE_OF_PRODUCTS: Final = 1.2
+"""The same for dot products, where rows of all lengths may stand in one list.
+
+Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
+no groups, the recall is 0.98 and more. To order the lists by their spread as well loses the few long rows.
+"""
 _PICKING: Final = 2
 """How much more a row costs that is picked than one in a pass over all rows."""
 _PICKED_CELLS: Final = 64 * 1024
@@ -134,7 +138,7 @@ class Index:
         if self.collection.metric is Metric.DOT:
             far = -(self.centroids @ query)
             reach = np.float32(length) * self.spreads
-            return np.argsort(far - _REACH * reach, kind="stable"), far - _HOPE * reach
+            return np.argsort(far, kind="stable"), far - _HOPE_OF_PRODUCTS * reach
         far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.spreads
         apart = np.sqrt(np.maximum(far + np.float32(length**2), 0))
         return np.argsort(far, kind="stable"), far + self.spreads * (self.spreads - 2 * _HOPE * apart)

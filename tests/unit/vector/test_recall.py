@@ -20,9 +20,9 @@ async def by_lists(config: VectorConfig, vectors: list[Vector]) -> VectorStore:
     return store
 
 
-def grouped(count: int, dimensions: int, seed: int) -> np.ndarray:
-    rng, centres = np.random.default_rng(seed), np.random.default_rng(0).normal(size=(60, dimensions))
-    return (centres[rng.integers(0, 60, count)] + 0.35 * rng.normal(size=(count, dimensions))).astype(
+def grouped(count: int, dimensions: int, seed: int, groups: int = 60) -> np.ndarray:
+    rng, centres = np.random.default_rng(seed), np.random.default_rng(0).normal(size=(groups, dimensions))
+    return (centres[rng.integers(0, groups, count)] + 0.35 * rng.normal(size=(count, dimensions))).astype(
         np.float32
     )
 
@@ -58,6 +58,19 @@ async def test_dot_products_of_vectors_of_very_different_lengths_are_found(sprea
     store = await by_lists(config, vectors)
     measured = recall(index_of(store), grouped(40, 32, 2))
     assert measured >= 0.95, f"recall@10 of dot products is {measured}"
+    await store.close()
+
+
+async def test_dot_products_of_a_few_long_vectors_among_many_are_found() -> None:
+    lengths = np.where(np.random.default_rng(9).random((12_000, 1)) < 0.03, 20.0, 1.0).astype(np.float32)
+    rows = lengths * grouped(12_000, 64, 1, groups=200)
+    vectors = [Vector(f"v{n}", row, {"lang": "ab"[n % 2]}) for n, row in enumerate(rows)]
+    config = VectorConfig(dimensions=64, metric="dot", fields=CONFIG.fields, split_at=30, merge_below=10)
+    store = await by_lists(config, vectors)
+    assert len(index_of(store).lists) > 4 * 64
+    for more in ({}, {"filter": Eq("lang", "a")}):
+        measured = recall(index_of(store), grouped(40, 64, 2, groups=200), **more)
+        assert measured >= 0.95, f"recall@10 is {measured} with {more}"
     await store.close()
 
 

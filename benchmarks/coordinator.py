@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import statistics
 import struct
 import subprocess
@@ -43,6 +44,8 @@ THRESHOLD = BATCH_ROWS * len(ROW)
 WRITERS = 64
 RATE = 1000
 """Writes a second that arrive beside a flush."""
+CROWD_PAUSE_S = 0.01
+"""Between the writes of each of many writers beside a flush, on average."""
 PAUSE_S = 0.25
 SETTLE_S = 0.1
 """After a flush: the next rows come all at once and hold the loop, which its last writes must not meet."""
@@ -484,14 +487,50 @@ class Arrivals:
         return [taken for sent, taken in self.writes if began <= sent < ended]
 
 
+class Crowd:
+    """Writers that wait for each of their writes, with a pause before the next, and how long each took.
+
+    A write counts from when it is made: that the loop was late to make it is not the coordinator's.
+    """
+
+    def __init__(self, coordinator: Rows) -> None:
+        self._coordinator = coordinator
+        self._writers: list[asyncio.Task[None]] = []
+        self.writes: list[tuple[float, float]] = []
+        """When each was made, and how long it took."""
+
+    async def __aenter__(self) -> Crowd:
+        self._writers = [asyncio.ensure_future(self._write()) for _ in range(WRITERS)]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for writer in self._writers:
+            writer.cancel()
+        await asyncio.gather(*self._writers, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while True:
+            await asyncio.sleep(CROWD_PAUSE_S * random.uniform(0.5, 1.5))
+            made = time.perf_counter()
+            await (await self._coordinator.write(ONE)).wait(Durability.APPLIED)
+            self.writes.append((made, time.perf_counter() - made))
+
+    def waits(self, began: float, ended: float) -> list[float]:
+        """How long the writes took that were made in between."""
+        return [taken for made, taken in self.writes if began <= made < ended]
+
+
 Waits: TypeAlias = tuple[list[float], list[float]]
+Writing: TypeAlias = Callable[[Rows], Arrivals | Crowd]
 
 
-async def applied_beside_flushes(storage: Storage, *, rows: int, parts: int, rounds: int) -> list[Waits]:
+async def applied_beside_flushes(
+    storage: Storage, *, writing: Writing, rows: int, parts: int, rounds: int
+) -> list[Waits]:
     """Waits for APPLIED while nothing is flushed, and while deltas of `rows` rows are, in turns, by parts."""
     coordinator = await coordinated(storage, flush_size_threshold=10 * rows * len(ROW), flush_interval="1h")
     found: list[Waits] = []
-    async with Arrivals(coordinator) as arrivals:
+    async with writing(coordinator) as arrivals:
         for _ in range(parts):
             idle: list[float] = []
             busy: list[float] = []
@@ -513,6 +552,15 @@ async def applied_beside_flushes(storage: Storage, *, rows: int, parts: int, rou
     return found
 
 
+BESIDE: dict[str, tuple[Writing, str]] = {
+    f"{WRITERS} writers": (
+        Crowd,
+        f"some {WRITERS / CROWD_PAUSE_S:,.0f} writes/s, counted from when they are made",
+    ),
+    f"{RATE:,} writes/s": (Arrivals, "from another process, counted from when they were sent"),
+}
+
+
 def beside_a_flush(plan: Plan) -> list[Row]:
     """The 99th percentile of APPLIED during a flush: writes are not to wait for it.
 
@@ -520,28 +568,35 @@ def beside_a_flush(plan: Plan) -> list[Row]:
     in a hundred of a thousand writes, in one of the two phases, and would decide the figure of the whole.
     """
     rows = plan.pick(50_000, 10_000)
-    found: list[Waits] = []
+    told: list[Row] = []
+    for who, (writing, how) in BESIDE.items():
+        found: list[Waits] = []
 
-    async def run(storage: Storage) -> float:
-        found.extend(await applied_beside_flushes(storage, rows=rows, parts=PARTS, rounds=4))
-        return 0.0
+        async def run(storage: Storage, writing: Writing = writing, found: list[Waits] = found) -> float:
+            found += await applied_beside_flushes(storage, writing=writing, rows=rows, parts=PARTS, rounds=4)
+            return 0.0
 
-    over_slate(plan, run)
-    return [
-        _beside_a_flush(rows, found, "p50", statistics.median, None),
-        _beside_a_flush(rows, found, "p99", percentile_99, 2.0),
-    ]
+        over_slate(plan, run)
+        told.append(_beside_a_flush(rows, found, who, how, "p50", statistics.median, None))
+        told.append(_beside_a_flush(rows, found, who, how, "p99", percentile_99, 2.0))
+    return told
 
 
 def _beside_a_flush(
-    rows: int, found: Sequence[Waits], what: str, pick: Callable[[Sequence[float]], float], bar: float | None
+    rows: int,
+    found: Sequence[Waits],
+    who: str,
+    how: str,
+    what: str,
+    pick: Callable[[Sequence[float]], float],
+    bar: float | None,
 ) -> Row:
     without = [pick(idle) * 1e3 for idle, _ in found]
     during = [pick(busy) * 1e3 for _, busy in found]
     ratios = [ours / theirs for ours, theirs in zip(during, without, strict=True)]
     return Row(
         section="during a flush",
-        what=f"write to applied, {what}, while {rows:,} rows are flushed",
+        what=f"{who}, to applied, {what}, while {rows:,} rows are flushed",
         ours=statistics.median(during),
         ceiling=statistics.median(without),
         ratio=statistics.median(ratios),
@@ -553,7 +608,7 @@ def _beside_a_flush(
         f"({sum(len(busy) for _, busy in found):,} writes, the longest "
         f"{max(max(busy) for _, busy in found) * 1e3:.1f}), {_listed(without)} without "
         f"({sum(len(idle) for idle, _ in found):,}, {max(max(idle) for idle, _ in found) * 1e3:.1f}); "
-        f"medians of the parts; {RATE:,} writes/s from another process, counted from when they were sent",
+        f"medians of the parts; {who}, {how}",
     )
 
 

@@ -27,7 +27,7 @@ from penstock.timeseries.promql.errors import (
     UnsupportedQuery,
 )
 from penstock.timeseries.promql.source import FetchedSource, SelectedSeries, SeriesSource, StaticSource
-from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX
+from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX, is_read_at_once
 from penstock.timeseries.promql.tree import Selection
 
 __all__ = [
@@ -50,5 +50,6 @@ __all__ = [
     "StaticSource",
     "TooManySamples",
     "UnsupportedQuery",
+    "is_read_at_once",
     "parse_selector",
 ]

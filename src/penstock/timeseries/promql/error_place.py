@@ -10,7 +10,7 @@ at the place that Prometheus names.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import promql_parser as ast
@@ -18,8 +18,16 @@ import promql_parser as ast
 from penstock.errors import InvalidInput
 from penstock.timeseries.patterns import Pattern
 from penstock.timeseries.promql.outline import CLOSING, Part, outline
+from penstock.timeseries.promql.parser import in_plain_quotes, parsed, text_of, word_for
 
-__all__ = ["Token", "parsed", "place_of_error", "place_of_expression", "tokens_of"]
+__all__ = [
+    "Token",
+    "place_of_error",
+    "place_of_expression",
+    "text_to_parse",
+    "tokens_of",
+    "without_expressions",
+]
 
 _WORK_MAX: Final = 10_000_000
 """Squares of the lengths of all attempts, which is the time they take: some tenths of a second in all.
@@ -57,6 +65,8 @@ class Token:
 
     text: str
     at: int
+    read: str
+    """What the parser is given for it."""
 
     @property
     def end(self) -> int:
@@ -65,16 +75,33 @@ class Token:
 
 def tokens_of(query: str) -> list[Token]:
     """The pieces of a text, without spaces and comments. Any text has some."""
-    found = _TOKEN.finditer(query)
-    return [Token(match["token"], match.start()) for match in found if match["token"] is not None]
+    found = [match for match in _TOKEN.finditer(query) if match["token"] is not None]
+    return [Token(match["token"], match.start(), match["token"]) for match in found]
+
+
+def without_expressions(tokens: list[Token]) -> list[Token]:
+    """The same, but for what is read of regular expressions and of texts in backticks."""
+    made, before = [], ""
+    for token in tokens:
+        quote = token.text[:1]
+        if before in ("=~", "!~") and quote in "\"'`":
+            token = replace(token, read=word_for(token.text))
+        elif quote == "`":
+            token = replace(token, read=in_plain_quotes(token.text))
+        made.append(token)
+        before = token.text
+    return made
+
+
+def text_to_parse(query: str, tokens: list[Token]) -> str:
+    """The whole query as the parser is given it."""
+    return "".join(_pieces(query, tokens))
 
 
 def place_of_error(query: str, tokens: list[Token], message: str) -> int:
     """The place of what is wrong, or the end of a text that is not finished."""
     if not tokens:
         return 0
-    if "regex" in message and (bad_expression := place_of_expression(tokens)) is not None:
-        return bad_expression
     if not _is_of_meaning(message):
         return _Search(query, tokens, grammar_only=True).place()
     place = _Meaning(query, tokens, message).place()
@@ -82,21 +109,19 @@ def place_of_error(query: str, tokens: list[Token], message: str) -> int:
 
 
 def place_of_expression(tokens: list[Token]) -> int | None:
-    """Where the matcher stands whose regular expression is none, to the parser or to RE2."""
-    for label, operator, text in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        if operator.text in ("=~", "!~") and not _is_expression(text.text):
+    """Where the matcher stands whose regular expression is none."""
+    for label, operator, literal in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if operator.text in ("=~", "!~") and not _is_expression(literal.text):
             return label.at
     return None
 
 
 def _is_expression(literal: str) -> bool:
+    text = text_of(literal)
     try:
-        node = parsed(f"x{{a=~{literal}}}")
-        if isinstance(node, ast.VectorSelector):
-            Pattern(node.matchers.matchers[0].value)
-    except (ValueError, InvalidInput):
+        return text is not None and bool(Pattern(text))
+    except InvalidInput:
         return False
-    return True
 
 
 def _is_of_meaning(message: str) -> bool:
@@ -111,8 +136,7 @@ class _Meaning:
     def __init__(self, query: str, tokens: list[Token], message: str) -> None:
         self._tokens = tokens
         self._message = message
-        about_values = message.startswith("vector selector must")
-        self._pieces = _pieces(query, tokens, keep_expressions=about_values)
+        self._pieces = _pieces(query, tokens)
 
     def place(self) -> int | None:
         """None if the part is not found within the bound of work."""
@@ -225,14 +249,10 @@ def _joined(start: str, filler: str) -> str:
     return f"{start} {filler}" if _BETWEEN_TOKENS.fullmatch(start[-1:] + filler[:1]) else start + filler
 
 
-def _pieces(query: str, tokens: list[Token], *, keep_expressions: bool = False) -> list[str]:
-    """Each token with what stands before it, expressions, which are slow to compile, replaced."""
-    pieces, end, before = [], 0, ""
-    for token in tokens:
-        expression = before in ("=~", "!~") and token.text[:1] in "\"'`" and not keep_expressions
-        pieces.append(query[end : token.at] + ('"a"' if expression else token.text))
-        end, before = token.end, token.text
-    return pieces
+def _pieces(query: str, tokens: list[Token]) -> list[str]:
+    """What is read of each token, with what stands before it."""
+    ends = [0, *(token.end for token in tokens)]
+    return [query[end : token.at] + token.read for end, token in zip(ends, tokens, strict=False)]
 
 
 def _second_fillers(closing: str) -> list[str]:
@@ -242,20 +262,6 @@ def _second_fillers(closing: str) -> list[str]:
     if closing.startswith("}"):
         return [f"{matcher}}}[5m]{closing[1:]}#" for matcher in ("", 'a="a"', '="a"', '"a"')]
     return []
-
-
-def parsed(text: str) -> ast.Expr:
-    """The parser's tree. Raises `ValueError`, `OverflowError`, `RecursionError`; a panic is a `ValueError`.
-
-    Otherwise a panic would pass every handler of errors, and end whatever asked.
-    """
-    try:
-        tree: ast.Expr = ast.parse(text)
-    except BaseException as error:
-        if type(error).__name__ == "PanicException":
-            raise ValueError(f"the parser cannot read it: {error}") from None
-        raise
-    return tree
 
 
 def _complaint(text: str) -> str | None:

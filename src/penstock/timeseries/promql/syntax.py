@@ -9,15 +9,25 @@ import promql_parser as ast
 
 from penstock.timeseries.promql.error_place import (
     Token,
-    parsed,
     place_of_error,
     place_of_expression,
+    text_to_parse,
     tokens_of,
+    without_expressions,
 )
 from penstock.timeseries.promql.errors import ParseError, UnsupportedQuery
 from penstock.timeseries.promql.outline import CLOSING
+from penstock.timeseries.promql.parser import parsed
 
-__all__ = ["NESTING_MAX", "QUERY_CHARACTERS_MAX", "TOKENS_MAX", "bad_expression", "out_of_range", "parse"]
+__all__ = [
+    "NESTING_MAX",
+    "QUERY_CHARACTERS_MAX",
+    "TOKENS_MAX",
+    "bad_expression",
+    "is_read_at_once",
+    "out_of_range",
+    "parse",
+]
 
 QUERY_CHARACTERS_MAX: Final = 65_536
 TOKENS_MAX: Final = 2_000
@@ -26,6 +36,17 @@ _DURATION_MAX: Final = timedelta(milliseconds=2**53)
 _SECONDS_MAX: Final = 1e13
 NESTING_MAX: Final = 100
 """Trees are walked by recursion, here and in the parser, so depth is bounded before anything is parsed."""
+
+
+_AT_ONCE_CHARACTERS: Final = 100
+
+
+def is_read_at_once(*texts: str) -> bool:
+    """Whether queries or selectors are read within some milliseconds, the place of an error included.
+
+    Long ones are not, and neither are those with regular expressions: one may take a tenth of a second.
+    """
+    return sum(map(len, texts)) < _AT_ONCE_CHARACTERS and not any("~" in text for text in texts)
 
 
 def parse(query: str) -> ast.Expr:
@@ -37,8 +58,9 @@ def parse(query: str) -> ast.Expr:
     tokens = tokens_of(query)
     _check_size(query, tokens)
     _check_durations(query, tokens)
+    tokens = without_expressions(tokens)
     try:
-        return parsed(query)
+        return parsed(text_to_parse(query, tokens))
     except (ValueError, OverflowError) as error:
         raise _at(query, place_of_error(query, tokens, str(error)), str(error)) from None
     except RecursionError:
@@ -57,7 +79,7 @@ def out_of_range(query: str) -> ParseError:
 
 
 def bad_expression(query: str, message: str) -> ParseError:
-    """The error of a query whose regular expression the parser takes and RE2 does not."""
+    """The error of a query whose regular expression is none."""
     return _at(query, place_of_expression(tokens_of(query)) or 0, message)
 
 

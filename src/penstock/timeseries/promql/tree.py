@@ -16,6 +16,7 @@ from penstock.timeseries.matcher import Matcher, MatchOp
 from penstock.timeseries.model import METRIC_NAME
 from penstock.timeseries.promql.errors import ParseError, TooManySamples, UnsupportedQuery
 from penstock.timeseries.promql.grid import Grid
+from penstock.timeseries.promql.parser import expression_in
 
 __all__ = [
     "DEPTH_MAX",
@@ -212,4 +213,5 @@ def _check_node(node: ast.Expr, functions: frozenset[str], aggregations: frozens
 
 def _matcher(matcher: ast.Matcher) -> Matcher:
     op = next(own for theirs, own in _OPS if theirs == matcher.op)
-    return Matcher(op, matcher.name, matcher.value)
+    is_expression = op in (MatchOp.REGEX, MatchOp.NOT_REGEX)
+    return Matcher(op, matcher.name, expression_in(matcher.value) if is_expression else matcher.value)

@@ -63,6 +63,13 @@ def queue_options(what: str) -> Callable[[C], C]:
             type=click.Choice(["moved", "new"]),
             help="Take another queue than before: the same one moved here, or a new one from its beginning.",
         ),
+        click.option(
+            "--on-bad-batch",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            show_default=True,
+            help="End at a batch that is damaged or missing, or keep it as a dead letter and go on.",
+        ),
     )
 
 
@@ -81,7 +88,7 @@ def address(store: str) -> str:
 
 
 def queue_config(
-    queue: str | None, manifest: str | None, poll_interval: str, adopt_queue: str | None
+    queue: str | None, manifest: str | None, poll_interval: str, adopt_queue: str | None, on_bad_batch: str
 ) -> FeedConfig | None:
     """What the options say of the queue; None without one. Raises `ConfigError`."""
     from penstock.services import FeedConfig
@@ -89,7 +96,7 @@ def queue_config(
     if queue is None:
         return None
     # A queue that is shorter than what was read of it is another one: going on would pass over its records.
-    consumer = ConsumerConfig(store=address(queue), prefetch=1, strict_resume=True)
+    consumer = ConsumerConfig(store=address(queue), prefetch=1, strict_resume=True, on_bad_batch=on_bad_batch)
     if manifest is not None:
         consumer = replace(consumer, manifest_path=manifest)
     return FeedConfig(queue=consumer, poll_interval=poll_interval, adopt_queue=adopt_queue)

@@ -265,6 +265,8 @@ class Feed:
     ) -> None:
         while not self._stop.is_set():
             batch = await self._unless_stopped(self._lasting(consumer.next_batch, on=_REPEATABLE))
+            if self._stop.is_set() and batch is None:
+                break  # nobody knows whether there was another one
             self._note(caught_up=batch is None)
             if batch is not None:
                 offer = await self._unless_stopped(self._write(batch))

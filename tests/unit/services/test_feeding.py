@@ -12,7 +12,7 @@ from tests.unit.timeseries.database_doubles import START_MS, contents, disk, ope
 
 from penstock.buffer import Consumer, ConsumerConfig, FencedError, Metadata, Producer, ProducerConfig
 from penstock.coordinator import ApplyError, FlushFenced, Position, WriteHandle
-from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
 from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
@@ -351,6 +351,46 @@ async def test_a_stop_ends_it_with_everything_acknowledged(store: MemoryStore) -
         work.stop()
         report = await running
         assert (report.batches, report.through) == (1, 0)
+    assert await queue_length(store) == 0
+
+
+async def test_a_stop_while_it_waits_for_a_batch_does_not_say_that_there_is_none(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await produce(store, [([gauge("a", 0, 1.0)], METRICS_PAYLOAD)])
+    asked = asyncio.Event()
+
+    async def next_batch(self: Consumer) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Consumer, "next_batch", next_batch)
+    async with await opened(disk().open()) as database:
+        work = feed(store, database)
+        running = asyncio.create_task(work.run(once=True))
+        await asked.wait()
+        work.stop()
+        assert not (await running).caught_up
+
+
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+async def test_a_bad_batch_ends_it_or_becomes_a_dead_letter(store: MemoryStore, damage: str) -> None:
+    await produce(store, [([gauge("a", at, float(at))], METRICS_PAYLOAD) for at in range(3)])
+    second = sorted(one.key for one in await store.list("ingest/") if one.key.endswith(".batch"))[1]
+    if damage == "damaged":
+        await store.put(second, b"not a batch, and longer than a footer")
+    else:
+        await store.delete_many([second])
+    async with await opened(disk().open()) as database:
+        with pytest.raises(PenstockError):
+            await feed(store, database).run(once=True)
+        assert await database.stored_sequence() in (None, 0)
+        queue = ConsumerConfig(store=store, gc_enabled=False, on_bad_batch="skip")
+        skipping = Feed(FeedConfig(queue=queue, poll_interval="1ms"), FedTimeSeries(database))
+        report = await skipping.run(once=True)
+        assert (report.through, report.caught_up) == (2, True)
+        assert await contents(database) == {"a{}": {0: 0.0, 2: 2.0}}
+    assert await store.list("ingest/manifest.dead/")
     assert await queue_length(store) == 0
 
 

@@ -64,6 +64,7 @@ def serve(
     manifest: str | None,
     poll_interval: str,
     adopt_queue: str | None,
+    on_bad_batch: str,
     retention: str | None,
     flush_interval: str | None,
     acknowledge: str,
@@ -100,7 +101,7 @@ def serve(
         partial(serve_database, store, settings, config=_database(config, retention, flush_interval)),
         fed=_fed,
         about=_about,
-        queue=queue_config(queue, manifest, poll_interval, adopt_queue),
+        queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
         as_json=as_json,
     ).run()
     return ExitCode.OK

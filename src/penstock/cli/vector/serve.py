@@ -81,6 +81,7 @@ def serve(
     manifest: str | None,
     poll_interval: str,
     adopt_queue: str | None,
+    on_bad_batch: str,
     flush_interval: str | None,
     acknowledge: str,
     acknowledge_timeout: str,
@@ -125,7 +126,7 @@ def serve(
         partial(serve_vectors, collection, settings),
         fed=_fed,
         about=_about,
-        queue=queue_config(queue, manifest, poll_interval, adopt_queue),
+        queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
         as_json=as_json,
     ).run()
     return ExitCode.OK

@@ -45,7 +45,7 @@ class TimeSeriesSettings:
     """Of one write, unpacked."""
     max_decoded_bytes: SizeLike = "128MiB"
     """Of all writes that are unpacked and not applied yet; more are told to come back. In memory they take
-    several times as much."""
+    several times as much while they are read, and up to 40 times where each point is a series of its own."""
     requests_max: int = 1000
     """Requests of readers under way, and as many of writers; more are told to come back."""
 

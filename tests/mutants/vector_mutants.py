@@ -7,6 +7,7 @@ from tests.mutants.mutants import Mutant
 __all__ = ["VECTOR_MUTANTS"]
 
 STORE = "tests/unit/vector/test_store.py"
+DAMAGE = "tests/unit/vector/test_damage.py"
 SEARCH = "tests/unit/vector/test_search.py"
 FORMATS = "tests/unit/vector/test_formats.py"
 RECALL = "tests/unit/vector/test_recall.py"
@@ -149,5 +150,19 @@ VECTOR_MUTANTS = (
         old="            if level > Durability.APPLIED:\n",
         new="            if level > Durability.DURABLE:\n",
         test=f"{API}::test_what_was_acknowledged_is_durable_and_found",
+    ),
+    Mutant(
+        name="ids begin anew where the block is damaged",
+        file="vector/loading.py",
+        old="        blocks.go_on_behind(max(first, last))\n",
+        new="        pass\n",
+        test=f"{DAMAGE}::test_ids_go_on_in_the_block_behind_the_largest_that_any_record_names",
+    ),
+    Mutant(
+        name="what is lost cannot be deleted",
+        file="vector/flusher.py",
+        old=" is not None or was_lost):\n",
+        new=" is not None):\n",
+        test=f"{DAMAGE}::test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_goes_on[delete]",
     ),
 )

@@ -15,7 +15,7 @@ from penstock.vector.config import VectorConfig
 from penstock.vector.delta import Write
 from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
 from penstock.vector.merging import merge_records
-from penstock.vector.model import Collection, Field, FieldType, Hit, Metric, Vector
+from penstock.vector.model import Collection, Field, FieldType, Hit, Hits, Metric, Vector
 from penstock.vector.recall import Recall
 from penstock.vector.store import VectorStore
 
@@ -27,6 +27,7 @@ __all__ = [
     "FieldType",
     "Filter",
     "Hit",
+    "Hits",
     "In",
     "Metric",
     "Neq",

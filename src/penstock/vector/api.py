@@ -5,7 +5,7 @@ Names are lowerCamelCase. A request with a name that means nothing is refused, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import InvalidInput
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter, parse_filter
-from penstock.vector.model import VECTOR_FIELD, Hit, Scalar, Vector
+from penstock.vector.model import VECTOR_FIELD, Hit, Hits, Scalar, Vector
 from penstock.vector.recall import Recall
 
 __all__ = [
@@ -143,9 +143,15 @@ def deleted_answer(count: int) -> bytes:
     return _ENCODE({"status": "success", "vectorsDeleted": count})
 
 
-def search_answer(hits: Sequence[Hit]) -> bytes:
+def search_answer(hits: Hits) -> bytes:
+    """The results, and `warnings` if some were left out."""
     results = [{"score": hit.score, "vector": {"id": hit.id, "attributes": _attributes(hit)}} for hit in hits]
-    return _ENCODE({"status": "success", "results": results})
+    answer: dict[str, object] = {"status": "success", "results": results}
+    if hits.damaged:
+        answer["warnings"] = [
+            f"{name!r} is left out: its record is damaged. Write it again" for name in hits.damaged
+        ]
+    return _ENCODE(answer)
 
 
 def recall_answer(measured: Recall) -> bytes:

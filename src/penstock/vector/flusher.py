@@ -104,7 +104,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         vectors = [entry for entry in delta.entries.values() if entry is not TOMBSTONE]
         old = [held.slot_of[name] for name in delta.entries if name in held.slot_of]
         gone = np.array(old, np.int64) if old else _NONE
-        operations: list[Operation] = []
+        operations, held.repairs = held.repairs, []
         operations += self._deletions_of_records(delta, gone)
         new = self._take(vectors)
         operations += self._records(vectors, new)
@@ -146,7 +146,10 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
     def _deletions_of_records(self, delta: VectorDelta, gone: Slots) -> list[Operation]:
         operations: list[Operation] = [Delete(data_key(one)) for one in self._held.rows.ids[gone].tolist()]
         for name, entry in delta.entries.items():
-            if entry is TOMBSTONE and self._held.slot_of.pop(name, None) is not None:
+            was_lost, lost_id = name in self._held.lost, self._held.lost.pop(name, None)
+            if lost_id is not None:
+                operations.append(Delete(data_key(lost_id)))
+            if entry is TOMBSTONE and (self._held.slot_of.pop(name, None) is not None or was_lost):
                 operations.append(Delete(dictionary_key(name)))
         return operations
 

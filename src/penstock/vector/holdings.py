@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap64
 
+from penstock.coordinator import Operation
 from penstock.coordinator.position import Position
+from penstock.vector.damage import Damage
 from penstock.vector.filters import IndexedColumn
 from penstock.vector.index import Index
 from penstock.vector.keys import BLOCK_SIZE, CENTROID_LEVEL
@@ -46,6 +48,15 @@ class IdBlocks:
             self._changed = True
         return first
 
+    def go_on_behind(self, last: int) -> None:
+        """Begin with the block behind this id: the stored one does not tell where it ends."""
+        self._next = self._end = (last // BLOCK_SIZE + 1) * BLOCK_SIZE
+        self._changed = True
+
+    @property
+    def next_id(self) -> int:
+        return self._next
+
     def take_block(self) -> tuple[int, int] | None:
         """Base and size of the newest block if it was begun since the last call."""
         changed, self._changed = self._changed, False
@@ -67,6 +78,12 @@ class Holdings:
     dead: BitMap64 = field(default_factory=BitMap64)
     """Ids that are gone but still stand in a posting list."""
     position: Position | None = None
+    lost: dict[str, int | None] = field(default_factory=dict)
+    """External ids whose vectors are damaged everywhere, and what they stand for if that is known."""
+    damage: Damage | None = None
+    """What the open found, if anything."""
+    repairs: list[Operation] = field(default_factory=list)
+    """What brings damaged records to what is held, besides the changes of the lists."""
 
     @classmethod
     def empty(

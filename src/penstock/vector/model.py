@@ -27,6 +27,7 @@ __all__ = [
     "FieldType",
     "Floats",
     "Hit",
+    "Hits",
     "Metric",
     "Scalar",
     "Vector",
@@ -228,6 +229,15 @@ class Hit:
     score: float
     attributes: Mapping[str, Scalar]
     vector: Floats | None = None
+
+
+class Hits(list[Hit]):
+    """The results of a search, best first."""
+
+    def __init__(self, hits: Iterable[Hit] = (), *, damaged: Sequence[str] = ()) -> None:
+        super().__init__(hits)
+        self.damaged = tuple(damaged)
+        """Ids that belong among them and were left out, because their stored records are damaged."""
 
 
 def components(numbers: Components) -> Floats:

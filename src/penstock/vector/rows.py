@@ -17,13 +17,13 @@ from penstock.vector.clustering import Slots, squares
 from penstock.vector.model import Collection, Floats, Metric, Scalar
 from penstock.vector.postings import Ids
 
-__all__ = ["NO_LIST", "Codes", "Column", "Rows", "comparable"]
+__all__ = ["ABSENT", "NO_LIST", "Codes", "Column", "Rows", "comparable"]
 
 Codes = npt.NDArray[np.int32]
 
 NO_LIST: Final = -1
 _FIRST_CAPACITY: Final = 1024
-_ABSENT: Final = -1
+ABSENT: Final = -1
 
 
 def comparable(vectors: Floats, metric: Metric) -> Floats:
@@ -40,7 +40,7 @@ class Column:
     """The values of one indexed field: a code for each value, and the code of every row."""
 
     def __init__(self) -> None:
-        self.codes: Codes = np.full(_FIRST_CAPACITY, _ABSENT, np.int32)
+        self.codes: Codes = np.full(_FIRST_CAPACITY, ABSENT, np.int32)
         self.code_of: dict[bytes, int] = {}
         self.values: list[bytes] = []
         self.live: list[int] = []
@@ -64,13 +64,13 @@ class Column:
     def compacted(self, kept: Slots, capacity: int) -> Column:
         """The column of some of the rows, without the values that no vector has any more."""
         made = Column()
-        recoded = np.full(len(self.values) + 1, _ABSENT, np.int32)  # the last one is that of absent values
+        recoded = np.full(len(self.values) + 1, ABSENT, np.int32)  # the last one is that of absent values
         for code, value in enumerate(self.values):
             if self.live[code]:
                 recoded[code] = fresh = made.code(value)
                 made.live[fresh], made.stale[fresh] = self.live[code], self.stale[code]
                 made.merges[fresh] = self.merges[code]
-        made.codes = np.full(capacity, _ABSENT, np.int32)
+        made.codes = np.full(capacity, ABSENT, np.int32)
         made.codes[: len(kept)] = recoded[self.codes[kept]]
         return made
 
@@ -101,7 +101,7 @@ class Rows:
         self.alive[begin:end] = alive
         self.home[begin:end] = NO_LIST
         for column in self.columns.values():
-            column.codes[begin:end] = _ABSENT
+            column.codes[begin:end] = ABSENT
         self.names.extend(names)
         self.count = end
         return np.arange(begin, end, dtype=np.int64)
@@ -124,7 +124,7 @@ class Rows:
         self.alive[slots] = False
         for column in self.columns.values():
             for code in column.codes[slots].tolist():
-                if code != _ABSENT:
+                if code != ABSENT:
                     column.live[code] -= 1
                     column.stale[code] += 1
 
@@ -157,4 +157,4 @@ class Rows:
         self.alive = np.concatenate((self.alive, np.zeros(more, np.bool_)))
         self.home = np.concatenate((self.home, np.full(more, NO_LIST, np.int64)))
         for column in self.columns.values():
-            column.codes = np.concatenate((column.codes, np.full(more, _ABSENT, np.int32)))
+            column.codes = np.concatenate((column.codes, np.full(more, ABSENT, np.int32)))

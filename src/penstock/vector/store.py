@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -26,16 +27,27 @@ from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
 from penstock.vector.filters import Filter, check_filter
 from penstock.vector.flusher import Snapshot, VectorFlusher
-from penstock.vector.index import Found
+from penstock.vector.index import Found, Index
 from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
 from penstock.vector.loading import agreed_collection, load
 from penstock.vector.merging import merge_records
-from penstock.vector.model import VECTOR_FIELD, Collection, Components, Hit, Vector, check_id, components
+from penstock.vector.model import (
+    VECTOR_FIELD,
+    Collection,
+    Components,
+    Hit,
+    Hits,
+    Vector,
+    check_id,
+    components,
+)
 from penstock.vector.readers import Readers
 from penstock.vector.recall import SAMPLE_MAX, Recall, Tally, compare, sampled
 from penstock.vector.values import decode_id
 
 __all__ = ["K_MAX", "VectorStore"]
+
+_LOG = logging.getLogger(__name__)
 
 K_MAX: Final = 10_000
 _INLINE_CELLS: Final = 2_000_000
@@ -70,6 +82,10 @@ class VectorStore:
         self._flusher = flusher
         self._readers = readers
         self._registry = registry
+        self._damaged_hits = registry.counter(
+            "vector.damaged_hits", "Hits that searches left out because their records are damaged."
+        )
+        self._told: set[int] = set()
         self.collection = collection
 
     @classmethod
@@ -83,6 +99,8 @@ class VectorStore:
     ) -> VectorStore:
         """Open the collection, or create it if there is none; its vectors are read into memory.
 
+        What is damaged and stands elsewhere, too, is built anew, stored, logged and counted.
+
         `storage` stands in for what the configuration names; its merge operator is `merge_records`. Either is
         closed with the store. Raises `ConfigError` if the collection was created with other dimensions,
         another metric or another schema, `Corrupt`, `Fenced`, and `Unavailable`, also if the store does not
@@ -93,6 +111,11 @@ class VectorStore:
             collection = await agreed_collection(storage, config.claim)
             held = await load(storage, collection, config.tuning)
             flusher, source = VectorFlusher(storage, held), FedSource(held.position)
+            if held.damage is not None:
+                held.damage.tell(registry or DEFAULT_REGISTRY)
+                # Nothing changes but that the storage has what was built anew, as one batch.
+                await flusher.flush(VectorDelta(source))
+                await flusher.sync()
             failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
             coordinator: WriteCoordinator[Write, VectorDelta, Snapshot] = WriteCoordinator(
                 lambda: VectorDelta(source),
@@ -170,13 +193,17 @@ class VectorStore:
     async def get(self, external_id: str) -> Vector | None:
         """The vector as it was written, or None.
 
-        Raises `Unavailable`, also if it takes longer than a search may, `Fenced`, `Corrupt`.
+        Raises `Unavailable`, also if it takes longer than a search may, `Fenced`, and `Corrupt` if what is
+        stored of it is damaged; to write it again heals that.
         """
         check_id(external_id)
         snapshot = self._snapshot
         async with self._readers.limited():
             stored = await snapshot.records.get(dictionary_key(external_id))
-            return None if stored is None else await self._record(snapshot, decode_id(stored))
+            try:
+                return None if stored is None else await _record(snapshot, decode_id(stored), external_id)
+            except Corrupt as error:
+                raise Corrupt(f"vector {external_id!r} is damaged, write it again: {error}") from None
 
     async def search(
         self,
@@ -186,14 +213,14 @@ class VectorStore:
         filter: Filter | None = None,
         include_fields: Sequence[str] | None = None,
         nprobe: int | None = None,
-    ) -> list[Hit]:
+    ) -> Hits:
         """The `k` vectors nearest to this one, best first.
 
         `include_fields` are the attributes that the hits have, `vector` among them; None is all of them, and
         an empty list saves reading them. `nprobe` is how many posting lists are compared: without it
         everything is up to `exact_max` vectors, after the filter. Fewer than `k` are found only if no more
-        match. Raises `InvalidInput`, and `Unavailable` if too many searches are under way or this one takes
-        too long.
+        match. One whose stored record is damaged is left out, and `damaged` of the result names it. Raises
+        `InvalidInput`, and `Unavailable` if too many searches are under way or this one takes too long.
         """
         query = components(vector)
         self.collection.check_components(query, "the query")
@@ -203,12 +230,22 @@ class VectorStore:
         self.collection.check_names(include_fields or ())
         snapshot = self._snapshot
         index = snapshot.index
+        wanted = k
+        records: dict[int, Vector | None] = {}
         async with self._readers.limited():
-            if index.count * self.collection.dimensions <= _INLINE_CELLS:
-                found = index.search(query, k, filter=filter, nprobe=nprobe)
-            else:
-                found = await self._readers.run(index.search, query, k, filter=filter, nprobe=nprobe)
-            return await self._hits(snapshot, found, include_fields)
+            while True:
+                if index.count * self.collection.dimensions <= _INLINE_CELLS:
+                    found = index.search(query, wanted, filter=filter, nprobe=nprobe)
+                else:
+                    found = await self._readers.run(index.search, query, wanted, filter=filter, nprobe=nprobe)
+                if include_fields is not None and not include_fields:
+                    return _bare_hits(index, found)
+                await self._read(snapshot, found, records)
+                hits = _hits(index, found, records, k, include_fields)
+                if len(hits) == k or len(found.slots) < wanted:
+                    return hits
+                # Each damaged one is in the place of a sound one: look for as many more, and then for more.
+                wanted = k + 2 * len(hits.damaged)
 
     async def recall(
         self, *, sample: int = 100, k: int = 10, filter: Filter | None = None, nprobe: int | None = None
@@ -240,27 +277,22 @@ class VectorStore:
         if filter is not None:
             check_filter(self.collection, filter)
 
-    async def _hits(
-        self, snapshot: Snapshot, found: Found, include_fields: Sequence[str] | None
-    ) -> list[Hit]:
-        slots, scores = found.slots.tolist(), found.scores.tolist()
-        names = snapshot.index.names
-        if include_fields is not None and not include_fields:
-            return [
-                Hit(id=names[slot], score=score, attributes={})
-                for slot, score in zip(slots, scores, strict=True)
-            ]
-        records = await asyncio.gather(
-            *(self._record(snapshot, int(snapshot.index.ids[slot])) for slot in slots)
-        )
-        wanted = None if include_fields is None else set(include_fields)
-        return [_hit(record, score, wanted) for record, score in zip(records, scores, strict=True)]
+    async def _read(self, snapshot: Snapshot, found: Found, records: dict[int, Vector | None]) -> None:
+        """Add the records of these rows that are not there yet, by slot: None for a damaged one."""
+        slots = [slot for slot in found.slots.tolist() if slot not in records]
+        read = await asyncio.gather(*(self._sound_record(snapshot, slot) for slot in slots))
+        records.update(zip(slots, read, strict=True))
 
-    async def _record(self, snapshot: Snapshot, internal_id: int) -> Vector:
-        data = await snapshot.records.get(data_key(internal_id))
-        if data is None:
-            raise Corrupt(f"the record of vector {internal_id} is missing")
-        return decode_vector(data, self.collection.dimensions)
+    async def _sound_record(self, snapshot: Snapshot, slot: int) -> Vector | None:
+        internal_id, name = int(snapshot.index.ids[slot]), snapshot.index.names[slot]
+        try:
+            return await _record(snapshot, internal_id, name)
+        except Corrupt as error:
+            if internal_id not in self._told:
+                self._told.add(internal_id)
+                _LOG.error("searches leave %r out until it is written again: %s", name, error)
+            self._damaged_hits.inc()
+            return None
 
     @property
     def _snapshot(self) -> Snapshot:
@@ -336,6 +368,51 @@ async def _open_storage(config: VectorConfig) -> Storage:
         persist_at_once=at_once,
         open_timeout_s=config.open_timeout_s,
     )
+
+
+async def _record(snapshot: Snapshot, internal_id: int, name: str) -> Vector:
+    """The stored vector of this name. Raises `Corrupt`."""
+    key = data_key(internal_id)
+    data = await snapshot.records.get(key)
+    if data is None:
+        raise Corrupt(f"record {key.hex()} is missing")
+    try:
+        vector = decode_vector(data, snapshot.index.collection.dimensions)
+    except Corrupt as error:
+        raise Corrupt(f"record {key.hex()}: {error}") from None
+    if vector.id != name:
+        raise Corrupt(f"record {key.hex()} is that of {vector.id!r}")
+    return vector
+
+
+def _bare_hits(index: Index, found: Found) -> Hits:
+    """Without attributes, which need no record."""
+    return Hits(
+        Hit(id=index.names[slot], score=score, attributes={})
+        for slot, score in zip(found.slots.tolist(), found.scores.tolist(), strict=True)
+    )
+
+
+def _hits(
+    index: Index,
+    found: Found,
+    records: Mapping[int, Vector | None],
+    k: int,
+    include_fields: Sequence[str] | None,
+) -> Hits:
+    """The best `k` whose records are sound, and which of those before the last of them are not."""
+    wanted = None if include_fields is None else set(include_fields)
+    hits: list[Hit] = []
+    damaged: list[str] = []
+    for slot, score in zip(found.slots.tolist(), found.scores.tolist(), strict=True):
+        record = records[slot]
+        if record is None:
+            damaged.append(index.names[slot])
+        else:
+            hits.append(_hit(record, score, wanted))
+        if len(hits) == k:
+            break
+    return Hits(hits, damaged=damaged)
 
 
 def _hit(record: Vector, score: float, wanted: set[str] | None) -> Hit:

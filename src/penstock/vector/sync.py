@@ -19,7 +19,7 @@ from penstock.vector import store as _store
 from penstock.vector.config import VectorConfig
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter
-from penstock.vector.model import Collection, Components, Hit, Vector
+from penstock.vector.model import Collection, Components, Hits, Vector
 from penstock.vector.recall import Recall
 
 __all__ = ["VectorStore"]
@@ -88,7 +88,7 @@ class VectorStore(BlockingDatabase[_store.VectorStore]):
         filter: Filter | None = None,
         include_fields: Sequence[str] | None = None,
         nprobe: int | None = None,
-    ) -> list[Hit]:
+    ) -> Hits:
         """The `k` vectors nearest to this one, best first. See the async `search`."""
         searching = self._inner.search(vector, k, filter=filter, include_fields=include_fields, nprobe=nprobe)
         return self._loop.run(searching)

@@ -13,6 +13,7 @@ from tests.unit.server.doubles import until
 from tests.unit.vector.doubles import World
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.coordinator import Put
 from penstock.errors import ConfigError
 from penstock.http.message import Fault, Request, Response
 from penstock.metrics import Registry
@@ -21,6 +22,8 @@ from penstock.server.vector.routes import VectorApi, vector_app
 from penstock.server.vector.settings import VectorSettings
 from penstock.vector import VectorStore
 from penstock.vector.api import decoded_size, parse_delete, parse_write
+from penstock.vector.keys import data_key, dictionary_key
+from penstock.vector.values import decode_id
 
 ROOT = "/api/v1/vector"
 JSON = "application/json"
@@ -104,6 +107,26 @@ async def test_filters_and_absent_include_fields(server: Server) -> None:
     assert [result["vector"] for result in answer["results"]] == [
         {"id": "b", "attributes": {"lang": "de", "draft": True, "vector": [0, 1, 0.5]}}
     ]
+
+
+async def test_a_damaged_vector_is_a_warning_of_searches_and_an_error_of_its_own(server: Server) -> None:
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    assert server.world.storage is not None
+    stored = await server.world.storage.get(dictionary_key("b"))
+    assert stored is not None
+    await server.world.storage.apply([Put(data_key(decode_id(stored)), b"junk")])
+    await server.ask("POST", f"{ROOT}/write", {"upsertVectors": UPSERT["upsertVectors"][:1]})
+    status, answer = await server.told("POST", f"{ROOT}/search", {"vector": [0, 1, 0], "k": 1})
+    assert (status, [result["vector"]["id"] for result in answer["results"]]) == (200, ["a/1"])
+    assert answer["warnings"] == ["'b' is left out: its record is damaged. Write it again"]
+    status, answer = await server.told("GET", f"{ROOT}/vectors/b")
+    assert status == 500
+    assert "'b' is damaged, write it again" in answer["message"]
+    await server.ask("POST", f"{ROOT}/write", UPSERT)
+    _, answer = await server.told("POST", f"{ROOT}/search", {"vector": [0, 1, 0], "k": 1})
+    assert "warnings" not in answer
+    assert answer["results"][0]["vector"]["id"] == "b"
+    assert (await server.told("GET", f"{ROOT}/vectors/b"))[0] == 200
 
 
 @pytest.mark.parametrize("kind", [JSON, PROTOBUF_JSON, "application/json; charset=utf-8"])

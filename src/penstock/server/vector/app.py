@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.coordinator import FlushError, Shutdown
-from penstock.errors import Fenced, NotFound, Rejected, Unavailable
+from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.server.database_app import RETRY, DatabaseApp, DatabaseRoute
 from penstock.server.errors import STATUS, Refusal
@@ -67,7 +67,7 @@ def _refusal(error: Exception, request: Request) -> Response:
     if isinstance(error, Rejected):
         return _error(400, str(error), spoken)
     _LOG.error("a request failed", exc_info=error)
-    message = str(error) if isinstance(error, FlushError) else "the server failed; its log says why"
+    message = str(error) if isinstance(error, FlushError | Corrupt) else "the server failed; its log says why"
     return _error(500, message, spoken)
 
 

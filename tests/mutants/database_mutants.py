@@ -7,6 +7,7 @@ from tests.mutants.mutants import Mutant
 __all__ = ["DATABASE_MUTANTS"]
 
 DATABASE = "tests/unit/timeseries/test_database.py"
+DAMAGE = "tests/unit/timeseries/test_damage.py"
 FEEDING = "tests/unit/services/test_feeding.py"
 API = "tests/unit/server/test_timeseries_api.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
@@ -109,8 +110,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="folded samples win over blocks",
         file="timeseries/reading.py",
-        old="parts += await asyncio.to_thread(within, _of_blocks(page, wanted))",
-        new="parts = await asyncio.to_thread(within, _of_blocks(page, wanted)) + parts",
+        old="parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))",
+        new="parts = await asyncio.to_thread(within, self._of_blocks(page, wanted)) + parts",
         test=f"{DATABASE}::test_a_late_sample_wins_over_a_folded_one_and_folds_again",
     ),
     Mutant(
@@ -148,9 +149,9 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="a stopped database tells senders to give up",
-        file="server/timeseries/app.py",
-        old="if isinstance(error, FlushError | Shutdown):",
-        new="if isinstance(error, Shutdown):",
+        file="timeseries/api/answers.py",
+        old='    (Fenced, 503, "unavailable"),\n    (OutcomeUnknown, 503, "unavailable"),\n',
+        new="",
         test=f"{API}::test_a_fenced_server_says_so_and_stops",
     ),
     Mutant(
@@ -159,5 +160,47 @@ DATABASE_MUTANTS = (
         old="        except Corrupt as error:",
         new="        except ZeroDivisionError as error:",
         test=f"{DATABASE}::test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on",
+    ),
+    Mutant(
+        name="the id of labels that do not decode is given again",
+        file="timeseries/records.py",
+        old="            unread.add(series_id)\n",
+        new="            pass\n",
+        test=f"{DAMAGE}::test_the_id_of_damaged_labels_is_not_given_again_though_nothing_else_names_it",
+    ),
+    Mutant(
+        name="the fingerprint of a series without labels keeps it out for ever",
+        file="timeseries/records.py",
+        old="        if named in series.labels:\n",
+        new="        if True:\n",
+        test=f"{DAMAGE}::test_a_series_whose_labels_are_damaged_or_lost_is_written_under_a_new_id",
+    ),
+    Mutant(
+        name="an hour that cannot be read when it is over stops every flush",
+        file="timeseries/flusher.py",
+        old='        except Corrupt as damage:\n            self.damage.tell(bucket, [f"it is over',
+        new='        except ZeroDivisionError as damage:\n            self.damage.tell(bucket, [f"it is over',
+        test=f"{DAMAGE}::test_an_expired_hour_that_cannot_be_read_stays_and_later_ones_are_dropped",
+    ),
+    Mutant(
+        name="labels that do not decode are missing from an answer that does not say so",
+        file="timeseries/reading.py",
+        old="            raise damage\n",
+        new="            return\n",
+        test=f"{DAMAGE}::test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_record",
+    ),
+    Mutant(
+        name="a damaged inverted index fails the query",
+        file="timeseries/reading.py",
+        old="                continue  # the labels will tell, which takes longer\n",
+        new="                raise\n",
+        test=f"{DAMAGE}::test_a_damaged_record_of_the_inverted_index_changes_no_answer",
+    ),
+    Mutant(
+        name="senders drop what a damaged hour refuses",
+        file="server/timeseries/app.py",
+        old="if isinstance(error, Corrupt) and request.path in _SENDERS:",
+        new="if False:",
+        test=f"{WRITES}::test_senders_keep_what_the_storage_is_the_reason_for",
     ),
 )

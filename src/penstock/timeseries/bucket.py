@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from penstock.errors import InvalidInput
 
 __all__ = ["MINUTE_MS", "Bucket"]
@@ -36,6 +38,11 @@ class Bucket:
         if not 0 <= timestamp_ms // MINUTE_MS <= _START_MAX:
             raise InvalidInput(f"{timestamp_ms} ms since 1970 is not a time from 1970 to 10135")
         return cls(timestamp_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES)
+
+    @property
+    def start_text(self) -> str:
+        """The start as people read it, in UTC: `2023-11-14T22:00Z`."""
+        return f"{np.datetime64(self.start_minutes, 'm')}Z"
 
     @property
     def start_ms(self) -> int:

@@ -54,6 +54,7 @@ from penstock.timeseries.promql import (
     ResultSeries,
     SelectedSeries,
     Selection,
+    is_read_at_once,
 )
 from penstock.timeseries.reading import LabelCache, label_names, label_values, matching_series, select
 from penstock.timeseries.records import load_families, load_position, merge_records
@@ -62,8 +63,6 @@ from penstock.units import parse_duration
 __all__ = ["TimeSeries"]
 
 _NAME = "timeseries"
-_INLINE_QUERY = 100
-"""Characters that are parsed within some milliseconds, even if the place of an error is looked for."""
 _ALL_TIME = (0, 2**62)
 
 
@@ -105,9 +104,12 @@ class TimeSeries:
             directory,
             snapshot=lambda: self._coordinator.view().snapshot,
             is_over=lambda bucket: not self._is_kept(bucket),
+            damage=flusher.damage,
         )
         self._querying = asyncio.Semaphore(config.queries_max)
-        self._cache = LabelCache(live=directory.labels_of, expires=flusher.retention.expires)
+        self._cache = LabelCache(
+            live=directory.labels_of, expires=flusher.retention.expires, tell=flusher.damage.tell
+        )
         self._failed: asyncio.Future[FlushError] = asyncio.get_running_loop().create_future()
         self._samples = registry.counter("timeseries.samples_written", "Samples that writes brought.")
         self._expired = registry.counter(
@@ -133,9 +135,9 @@ class TimeSeries:
         flusher = SeriesFlusher(storage, config, clock, registry)
         try:
             await flusher.load()
-            directory = Directory(
-                families=await load_families(storage), position=await load_position(storage), clock=clock
-            )
+            families, damaged = await load_families(storage)
+            flusher.damage.tell(None, damaged)
+            directory = Directory(families=families, position=await load_position(storage), clock=clock)
             snapshot = await storage.snapshot()
         except BaseException:
             flusher.close()
@@ -237,23 +239,36 @@ class TimeSeries:
     # Reading
 
     async def query(
-        self, query: str, at_ms: int | None = None, *, timeout_s: float | None = None
+        self,
+        query: str,
+        at_ms: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        warnings: list[str] | None = None,
     ) -> QueryResult:
         """A PromQL query at one time, now unless given.
 
-        Raises what `Engine.instant` and `Prepared.evaluate` raise, and `Unavailable` if there is no place for
-        it within its time.
+        With `warnings`, damaged records are left out of the answer, and the list gets a sentence for each,
+        with its hour; without, they raise `Corrupt`. Raises what `Engine.instant` and `Prepared.evaluate`
+        raise, and `Unavailable` if there is no place for it within its time.
         """
         at_ms = self._clock.now_ms() if at_ms is None else at_ms
         prepare = partial(self._engine.instant, query, at_ms, timeout_s=timeout_s)
-        return await self._answer(await _prepared(prepare, query))
+        return await self._answer(await _prepared(prepare, query), warnings)
 
     async def query_range(
-        self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
+        self,
+        query: str,
+        start_ms: int,
+        end_ms: int,
+        step_ms: int,
+        *,
+        timeout_s: float | None = None,
+        warnings: list[str] | None = None,
     ) -> QueryResult:
         """A PromQL query at every step from start to end, both included. Raises as `query` does."""
         prepare = partial(self._engine.range, query, start_ms, end_ms, step_ms, timeout_s=timeout_s)
-        return await self._answer(await _prepared(prepare, query))
+        return await self._answer(await _prepared(prepare, query), warnings)
 
     async def newest(self, selectors: Sequence[Sequence[Matcher]], at_ms: int) -> list[ResultSeries]:
         """The newest sample of each series within the lookback, without those that have ended.
@@ -278,15 +293,17 @@ class TimeSeries:
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[Labels]:
         """The series that satisfy any of the selectors in the hours of these times; all without one.
 
-        With a limit, some: reading ends when there are so many or more. Raises `TooManySamples` if the labels
-        are more than a query may hold, `QueryTimeout`, and `Unavailable` if there is no place in time.
+        With a limit, some: reading ends when there are so many or more. `warnings` are as in `query`. Raises
+        `TooManySamples` if the labels are more than a query may hold, `QueryTimeout`, and `Unavailable` if
+        there is no place in time.
         """
         async with self._reading(self._engine.budget()) as budget:
             snapshot, buckets = self._within(start_ms, end_ms)
-            return await matching_series(snapshot, buckets, selectors, self._cache, budget, limit)
+            return await matching_series(snapshot, buckets, selectors, self._cache, budget, limit, warnings)
 
     async def label_names(
         self,
@@ -295,10 +312,11 @@ class TimeSeries:
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[str]:
         """The names of the labels of such series, at least the first `limit` of them. Raises as `series`."""
         if selectors:
-            found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms)
+            found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
             return {name for labels in found for name, _ in labels}
         async with self._reading(self._engine.budget()) as budget:
             return await label_names(*self._within(start_ms, end_ms), budget, limit)
@@ -311,10 +329,11 @@ class TimeSeries:
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[str]:
         """The values of one label of such series, at least the first `limit` of them. Raises as `series`."""
         if selectors:
-            found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms)
+            found = await self.series(selectors, start_ms=start_ms, end_ms=end_ms, warnings=warnings)
             return {value for labels in found if (value := labels.value(label))}
         async with self._reading(self._engine.budget()) as budget:
             return await label_values(*self._within(start_ms, end_ms), label, budget, limit)
@@ -331,14 +350,16 @@ class TimeSeries:
         """The hours that hold anything that is flushed and still kept, oldest first."""
         return sorted(bucket for bucket in self._flusher.buckets if self._is_kept(bucket))
 
-    async def _answer(self, prepared: Prepared) -> QueryResult:
+    async def _answer(self, prepared: Prepared, warnings: list[str] | None) -> QueryResult:
         began = self._clock.monotonic()
         answers: dict[Selection, list[SelectedSeries]] = {}
         async with self._place(prepared.budget):
             async with self._time(prepared.budget):
                 snapshot, buckets = self._within(None, None)
                 for one in prepared.selections:
-                    answers[one] = await select(snapshot, buckets, one, self._cache, prepared.budget)
+                    answers[one] = await select(
+                        snapshot, buckets, one, self._cache, prepared.budget, warnings
+                    )
             try:
                 result = await asyncio.to_thread(prepared.evaluate, FetchedSource(answers), charged=True)
             except asyncio.CancelledError:
@@ -444,8 +465,8 @@ class TimeSeries:
 
 
 async def _prepared(prepare: Callable[[], Prepared], query: str) -> Prepared:
-    """Long queries are parsed by a thread: they, and the place of an error, may take tenths of a second."""
-    return prepare() if len(query) < _INLINE_QUERY else await asyncio.to_thread(prepare)
+    """Others are read by a thread: they, and the place of an error, may take tenths of a second."""
+    return prepare() if is_read_at_once(query) else await asyncio.to_thread(prepare)
 
 
 async def _opened(store: str | Path, config: TimeSeriesConfig) -> Storage:

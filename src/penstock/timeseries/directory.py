@@ -61,6 +61,8 @@ class BucketSeries:
     reserved: int = 0
     touched: int = 0
     """The count of freezes when a write last reached it."""
+    damaged: Sequence[str] = ()
+    """Records that were left out when it was read, each a name and a reason."""
 
     def lookup(
         self, labels: Sequence[Labels], metadata: Sequence[Metadata]

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
@@ -17,16 +18,17 @@ from penstock.errors import Corrupt
 from penstock.metrics import Registry
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
+from penstock.timeseries.damage import DamageLog, place_of
 from penstock.timeseries.delta import SeriesDelta
 from penstock.timeseries.keys import SUBSYSTEM_PREFIX, RecordType, bucket_prefix, record_prefix
 from penstock.timeseries.records import (
     block_prefix,
     bucket_of,
+    decode_labels,
     delta_operations,
     fold_operations,
 )
 from penstock.timeseries.retention import Retention, load_retention
-from penstock.timeseries.values import decode_forward
 
 __all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
 
@@ -72,7 +74,9 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         self.retention = Retention()
         self.blocks: dict[Bucket, Blocks] = {}
         self.buckets: set[Bucket] = set()
+        self.damage = DamageLog(registry)
         self._damaged: set[Bucket] = set()
+        self._undropped: set[Bucket] = set()
         self._given_up = registry.counter(
             "timeseries.folds_given_up", "Buckets whose blocks stay as they are because records are missing."
         )
@@ -88,12 +92,21 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         for bucket in self.buckets:
             if self.retention.is_over(bucket, now_ms):
                 continue
-            blocks = Blocks()
-            async for _, value in pairs(self._storage.scan(block_prefix(bucket))):
-                blocks.count += 1
-                blocks.size_bytes += len(value)
+            try:
+                blocks = await self._counted(bucket)
+            except Corrupt as damage:
+                self.damage.tell(bucket, [f"its blocks, which are not folded: {damage}"])
+                self._damaged.add(bucket)
+                continue
             if blocks.count:
                 self.blocks[bucket] = blocks
+
+    async def _counted(self, bucket: Bucket) -> Blocks:
+        blocks = Blocks()
+        async for _, value in pairs(self._storage.scan(block_prefix(bucket))):
+            blocks.count += 1
+            blocks.size_bytes += len(value)
+        return blocks
 
     async def _take_retention(self, now_ms: int) -> None:
         """Before anything is written that expires by it."""
@@ -119,7 +132,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             operations.insert(0, self.retention.put())
         await self._storage.apply([*drops, *folds, *operations])
         snapshot = await self._storage.snapshot()
-        if expired is not None and len(drops) < _DROPS_MAX:
+        if expired is not None and expired not in self._undropped and len(drops) < _DROPS_MAX:
             self.buckets.discard(expired)
             self.blocks.pop(expired, None)
         if due is not None:
@@ -147,8 +160,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             blocks.added_ms = now_ms
 
     def _expired(self, now_ms: int) -> Bucket | None:
-        """The oldest bucket, if its time is over."""
-        oldest = min(self.buckets, default=None)
+        """The oldest bucket, if its time is over, of those that can be read."""
+        oldest = min(self.buckets - self._undropped, default=None)
         return oldest if oldest is not None and self.retention.is_over(oldest, now_ms) else None
 
     def _due(self, now_ms: int) -> Bucket | None:
@@ -163,11 +176,17 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         return None
 
     async def _drops(self, bucket: Bucket) -> list[Operation]:
+        """Nothing of a bucket that cannot be read: it is over all the same, and writes are stored."""
         drops: list[Operation] = []
-        async for page in self._storage.scan(bucket_prefix(bucket)):
-            drops += [Delete(key) for key, _ in page]
-            if len(drops) >= _DROPS_MAX:
-                return drops[:_DROPS_MAX]
+        try:
+            async for page in self._storage.scan(bucket_prefix(bucket)):
+                drops += [Delete(key) for key, _ in page]
+                if len(drops) >= _DROPS_MAX:
+                    return drops[:_DROPS_MAX]
+        except Corrupt as damage:
+            self.damage.tell(bucket, [f"it is over, and is not deleted: {damage}"])
+            self._undropped.add(bucket)
+            return []
         return drops
 
     async def _folds(self, bucket: Bucket) -> list[Operation]:
@@ -177,7 +196,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         except Corrupt as error:
             if self.retention.is_over(bucket, self._clock.now_ms()):
                 return []  # its time came while it was read, which is no damage
-            _LOG.warning("a bucket is not folded: %s", error)
+            _LOG.warning("%s is not folded: %s", place_of(bucket), error)
             self._damaged.add(bucket)
             self._given_up.inc(1)
             return []
@@ -187,8 +206,9 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         stored = self._storage.scan(record_prefix(bucket, RecordType.SAMPLES))
         streams = {int.from_bytes(key[-4:]): value async for key, value in pairs(stored)}
         forward = record_prefix(bucket, RecordType.FORWARD)
-        metrics = {
-            int.from_bytes(key[len(forward) :]): decode_forward(value)[0].metric
-            async for key, value in pairs(self._storage.scan(forward))
-        }
+        metrics: dict[int, str] = {}
+        async for key, value in pairs(self._storage.scan(forward)):
+            series_id = int.from_bytes(key[len(forward) :])
+            with suppress(Corrupt):  # it is missed if the blocks have samples of it
+                metrics[series_id] = decode_labels(series_id, value).metric
         return await self._aside(fold_operations, bucket, blocks, streams, metrics, self.retention)

@@ -9,6 +9,7 @@ from typing import Final
 from penstock.coordinator import StorageRead
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.damage import DamageLog, place_of
 from penstock.timeseries.directory import BucketSeries, Directory
 from penstock.timeseries.records import load_bucket
 
@@ -27,10 +28,12 @@ class BucketLoader:
         *,
         snapshot: Callable[[], StorageRead],
         is_over: Callable[[Bucket], bool],
+        damage: DamageLog,
     ) -> None:
         self._directory = directory
         self._snapshot = snapshot
         self._is_over = is_over
+        self._damage = damage
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._loads: dict[Bucket, asyncio.Task[None]] = {}
 
@@ -79,8 +82,11 @@ class BucketLoader:
         async with self._places:
             try:
                 series = await load_bucket(self._snapshot(), bucket)
-            except Corrupt:
+            except Corrupt as error:
                 if not self._is_over(bucket):
-                    raise
+                    raise Corrupt(f"{place_of(bucket)} cannot be read: {error}") from error
+                series = BucketSeries()
+            if series.damaged and self._is_over(bucket):
                 series = BucketSeries()  # its time came while it was read: nobody will see what is written
+            self._damage.tell(bucket, series.damaged)
             self._directory.load(bucket, series)

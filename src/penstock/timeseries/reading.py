@@ -1,12 +1,15 @@
 """Series of one snapshot: by the inverted index where a matcher names values, by labels for the rest.
 
-The snapshot does not change, so everything that a query reads is of one instant.
+The snapshot does not change, so everything that a query reads is of one instant. A damaged record is left
+out of the answer if the caller gave a list of warnings, which then names its hour and it; otherwise reading
+raises `Corrupt` that names them. A damaged inverted index costs time and changes no answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
@@ -16,6 +19,7 @@ from pyroaring import BitMap
 from penstock.coordinator import KeyValue, StorageRead
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.damage import add_warning, place_of
 from penstock.timeseries.gorilla import decode_many
 from penstock.timeseries.keys import (
     ForwardKey,
@@ -30,9 +34,9 @@ from penstock.timeseries.keys import (
 from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
 from penstock.timeseries.model import Labels, Samples, SeriesId
 from penstock.timeseries.promql import Budget, SelectedSeries, Selection
-from penstock.timeseries.records import block_prefix
-from penstock.timeseries.rows import Ids, Rows, decode_block
-from penstock.timeseries.values import decode_forward, decode_series_ids
+from penstock.timeseries.records import block_prefix, decode_labels, decode_rows
+from penstock.timeseries.rows import Ids, Rows
+from penstock.timeseries.values import decode_series_ids
 
 __all__ = ["BucketReader", "LabelCache", "label_names", "label_values", "matching_series", "select"]
 
@@ -63,6 +67,8 @@ class LabelCache:
     expires: bool = False
     """Whether records expire, which may come between two reads of a query: then a series without labels is
     one that is gone, and no damage."""
+    tell: Callable[[Bucket, Sequence[str]], None] = lambda bucket, records: None
+    """Is told of damaged records, each a name and a reason."""
 
     def of(self, bucket: Bucket) -> dict[int, Labels]:
         return self.buckets.setdefault(bucket, {})
@@ -81,13 +87,19 @@ class BucketReader:
     """One bucket of one snapshot. All of it raises `TooManySamples` and `QueryTimeout` as the budget does."""
 
     def __init__(
-        self, read: StorageRead, bucket: Bucket, budget: Budget, cache: LabelCache | None = None
+        self,
+        read: StorageRead,
+        bucket: Bucket,
+        budget: Budget,
+        cache: LabelCache | None = None,
+        warnings: list[str] | None = None,
     ) -> None:
         self._read = read
         self._bucket = bucket
         self._budget = budget
         self._cache = cache or LabelCache()
         self._expires = self._cache.expires
+        self._warnings = warnings
 
     async def series(self, matchers: Sequence[Matcher], limit: int | None = None) -> dict[int, Labels]:
         """Every series that satisfies all matchers, by id; with a limit, that many of them or some more."""
@@ -107,9 +119,9 @@ class BucketReader:
         within = partial(_within, start_ms=start_ms, end_ms=end_ms, budget=self._budget)
         parts: list[Rows] = []
         async for ids, streams in self._streams(series):
-            parts += await asyncio.to_thread(within, _of_streams(ids, streams))
+            parts += await asyncio.to_thread(within, self._of_streams(ids, streams))
         async for page in self._pages(block_prefix(self._bucket)):
-            parts += await asyncio.to_thread(within, _of_blocks(page, wanted))
+            parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))
         # What was written later stands later: blocks win over what was folded, later blocks over earlier.
         return await asyncio.to_thread(_in_order, parts)
 
@@ -148,7 +160,7 @@ class BucketReader:
         candidates = await self._candidates(matchers)
         if candidates is None:
             async for labels in self._label_pages():
-                yield labels
+                yield _present(labels)
             return
         size = len(candidates) if limit is None else max(limit, _LIMITED_AT_ONCE)
         for at in range(0, len(candidates), max(size, 1)):
@@ -161,21 +173,27 @@ class BucketReader:
             return None
         found: BitMap | None = None
         for matcher in sorted(indexed, key=lambda one: one.op is not MatchOp.EQUAL):
-            ids = await self._carriers(matcher)
+            try:
+                ids = await self._carriers(matcher)
+            except Corrupt as error:
+                self._cache.tell(self._bucket, [str(error)])
+                continue  # the labels will tell, which takes longer
             found = ids if found is None else found & ids
             if not found:
                 break
         return found
 
     async def _carriers(self, matcher: Matcher) -> BitMap:
+        """The ids of series that carry what the matcher accepts. Raises `Corrupt`."""
         if matcher.op is MatchOp.EQUAL:
             value = await self._read.get(InvertedKey(self._bucket, matcher.name, matcher.value).encode())
-            return BitMap() if value is None else decode_series_ids(value)
+            return BitMap() if value is None else _decode_ids(matcher.name, matcher.value, value)
         prefix = inverted_prefix(self._bucket, matcher.name)
         ids = BitMap()
         async for page in self._pages(prefix):
-            accepted = matcher.accepts([_text(key[len(prefix) :]) for key, _ in page])
-            maps = [decode_series_ids(row.value) for row, fits in zip(page, accepted, strict=True) if fits]
+            values = [_text(key[len(prefix) :]) for key, _ in page]
+            fitting = zip(values, page, matcher.accepts(values), strict=True)
+            maps = [_decode_ids(matcher.name, value, row.value) for value, row, fits in fitting if fits]
             ids = reduce(BitMap.__or__, maps, ids)
         return ids
 
@@ -205,28 +223,44 @@ class BucketReader:
     async def _forward(self, series_id: int) -> Labels | None:
         value = await self._read.get(ForwardKey(self._bucket, SeriesId(series_id)).encode())
         if value is not None:
-            return decode_forward(value)[0]
-        if self._expires:
+            return self._decoded(series_id, value)
+        if not self._expires:
+            self._leave_out(Corrupt(f"labels of series {series_id}: the record is missing"))
+        return None
+
+    def _decoded(self, series_id: int, value: bytes) -> Labels | None:
+        """The labels in a record, None if it is damaged and left out."""
+        try:
+            return decode_labels(series_id, value)
+        except Corrupt as error:
+            self._leave_out(error)
             return None
-        raise Corrupt(f"series {series_id} of bucket {self._bucket.start_minutes} has no labels")
+
+    def _leave_out(self, damage: Corrupt) -> None:
+        """Tell of a record that the answer is without. Raises the damage if nobody listens."""
+        self._cache.tell(self._bucket, [str(damage)])
+        if self._warnings is None:
+            raise damage
+        add_warning(self._warnings, self._bucket, str(damage))
 
     async def _scan_labels(self, wanted: list[int]) -> dict[int, Labels]:
         among = set(wanted)
-        found: dict[int, Labels] = {}
+        found: dict[int, Labels | None] = {}
         async for labels in self._label_pages(wanted[0].to_bytes(4), wanted[-1].to_bytes(4) + b"\0", among):
             found |= labels
         if len(found) != len(among) and not self._expires:
-            raise Corrupt(f"bucket {self._bucket.start_minutes} lacks the labels of some series")
-        return found
+            for one in sorted(among - found.keys()):
+                self._leave_out(Corrupt(f"labels of series {one}: the record is missing"))
+        return _present(found)
 
     async def _label_pages(
         self, start: bytes = b"", stop: bytes | None = None, among: set[int] | None = None
-    ) -> AsyncIterator[dict[int, Labels]]:
-        """The labels of all series, or of those in `among`, a page at a time."""
+    ) -> AsyncIterator[dict[int, Labels | None]]:
+        """The labels of all series, or of those in `among`, a page at a time; None for damaged ones."""
         prefix = record_prefix(self._bucket, RecordType.FORWARD)
         async for page in self._pages(prefix, start=start, stop=stop):
             ids = ((int.from_bytes(key[len(prefix) :]), value) for key, value in page)
-            yield {one: decode_forward(value)[0] for one, value in ids if among is None or one in among}
+            yield {one: self._decoded(one, value) for one, value in ids if among is None or one in among}
 
     async def _streams(self, series: dict[int, Labels]) -> AsyncIterator[tuple[list[int], list[bytes]]]:
         """Ids and streams of those that were folded, in pieces of bounded size."""
@@ -263,6 +297,27 @@ class BucketReader:
                 if (series_id := int.from_bytes(key[len(prefix) :])) in wanted:
                     yield series_id, value
 
+    def _of_streams(self, ids: list[int], streams: list[bytes]) -> Iterator[Rows]:
+        try:
+            yield Rows.of_series(ids, decode_many(streams))
+        except Corrupt:
+            for series_id, stream in zip(ids, streams, strict=True):
+                try:
+                    samples = decode_many([stream])
+                except Corrupt as error:
+                    self._leave_out(Corrupt(f"samples of series {series_id}: {error}"))
+                else:
+                    yield Rows.of_series([series_id], samples)
+
+    def _of_blocks(self, page: Sequence[KeyValue], wanted: Ids) -> Iterator[Rows]:
+        for block in page:
+            try:
+                rows = decode_rows(block)
+            except Corrupt as error:
+                self._leave_out(error)
+            else:
+                yield rows.of(wanted)
+
     async def _pages(
         self, prefix: bytes, *, start: bytes = b"", stop: bytes | None = None
     ) -> AsyncIterator[list[KeyValue]]:
@@ -277,13 +332,8 @@ def _matching(labels: dict[int, Labels], matchers: Sequence[Matcher]) -> dict[in
     return {ids[row]: labels[ids[row]] for row in select_labels(matchers, [labels[one] for one in ids])}
 
 
-def _of_streams(ids: list[int], streams: list[bytes]) -> Iterator[Rows]:
-    yield Rows.of_series(ids, decode_many(streams))
-
-
-def _of_blocks(page: Sequence[KeyValue], wanted: Ids) -> Iterator[Rows]:
-    for _, value in page:
-        yield decode_block(value).of(wanted)
+def _present(labels: dict[int, Labels | None]) -> dict[int, Labels]:
+    return {series_id: one for series_id, one in labels.items() if one is not None}
 
 
 def _within(parts: Iterator[Rows], *, start_ms: int, end_ms: int, budget: Budget) -> list[Rows]:
@@ -299,6 +349,13 @@ def _in_order(parts: list[Rows]) -> Rows:
     return Rows.joined(parts).in_order()
 
 
+def _decode_ids(name: str, value: str, data: bytes) -> BitMap:
+    try:
+        return decode_series_ids(data)
+    except Corrupt as error:
+        raise Corrupt(f"inverted record of {name[:80]}={value[:80]!r}: {error}") from None
+
+
 def _text(data: bytes) -> str:
     try:
         return data.decode()
@@ -306,28 +363,58 @@ def _text(data: bytes) -> str:
         raise Corrupt(f"a label in a key is not UTF-8: {error}") from None
 
 
+@contextmanager
+def _naming(bucket: Bucket) -> Iterator[None]:
+    """Say of damage in which hour it is."""
+    try:
+        yield
+    except Corrupt as error:
+        raise Corrupt(f"{place_of(bucket)} has damage: {error}") from error
+
+
 async def select(
-    read: StorageRead, buckets: Iterable[Bucket], selection: Selection, cache: LabelCache, budget: Budget
+    read: StorageRead,
+    buckets: Iterable[Bucket],
+    selection: Selection,
+    cache: LabelCache,
+    budget: Budget,
+    warnings: list[str] | None = None,
 ) -> list[SelectedSeries]:
     """What a selector finds in a snapshot: each label set once, its samples in order.
 
     Labels and samples are charged as they are read, so that no more are held than the budget has. Raises
-    `TooManySamples`, `QueryTimeout` and `Corrupt`.
+    `TooManySamples`, `QueryTimeout` and, for damage that `warnings` do not take, `Corrupt`.
     """
     parts: dict[Labels, list[Samples]] = {}
     for bucket in buckets:
         if bucket.end_ms <= selection.start_ms or bucket.start_ms > selection.end_ms:
             continue
-        reader = BucketReader(read, bucket, budget, cache)
-        series = await reader.series(selection.matchers)
-        budget.charge(sum(labels not in parts for labels in series.values()) * _LABELS_COST)
-        if not series:
-            continue
-        rows = await reader.rows(series, selection.start_ms, selection.end_ms)
-        for series_id, samples in zip(*rows.by_series(), strict=True):
+        with _naming(bucket):
+            reader = BucketReader(read, bucket, budget, cache, warnings)
+            series = await reader.series(selection.matchers)
+            budget.charge(sum(labels not in parts for labels in series.values()) * _LABELS_COST)
+            if not series:
+                continue
+            rows = await reader.rows(series, selection.start_ms, selection.end_ms)
+        for series_id, samples in zip(*_one_id_each(rows, series).by_series(), strict=True):
             parts.setdefault(series[series_id], []).append(samples)
     joined = ((labels, Samples.joined(samples)) for labels, samples in parts.items())
     return [(labels, samples.timestamps, samples.values) for labels, samples in joined]
+
+
+def _one_id_each(rows: Rows, series: dict[int, Labels]) -> Rows:
+    """Rows in order, with one id for each label set: the last.
+
+    A series has another one if it got a new id because its labels could not be read, and now they can, or
+    were remembered.
+    """
+    if len(set(series.values())) == len(series):
+        return rows
+    last = {labels: series_id for series_id, labels in sorted(series.items())}
+    ids = rows.ids.copy()
+    for series_id, labels in series.items():
+        ids[rows.ids == series_id] = last[labels]
+    return Rows(ids, rows.timestamps, rows.values).in_order()
 
 
 async def matching_series(
@@ -337,6 +424,7 @@ async def matching_series(
     cache: LabelCache,
     budget: Budget,
     limit: int | None = None,
+    warnings: list[str] | None = None,
 ) -> set[Labels]:
     """The series of these buckets that satisfy any of the selectors, or all series if there is none.
 
@@ -344,10 +432,11 @@ async def matching_series(
     """
     found: set[Labels] = set()
     for bucket in buckets:
-        reader = BucketReader(read, bucket, budget, cache)
+        reader = BucketReader(read, bucket, budget, cache, warnings)
         for matchers in selectors or ((),):
             before = len(found)
-            found.update((await reader.series(matchers, limit)).values())
+            with _naming(bucket):
+                found.update((await reader.series(matchers, limit)).values())
             budget.charge((len(found) - before) * _LABELS_COST)
             if limit is not None and len(found) >= limit:
                 return found
@@ -358,7 +447,11 @@ async def label_names(
     read: StorageRead, buckets: Iterable[Bucket], budget: Budget, limit: int | None = None
 ) -> set[str]:
     """The names of labels: all, or at least the first `limit` in their order."""
-    return {name for one in buckets for name in await BucketReader(read, one, budget).names(limit)}
+    found: set[str] = set()
+    for bucket in buckets:
+        with _naming(bucket):
+            found.update(await BucketReader(read, bucket, budget).names(limit))
+    return found
 
 
 async def label_values(
@@ -367,5 +460,6 @@ async def label_values(
     """The values of one label: all, or at least the first `limit` in their order."""
     found: set[str] = set()
     for bucket in buckets:
-        await BucketReader(read, bucket, budget).add_values(found, label, limit)
+        with _naming(bucket):
+            await BucketReader(read, bucket, budget).add_values(found, label, limit)
     return found

@@ -43,7 +43,7 @@ from penstock.timeseries.keys import (
     bucket_prefix,
     record_prefix,
 )
-from penstock.timeseries.model import NO_LABELS, Fingerprint, Metadata, MetricType, SeriesId
+from penstock.timeseries.model import NO_LABELS, Fingerprint, Labels, Metadata, MetricType, SeriesId
 from penstock.timeseries.retention import Retention
 from penstock.timeseries.rows import Rows, decode_block, encode_block
 from penstock.timeseries.values import (
@@ -58,6 +58,8 @@ __all__ = [
     "block_key",
     "block_prefix",
     "bucket_of",
+    "decode_labels",
+    "decode_rows",
     "delta_operations",
     "family_prefix",
     "fold_operations",
@@ -95,6 +97,26 @@ def bucket_of(key: bytes) -> Bucket | None:
         return Bucket(*_BUCKET.unpack_from(key, len(SUBSYSTEM_PREFIX)))
     except (struct.error, ValueError) as error:
         raise Corrupt(f"{key[:32].hex()} is not a key of the time series: {error}") from None
+
+
+def decode_labels(series_id: int, value: bytes) -> Labels:
+    """The labels of a forward record. Raises `Corrupt` that names the series."""
+    try:
+        return decode_forward(value)[0]
+    except Corrupt as error:
+        raise Corrupt(f"labels of series {series_id}: {error}") from None
+
+
+def decode_rows(block: KeyValue) -> Rows:
+    """The samples of a block. Raises `Corrupt` that names it."""
+    try:
+        return decode_block(block.value)
+    except Corrupt as error:
+        raise Corrupt(f"block {_block_number(block)}: {error}") from None
+
+
+def _block_number(block: KeyValue) -> int:
+    return int.from_bytes(block.key[_TYPE_AT + 1 :])
 
 
 def merge_records(key: bytes, operands: Sequence[bytes]) -> bytes:
@@ -151,13 +173,13 @@ def fold_operations(
     They are put, not merged: an operand costs every later read a call of the merge operator. Raises `Corrupt`
     if a series has no labels in `metrics`.
     """
-    added = Rows.joined(decode_block(value) for _, value in blocks)
+    added = Rows.joined(map(decode_rows, blocks))
     known = [one for one in np.unique(added.ids).tolist() if one in streams]
     folded = Rows.of_series(known, decode_many([streams[one] for one in known]))
     ids, samples = Rows.joined((folded, added)).in_order().by_series()
     nameless = [one for one in ids if one not in metrics]
     if nameless:
-        raise Corrupt(f"bucket {bucket.start_minutes} has samples of series {nameless[0]}, not its labels")
+        raise Corrupt(f"labels of series {nameless[0]} are missing or damaged, and there are samples of it")
     expire_at_ms = retention.expiry_ms(bucket)
     puts = [
         Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)
@@ -167,32 +189,78 @@ def fold_operations(
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:
-    """The series of a bucket as stored. Raises `Corrupt`.
+    """The series of a bucket as stored. Raises `Corrupt` if the storage cannot read them.
 
-    The next id is behind the largest that anything there names, so that no samples get another owner even if
-    the records that name it are lost.
+    Records that do not decode, or are missing, are left out and named in `damaged`: a series without labels
+    is new when it is written to again. The next id is behind the largest that anything there names, damaged
+    or not, so that no samples get another owner even if the records that name it are lost. Blocks that do not
+    decode name none, but no sample of theirs can be read either, and their series were stored in the same
+    batch or before.
     """
     series = BucketSeries()
-    async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
-        (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
-        labels, _ = decode_forward(value)
-        series.ids[labels] = series_id
-        series.labels[series_id] = labels
-    async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.DICTIONARY))):
-        series.fingerprints[Fingerprint(key[_TYPE_AT + 1 :])] = decode_series_id(value)
-    if len(series.ids) != len(series.fingerprints):
-        raise Corrupt(
-            f"bucket {bucket.start_minutes} names {len(series.ids)} series and "
-            f"{len(series.fingerprints)} fingerprints"
-        )
+    damaged: list[str] = []
+    unread = await _load_labels(read, bucket, series, damaged)
+    unlabelled = await _load_fingerprints(read, bucket, series, damaged)
+    damaged += [f"labels of series {one}: the record is missing" for one in sorted(unlabelled - unread)]
     blocks = [block async for block in pairs(read.scan(block_prefix(bucket)))]
     if blocks:
-        series.next_block = _NUMBER.unpack(blocks[-1].key[_TYPE_AT + 1 :])[0] + 1
-    named = max((*series.labels, *series.fingerprints.values()), default=-1)
+        series.next_block = _block_number(blocks[-1]) + 1
+    named = max((*series.labels, *unread, *unlabelled), default=-1)
     streamed = await _largest_streamed(read, bucket)
-    in_blocks = await asyncio.to_thread(_largest_in, blocks) if blocks else -1
+    in_blocks = await asyncio.to_thread(_largest_in, blocks, damaged) if blocks else -1
     series.next_id = max(named, streamed, in_blocks) + 1
+    series.damaged = damaged
     return series
+
+
+async def _load_labels(
+    read: StorageRead, bucket: Bucket, series: BucketSeries, damaged: list[str]
+) -> set[int]:
+    """Take the labels of each series; the ids of those whose record does not decode."""
+    unread: set[int] = set()
+    async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.FORWARD))):
+        (series_id,) = _NUMBER.unpack(key[_TYPE_AT + 1 :])
+        try:
+            labels = decode_labels(series_id, value)
+        except Corrupt as error:
+            unread.add(series_id)
+            damaged.append(str(error))
+        else:
+            series.ids[labels] = series_id
+            series.labels[series_id] = labels
+    return unread
+
+
+async def _load_fingerprints(
+    read: StorageRead, bucket: Bucket, series: BucketSeries, damaged: list[str]
+) -> set[int]:
+    """Take the fingerprint of each series that has labels; the ids of those that have none.
+
+    Theirs are left out, because a series whose fingerprint is there could not be new. One that is damaged or
+    missing is made anew.
+    """
+    unlabelled: set[int] = set()
+    unread: set[Fingerprint] = set()
+    async for key, value in pairs(read.scan(record_prefix(bucket, RecordType.DICTIONARY))):
+        fingerprint = Fingerprint(key[_TYPE_AT + 1 :])
+        try:
+            named = decode_series_id(value)
+        except Corrupt:
+            unread.add(fingerprint)
+            continue
+        if named in series.labels:
+            series.fingerprints[fingerprint] = named
+        else:
+            unlabelled.add(named)
+    known = set(series.fingerprints.values())
+    for labels, series_id in series.ids.items():
+        if series_id not in known:
+            fingerprint = labels.fingerprint()
+            series.fingerprints[fingerprint] = series_id
+            unread.discard(fingerprint)
+            damaged.append(f"dictionary record of series {series_id}: made anew from its labels")
+    damaged += [f"dictionary record of fingerprint {one.hex()}: it is no series id" for one in sorted(unread)]
+    return unlabelled
 
 
 async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
@@ -203,17 +271,30 @@ async def _largest_streamed(read: StorageRead, bucket: Bucket) -> int:
     return largest
 
 
-def _largest_in(blocks: Sequence[KeyValue]) -> int:
+def _largest_in(blocks: Sequence[KeyValue], damaged: list[str]) -> int:
     """The largest id in blocks, -1 without one: their rows are sorted by id."""
-    return max((int(rows.ids[-1]) for _, value in blocks if len(rows := decode_block(value))), default=-1)
+    largest = -1
+    for block in blocks:
+        try:
+            rows = decode_rows(block)
+        except Corrupt as error:
+            damaged.append(str(error))
+        else:
+            largest = max(largest, int(rows.ids[-1]) if len(rows) else -1)
+    return largest
 
 
-async def load_families(read: StorageRead) -> dict[str, Metadata]:
-    """What is known of each metric. Raises `Corrupt`."""
-    return {
-        key[len(FAMILY_PREFIX) :].decode(): _decode_family(value)
-        async for key, value in pairs(read.scan(FAMILY_PREFIX))
-    }
+async def load_families(read: StorageRead) -> tuple[dict[str, Metadata], list[str]]:
+    """What is known of each metric, and which records of it are damaged, each a name and a reason."""
+    families: dict[str, Metadata] = {}
+    damaged: list[str] = []
+    async for key, value in pairs(read.scan(FAMILY_PREFIX)):
+        name = key[len(FAMILY_PREFIX) :]
+        try:
+            families[name.decode()] = _decode_family(value)
+        except (Corrupt, UnicodeDecodeError) as error:
+            damaged.append(f"metadata of {name.decode(errors='replace')!r}: {error}")
+    return families, damaged
 
 
 async def load_position(read: StorageRead) -> Position | None:

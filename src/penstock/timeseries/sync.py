@@ -75,15 +75,31 @@ class TimeSeries(BlockingDatabase[_database.TimeSeries]):
         """As `stored_sequence`, with the name of its source."""
         return self._loop.run(self._inner.stored_position())
 
-    def query(self, query: str, at_ms: int | None = None, *, timeout_s: float | None = None) -> QueryResult:
+    def query(
+        self,
+        query: str,
+        at_ms: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        warnings: list[str] | None = None,
+    ) -> QueryResult:
         """A PromQL query at one time, now unless given. See the async `query`."""
-        return self._loop.run(self._inner.query(query, at_ms, timeout_s=timeout_s))
+        return self._loop.run(self._inner.query(query, at_ms, timeout_s=timeout_s, warnings=warnings))
 
     def query_range(
-        self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
+        self,
+        query: str,
+        start_ms: int,
+        end_ms: int,
+        step_ms: int,
+        *,
+        timeout_s: float | None = None,
+        warnings: list[str] | None = None,
     ) -> QueryResult:
         """A PromQL query at every step from start to end, both included."""
-        asking = self._inner.query_range(query, start_ms, end_ms, step_ms, timeout_s=timeout_s)
+        asking = self._inner.query_range(
+            query, start_ms, end_ms, step_ms, timeout_s=timeout_s, warnings=warnings
+        )
         return self._loop.run(asking)
 
     def newest(self, selectors: Selectors, at_ms: int) -> list[ResultSeries]:
@@ -97,9 +113,12 @@ class TimeSeries(BlockingDatabase[_database.TimeSeries]):
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[Labels]:
         """The series that satisfy any of the selectors in the hours of these times; all without one."""
-        asking = self._inner.series(selectors, start_ms=start_ms, end_ms=end_ms, limit=limit)
+        asking = self._inner.series(
+            selectors, start_ms=start_ms, end_ms=end_ms, limit=limit, warnings=warnings
+        )
         return self._loop.run(asking)
 
     def label_names(
@@ -109,9 +128,12 @@ class TimeSeries(BlockingDatabase[_database.TimeSeries]):
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[str]:
         """The names of the labels of such series."""
-        asking = self._inner.label_names(selectors, start_ms=start_ms, end_ms=end_ms, limit=limit)
+        asking = self._inner.label_names(
+            selectors, start_ms=start_ms, end_ms=end_ms, limit=limit, warnings=warnings
+        )
         return self._loop.run(asking)
 
     def label_values(
@@ -122,9 +144,12 @@ class TimeSeries(BlockingDatabase[_database.TimeSeries]):
         start_ms: int | None = None,
         end_ms: int | None = None,
         limit: int | None = None,
+        warnings: list[str] | None = None,
     ) -> set[str]:
         """The values of one label of such series."""
-        asking = self._inner.label_values(label, selectors, start_ms=start_ms, end_ms=end_ms, limit=limit)
+        asking = self._inner.label_values(
+            label, selectors, start_ms=start_ms, end_ms=end_ms, limit=limit, warnings=warnings
+        )
         return self._loop.run(asking)
 
     def metadata(self, metric: str | None = None) -> dict[str, list[Metadata]]:

@@ -8,9 +8,13 @@ import threading
 import httpx
 import pytest
 from tests.unit.server.test_timeseries_api import NOW_MS, body, served, write
+from tests.unit.timeseries.database_doubles import disk
 from tests.unit.timeseries.remote_write_wire import request
 
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.keys import ForwardKey
+from penstock.timeseries.model import SeriesId
 from penstock.timeseries.promql import syntax
 
 FAST = {"coordinator": {"flush_interval": "5ms"}}
@@ -67,6 +71,34 @@ async def test_a_limit_is_told_whatever_is_listed() -> None:
             assert "truncated" in answer["warnings"][0]
         answer = (await client.get("/api/v1/labels", params={"limit": "3"})).json()
         assert answer == {"status": "success", "data": ["__name__", "instance", "job"]}
+
+
+async def test_an_answer_without_a_damaged_record_says_so_and_one_that_cannot_is_an_error() -> None:
+    there, hour = disk(), Bucket.at(NOW_MS)
+    async with served(there) as client:
+        await write(client, request(*(({"__name__": "up", "n": n}, [(NOW_MS, 1.0)]) for n in "abc")))
+    key = ForwardKey(hour, SeriesId(1)).encode()
+    there.persisted[key] = there.persisted[key]._replace(value=b"broken")
+    seconds, name = str(NOW_MS / 1000), f"{hour.start_text} has damage, which is left out: labels of series 1"
+    async with served(there) as client:
+        span = {"start": seconds, "end": seconds}
+        for path, parameters, found in (
+            ("query", {"query": "up", "time": seconds}, 2),
+            ("query_range", {"query": "up", "step": "1", **span}, 2),
+            ("series", {"match[]": "up", **span}, 2),
+            ("labels", {"match[]": "up", **span}, 2),
+            ("label/n/values", {"match[]": "up", **span}, 2),
+        ):
+            answer = (await client.get(f"/api/v1/{path}", params=parameters)).json()
+            data = answer["data"]["result"] if path.startswith("query") else answer["data"]
+            assert (path, answer["status"], len(data)) == (path, "success", found)
+            assert [name in one for one in answer["warnings"]] == [True]
+        limited = (await client.get("/api/v1/series", params={"match[]": "up", "limit": "1"})).json()
+        assert [name in one for one in limited["warnings"]] == [True, False]
+        federated = await client.get("/federate", params={"match[]": "up"})
+        assert federated.status_code == 500
+        assert hour.start_text in federated.text
+        assert "labels of series 1" in federated.text
 
 
 async def test_readers_without_a_place_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.unit.timeseries.database_doubles import disk
 from tests.unit.timeseries.remote_write_wire import HEADERS, request
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import ConfigError, OutcomeUnknown
+from penstock.errors import ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
 from penstock.server.auth import Keyring
@@ -30,6 +30,7 @@ from penstock.server.timeseries import Acknowledge, TimeSeriesSettings
 from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.testing.memory_storage import MemoryDisk, MemoryStorage
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
+from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.model import STALE_BITS
 
 NOW_MS = int(time.time() * 1000)
@@ -117,7 +118,22 @@ def gauges(*names: str, padding: int = 0) -> ExportMetricsServiceRequest:
     return message
 
 
-# A storage that does not answer
+# A storage that does not answer, or not as it should
+
+
+@pytest.mark.parametrize("error", [Fenced("newer"), OutcomeUnknown("stopped"), Corrupt("damaged")])
+async def test_senders_keep_what_the_storage_is_the_reason_for(
+    error: PenstockError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load(*args: object) -> BucketSeries:
+        raise error
+
+    async with serving() as server:
+        monkeypatch.setattr("penstock.timeseries.loading.load_bucket", load)
+        otlp = gauges("up").SerializeToString()
+        for answer in (await server.write(one()), await server.otlp(otlp, PROTOBUF)):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert str(error) in answer.text
 
 
 async def test_a_write_that_is_not_confirmed_in_time_is_told_to_come_again_and_may() -> None:

@@ -10,7 +10,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.timeseries.promql_doubles import ENGINE, load
 
-from penstock.errors import Corrupt, InvalidInput, NotFound, PenstockError, Unavailable, Unsupported
+from penstock.errors import (
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+    Unsupported,
+)
 from penstock.timeseries import Labels, Metadata, MetricType
 from penstock.timeseries.api import (
     error_answer,
@@ -198,6 +207,8 @@ def test_numbers_print_as_prometheus_prints_them(value: float, text: str, label:
         (QueryTimeout("x"), 422, "timeout"),
         (NotFound("x"), 404, "not_found"),
         (Unavailable("x"), 503, "unavailable"),
+        (Fenced("x"), 503, "unavailable"),
+        (OutcomeUnknown("x"), 503, "unavailable"),
         (Corrupt("x"), 500, "internal"),
     ],
 )

@@ -465,14 +465,14 @@ async def test_a_query_that_reads_too_much_is_refused() -> None:
 
 
 async def test_a_dictionary_that_lost_a_record_is_noticed() -> None:
-    there = disk()
+    there, registry = disk(), Registry()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0))])
     there.persisted.pop(ForwardKey(FIRST, SeriesId(0)).encode())
-    async with await opened(there.open()) as database:
-        with pytest.raises(Corrupt, match="1 fingerprints"):
-            await database.write([series("up", (1, 1.0))])
-        with pytest.raises(Corrupt, match="labels"):
+    async with await TimeSeries.open(there.open(), config(), registry=registry) as database:
+        await database.write([series("up", (1, 1.0))])
+        assert registry.value("timeseries.records_damaged") == 1
+        with pytest.raises(Corrupt, match="labels of series 0"):
             await contents(database, "up")
 
 

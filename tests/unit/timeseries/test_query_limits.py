@@ -266,7 +266,8 @@ def test_a_look_for_several_matches_is_charged() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["+".join(["1"] * 60) + "]", "+".join(["1"] * 499) + "]", "(" * 99 + "a" * 20]
+    "query",
+    ["+".join(["1"] * 60) + "]", "+".join(["1"] * 499) + "]", "(" * 99 + "a" * 20, 'x{a=~"(\\\\pL{100})"]'],
 )
 async def test_the_place_of_an_error_is_not_looked_for_on_the_event_loop(
     query: str, monkeypatch: pytest.MonkeyPatch

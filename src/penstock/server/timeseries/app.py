@@ -9,12 +9,12 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.coordinator import FlushError, Shutdown
-from penstock.errors import InvalidInput, PenstockError
+from penstock.coordinator import Shutdown
+from penstock.errors import Corrupt, InvalidInput, PenstockError
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.server.database_app import RETRY, DatabaseApp, DatabaseRoute
 from penstock.server.errors import STATUS, Refusal
-from penstock.server.timeseries.status import OTLP_PATH, status_response
+from penstock.server.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH, status_response
 from penstock.timeseries.api import Answer, Parameters, error_answer
 
 __all__ = ["Call", "Route", "TimeSeriesApp", "response_of"]
@@ -22,6 +22,7 @@ __all__ = ["Call", "Route", "TimeSeriesApp", "response_of"]
 _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"
 _FAILED: Final = "the server failed; its log says why"
+_SENDERS: Final = (REMOTE_WRITE_PATH, OTLP_PATH)
 _FAULTS: Final = {Fault.MALFORMED: (400, "bad_data"), Fault.TOO_LARGE: (413, "bad_data")}
 
 
@@ -54,6 +55,10 @@ class TimeSeriesApp(DatabaseApp[Call]):
         return Call(request, name)
 
     def refusal(self, error: Exception, request: Request) -> Response:
+        if isinstance(error, Corrupt) and request.path in _SENDERS:
+            # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
+            _LOG.error("a write failed", exc_info=error)
+            return _spoken(_error(503, "unavailable", str(error)), str(error), request)
         return _spoken(_refusal(error), _message(error), request)
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
@@ -83,7 +88,7 @@ def _refusal(error: Exception) -> Response:
     if isinstance(error, Refusal):
         status = STATUS[error.code]
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)
-    if isinstance(error, FlushError | Shutdown):
+    if isinstance(error, Shutdown):
         # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
         return _error(503, "unavailable", str(error))
     if isinstance(error, PenstockError):

@@ -16,7 +16,7 @@ from penstock.metrics import Registry
 from penstock.server.auth import Scope
 from penstock.server.timeseries.app import Call, Route, TimeSeriesApp, response_of
 from penstock.server.timeseries.settings import TimeSeriesSettings
-from penstock.server.timeseries.status import OTLP_PATH
+from penstock.server.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
 from penstock.server.timeseries.writing import WriteApi
 from penstock.timeseries import TimeSeries
 from penstock.timeseries.api import (
@@ -35,13 +35,11 @@ from penstock.timeseries.api import (
     series_answer,
     series_request,
 )
-from penstock.timeseries.promql import QueryResult
+from penstock.timeseries.promql import QueryResult, is_read_at_once
 
 __all__ = ["TimeSeriesApi", "timeseries_app"]
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
-_INLINE_CHARACTERS: Final = 100
-"""Below this, selectors are parsed within some milliseconds, even if the place of an error is looked for."""
 _INLINE_ITEMS: Final = 200
 """Below this many points or names, writing an answer costs less than a hop to a thread."""
 
@@ -75,36 +73,59 @@ class TimeSeriesApi:
 
     async def query(self, call: Call) -> Response:
         asked = instant_request(call.parameters(), self._clock.now_ms())
-        result = await self._db.query(asked.query, asked.at_ms, timeout_s=asked.timeout_s)
-        return await _written(partial(query_answer, result), _points(result))
+        warnings: list[str] = []
+        result = await self._db.query(asked.query, asked.at_ms, timeout_s=asked.timeout_s, warnings=warnings)
+        return await _written(partial(query_answer, result, warnings), _points(result))
 
     async def query_range(self, call: Call) -> Response:
         asked = range_request(call.parameters())
+        warnings: list[str] = []
         result = await self._db.query_range(
-            asked.query, asked.start_ms, asked.end_ms, asked.step_ms, timeout_s=asked.timeout_s
+            asked.query,
+            asked.start_ms,
+            asked.end_ms,
+            asked.step_ms,
+            timeout_s=asked.timeout_s,
+            warnings=warnings,
         )
-        return await _written(partial(query_answer, result), _points(result))
+        return await _written(partial(query_answer, result, warnings), _points(result))
 
     async def series(self, call: Call) -> Response:
         asked = await _selected(series_request, call)
+        warnings: list[str] = []
         found = await self._db.series(
-            asked.selectors, start_ms=asked.start_ms, end_ms=asked.end_ms, limit=asked.read_max
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
         )
-        return await _written(partial(series_answer, found, asked.limit), len(found))
+        return await _written(partial(series_answer, found, asked.limit, warnings), len(found))
 
     async def labels(self, call: Call) -> Response:
         asked = await _selected(labels_request, call)
+        warnings: list[str] = []
         found = await self._db.label_names(
-            asked.selectors, start_ms=asked.start_ms, end_ms=asked.end_ms, limit=asked.read_max
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
         )
-        return await _written(partial(names_answer, found, asked.limit), len(found))
+        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
 
     async def label_values(self, call: Call) -> Response:
         asked = await _selected(labels_request, call)
+        warnings: list[str] = []
         found = await self._db.label_values(
-            call.name, asked.selectors, start_ms=asked.start_ms, end_ms=asked.end_ms, limit=asked.read_max
+            call.name,
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
         )
-        return await _written(partial(names_answer, found, asked.limit), len(found))
+        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
 
     async def metadata(self, call: Call) -> Response:
         asked = metadata_request(call.parameters())
@@ -154,7 +175,7 @@ def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeri
         (b"/federate", api.federate),
     ):
         router.add(b"GET", path, Route(handler=handler))
-    router.add(b"POST", b"/api/v1/write", Route(handler=api.writing.remote_write, scope=Scope.WRITE))
+    router.add(b"POST", REMOTE_WRITE_PATH, Route(handler=api.writing.remote_write, scope=Scope.WRITE))
     router.add(b"POST", OTLP_PATH, Route(handler=api.writing.otlp, scope=Scope.WRITE))
     router.add(b"POST", b"/-/flush", Route(handler=api.writing.flush, scope=Scope.ADMIN))
     router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
@@ -166,9 +187,9 @@ def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeri
 
 
 async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:
-    """What is asked for; long selectors are parsed by a thread."""
+    """What is asked for; selectors that take long are read by a thread."""
     parameters = call.parameters()
-    if sum(map(len, parameters.get("match[]", ()))) < _INLINE_CHARACTERS:
+    if is_read_at_once(*parameters.get("match[]", ())):
         return read(parameters)
     return await asyncio.to_thread(read, parameters)
 

@@ -9,9 +9,10 @@ import msgspec
 from penstock.http.message import JSON, HeaderList, Request, Response
 from penstock.server.timeseries.bodies import PROTOBUF, is_json
 
-__all__ = ["OTLP_PATH", "status_response"]
+__all__ = ["OTLP_PATH", "REMOTE_WRITE_PATH", "status_response"]
 
 OTLP_PATH: Final = b"/v1/metrics"
+REMOTE_WRITE_PATH: Final = b"/api/v1/write"
 _UNKNOWN: Final = 2
 _CODES: Final = {
     400: 3,

@@ -1,6 +1,7 @@
 """Answers in Prometheus' envelope.
 
     {"status":"success","data":...}
+    {"status":"success","data":...,"warnings":["..."]}
     {"status":"error","errorType":"bad_data","error":"..."}
 
 Times are seconds with up to three decimals; values are texts, because JSON has no NaN and no infinity.
@@ -15,9 +16,11 @@ from typing import Final
 import msgspec
 
 from penstock.errors import (
+    Fenced,
     InvalidInput,
     LimitExceeded,
     NotFound,
+    OutcomeUnknown,
     PenstockError,
     Rejected,
     Unavailable,
@@ -56,6 +59,9 @@ _ERRORS: Final = (
     (LimitExceeded, 400, "bad_data"),
     (Rejected, 400, "bad_data"),
     (Unavailable, 503, "unavailable"),
+    # Another process serves the database, or this one has to be started anew: senders come again on 503.
+    (Fenced, 503, "unavailable"),
+    (OutcomeUnknown, 503, "unavailable"),
     (PenstockError, 500, "internal"),
 )
 _TYPES: Final = {
@@ -75,8 +81,8 @@ class Answer:
     content_type: str = "application/json"
 
 
-def query_answer(result: QueryResult) -> Answer:
-    """The result of a query."""
+def query_answer(result: QueryResult, warnings: Sequence[str] = ()) -> Answer:
+    """The result of a query, and what is to be told with it."""
     if result.result_type is ResultType.STRING:
         data = f"[{_time_texts([result.at_ms])[0]},{_json(result.text)}]"
     elif result.result_type is ResultType.SCALAR:
@@ -84,19 +90,19 @@ def query_answer(result: QueryResult) -> Answer:
     else:
         member, times = _MEMBERS[result.result_type], dict[bytes, list[str]]()
         data = f"[{','.join(member(series, times) for series in result.series)}]"
-    return _success(f'{{"resultType":"{result.result_type.value}","result":{data}}}')
+    return _success(f'{{"resultType":"{result.result_type.value}","result":{data}}}', warnings)
 
 
-def series_answer(series: Iterable[Labels], limit: int | None = None) -> Answer:
+def series_answer(series: Iterable[Labels], limit: int | None = None, warnings: Sequence[str] = ()) -> Answer:
     """Label sets, sorted, each once."""
     ordered = sorted(set(series))
-    return _limited([_json(dict(labels)) for labels in ordered[:limit]], len(ordered))
+    return _limited([_json(dict(labels)) for labels in ordered[:limit]], len(ordered), warnings)
 
 
-def names_answer(names: Iterable[str], limit: int | None = None) -> Answer:
+def names_answer(names: Iterable[str], limit: int | None = None, warnings: Sequence[str] = ()) -> Answer:
     """Label names or values, sorted, each once."""
     ordered = sorted(set(names))
-    return _limited([_json(name) for name in ordered[:limit]], len(ordered))
+    return _limited([_json(name) for name in ordered[:limit]], len(ordered), warnings)
 
 
 def metadata_answer(
@@ -154,13 +160,14 @@ def _metadata(metadata: Metadata) -> dict[str, str]:
     return {"type": kind, "unit": metadata.unit, "help": metadata.description}
 
 
-def _limited(items: list[str], total: int) -> Answer:
-    warnings = f',"warnings":[{_json(_TRUNCATED)}]' if len(items) < total else ""
-    return _success(f"[{','.join(items)}]", warnings)
+def _limited(items: list[str], total: int, warnings: Sequence[str]) -> Answer:
+    told = [*warnings, _TRUNCATED] if len(items) < total else warnings
+    return _success(f"[{','.join(items)}]", told)
 
 
-def _success(data: str, more: str = "") -> Answer:
-    return Answer(200, f'{{"status":"success","data":{data}{more}}}'.encode())
+def _success(data: str, warnings: Sequence[str] = ()) -> Answer:
+    told = f',"warnings":{_json(warnings)}' if warnings else ""
+    return Answer(200, f'{{"status":"success","data":{data}{told}}}'.encode())
 
 
 def _json(value: object) -> str:

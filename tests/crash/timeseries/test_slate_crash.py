@@ -76,7 +76,9 @@ async def ids(database: TimeSeries) -> dict[tuple[int, str], int]:
     """The id of each series in each hour, as stored. No two of an hour have the same."""
     found: dict[tuple[int, str], int] = {}
     for place, bucket in enumerate(BUCKETS):
-        stored = (await load_bucket(database._coordinator.view().snapshot, bucket)).ids
+        loaded = await load_bucket(database._coordinator.view().snapshot, bucket)
+        assert not loaded.damaged  # which would be mended, and hide a bug
+        stored = loaded.ids
         assert len(set(stored.values())) == len(stored)
         found |= {(place, str(labels)): number for labels, number in stored.items()}
     return found

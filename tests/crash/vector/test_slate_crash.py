@@ -16,6 +16,7 @@ import pytest
 from tests.crash.slate_crash import WRITES, Journal, Life, Lives, Moment, Sweep, feed
 from tests.crash.vector import numbered_writes
 from tests.crash.vector.numbered_writes import SMALL, SOURCE, TIGHT
+from tests.unit.vector.doubles import check_sound
 
 from penstock.coordinator import Durability, SyncMode, WriteHandle
 from penstock.vector import VectorConfig, VectorStore
@@ -82,6 +83,7 @@ async def life(place: Path, journal: Journal) -> None:
 async def check(dead: Life) -> None:
     """What the process left is right, the feed goes on behind it, and in the end everything is there once."""
     async with await VectorStore.open(config(dead.place)) as store:
+        check_sound(store)
         position = -1 if store.position is None else store.position
         assert dead.last_durable <= position <= dead.last_sent
         assert store.source == ("" if position < 0 else QUEUE)
@@ -100,6 +102,7 @@ async def check(dead: Life) -> None:
         assert store.position == WRITES - 1
         await numbered_writes.check(store)
     async with await VectorStore.open(config(dead.place)) as store:
+        check_sound(store)
         assert store.position == WRITES - 1
         await numbered_writes.check(store)
 

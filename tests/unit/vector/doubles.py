@@ -31,11 +31,21 @@ class World:
         self.disk = MemoryDisk(merge=merge_records)
         self.clock = ManualClock()
         self.storage: MemoryStorage | None = None
+        self.is_sound = True
+        """Whether nobody has damaged it: then no open may find anything to heal, which would hide a bug."""
 
     async def open(self, storage: MemoryStorage | None = None, **changes: object) -> VectorStore:
         self.storage = storage or self.disk.open()
         config = dataclasses.replace(self.config, **changes)  # type: ignore[arg-type]
-        return await VectorStore.open(config, storage=self.storage, clock=self.clock)
+        store = await VectorStore.open(config, storage=self.storage, clock=self.clock)
+        if self.is_sound:
+            check_sound(store)
+        return store
+
+
+def check_sound(store: VectorStore) -> None:
+    """Nothing was damaged when the store was opened."""
+    assert store._flusher._held.damage is None
 
 
 def index_of(store: VectorStore) -> Index:

@@ -64,6 +64,7 @@ def keys(world: World, kind: RecordType) -> list[bytes]:
 
 
 async def change(world: World, *operations: Operation) -> None:
+    world.is_sound = False
     storage = world.disk.open()
     await storage.apply(list(operations))
     await storage.flush()

@@ -49,6 +49,7 @@ async def test_the_last_write_to_an_id_wins_inside_a_flush_and_across_flushes() 
     await store.flush()
     hits = await store.search([3, 0, 0])
     assert [(hit.id, hit.score, dict(hit.attributes)) for hit in hits] == [("a", 0.0, {})]
+    assert not hits.damaged
     assert len(store) == 1
     await store.close()
 

@@ -46,7 +46,8 @@ _HOPE_OF_PRODUCTS: Final = 1.2
 """The same for dot products, where rows of all lengths may stand in one list.
 
 Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
-no groups, the recall is 0.98 and more. To order the lists by their spread as well loses the few long rows.
+no groups, the recall is about 0.98 or better. To order the lists by their spread as well loses the few long
+rows.
 """
 _PICKING: Final = 2
 """How much more a row costs that is picked than one in a pass over all rows."""

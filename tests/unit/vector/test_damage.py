@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.vector.doubles import CONFIG, World, index_of, vector
@@ -408,12 +409,23 @@ async def test_where_every_record_is_damaged_a_search_ends_and_names_them_all() 
 
 
 async def test_a_sound_collection_is_opened_without_reading_the_vectors_records(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, held = await filled()
     before = dict(world.disk.persisted)
+    storage = world.disk.open()
+    scanned: list[bytes] = []
+    scan = storage.scan
+
+    def watched(prefix: bytes, **range_of: Any) -> Any:
+        scanned.append(prefix)
+        return scan(prefix, **range_of)
+
+    monkeypatch.setattr(storage, "scan", watched)
     with caplog.at_level(logging.WARNING):
-        store = await world.open()
+        store = await world.open(storage)
+    assert record_prefix(RecordType.POSTING) in scanned
+    assert record_prefix(RecordType.DATA) not in scanned
     assert caplog.text == ""
     assert world.disk.persisted == before
     assert all(decode_vector(before[key].value, 3).id in held for key in keys(world, RecordType.DATA))

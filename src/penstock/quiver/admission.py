@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.clock import Clock
-from penstock.errors import PenstockError
+from penstock.errors import LimitExceeded, PenstockError
 from penstock.quiver.errors import AtCapacity
 from penstock.quiver.open_segment import Trigger
+from penstock.quiver.wal_layout import HEADER_BYTES
 from penstock.units import format_size
 
 if TYPE_CHECKING:
+    from penstock.quiver.config import QuiverConfig
     from penstock.quiver.core import Core
 
 __all__ = ["Admission"]
@@ -23,10 +24,10 @@ _RELIEF_S: Final = 30.0
 class Admission:
     """The door of one core. Lets a bundle pass at once as long as every cap has room for it."""
 
-    def __init__(self, core: Core, clock: Clock) -> None:
+    def __init__(self, core: Core, *, cores: int) -> None:
         self._core = core
-        self._clock = clock
         self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
+        self._bundle_max = _bundle_max(core.config, cores)
 
     def is_open(self, byte_count: int) -> bool:
         """Whether `admit` would return without waiting for anything."""
@@ -35,8 +36,13 @@ class Admission:
     def admit(self, byte_count: int) -> None:
         """Return when so many bytes may come in. May write segments and delete files to make room.
 
-        Raises `AtCapacity` when there is none and none may be made.
+        Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
         """
+        if byte_count > self._bundle_max:
+            raise LimitExceeded(
+                f"a bundle of {format_size(byte_count)} is larger than the {format_size(self._bundle_max)} "
+                "that wal.max_size and retention.size_cap leave room for; split it, or raise them"
+            )
         if not self._fits(byte_count):
             if not self._core.upkeep.has_room(byte_count):
                 # First of all: on a full disk nothing can be finalized before something goes.
@@ -65,3 +71,11 @@ class Admission:
         self._core.deliveries.metrics.throttles.inc()
         cap = format_size(self._core.config.wal.max_bytes)
         return AtCapacity(f"{why}; wal.max_size is {cap}; retry in a moment", retry_after_s=1.0)
+
+
+def _bundle_max(config: QuiverConfig, cores: int) -> int:
+    """The largest bundle that an empty core takes: it is in the log and in a segment for a while."""
+    below_soft_cap = config.cap_per_core(cores) - config.segment.target_bytes
+    if not config.has_wal:
+        return below_soft_cap
+    return min(config.wal_bytes - HEADER_BYTES, below_soft_cap // 2)

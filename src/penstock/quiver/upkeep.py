@@ -198,12 +198,12 @@ class Upkeep:
         return self._budget.used
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether so many bytes more stay below the soft cap, and leave enough of the device free."""
+        """Whether a bundle of so many bytes stays below the soft cap, and leaves enough of the device."""
         self._count()
-        return not self._budget.excess(byte_count)
+        return not self._budget.excess(self._takes(byte_count))
 
     def make_room(self, byte_count: int) -> None:
-        """Return when so many bytes fit, after deleting what may go and waiting as long as is allowed.
+        """Return when a bundle of so many bytes fits, after deleting what may go and waiting a while.
 
         Raises `AtCapacity`, `Closed`, and what the disk raises.
         """
@@ -229,12 +229,12 @@ class Upkeep:
         self._count()
         self._pressed += 1
         try:
-            if self._sweeper.make_room(byte_count):
+            if self._sweeper.make_room(self._takes(byte_count)):
                 return True
             if not self._flush_early():
                 return False
             self._count()
-            return self._sweeper.make_room(byte_count)
+            return self._sweeper.make_room(self._takes(byte_count))
         finally:
             self._pressed -= 1
 
@@ -249,13 +249,19 @@ class Upkeep:
         core.flush(Trigger.PRESSURE)
         return True
 
+    def _takes(self, byte_count: int) -> int:
+        """What a bundle takes: it is in the log still when its segment is written. The rest of a segment is
+        small, and what the soft cap leaves is there for it.
+        """
+        return byte_count if self._core.wal is None else 2 * byte_count
+
     def _count(self) -> None:
-        core = self._core
+        core, on_the_way = self._core, self._core.intake.unsynced_bytes
         self._budget.put("segments", core.store.byte_count)
-        self._budget.put("open", core.buffer.memory_bytes)
+        self._budget.put("open", core.buffer.memory_bytes + on_the_way)
         self._budget.put("ack", core.book.log_bytes)
         if core.wal is not None:
-            self._budget.put("wal", max(0, core.buffer.end - core.wal.oldest) + core.intake.unsynced_bytes)
+            self._budget.put("wal", max(0, core.buffer.end - core.wal.oldest) + on_the_way)
 
     def _may_remove(self, seq: int) -> bool:
         """A segment stays until it is uploaded, if it is to be, and until the log is cut behind it: or a

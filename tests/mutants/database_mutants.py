@@ -8,6 +8,7 @@ __all__ = ["DATABASE_MUTANTS"]
 
 DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
+FOLDING = "tests/unit/timeseries/test_folding.py"
 FEEDING = "tests/unit/services/test_feeding.py"
 API = "tests/unit/server/test_timeseries_api.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
@@ -113,6 +114,34 @@ DATABASE_MUTANTS = (
         old="parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))",
         new="parts = await asyncio.to_thread(within, self._of_blocks(page, wanted)) + parts",
         test=f"{DATABASE}::test_a_late_sample_wins_over_a_folded_one_and_folds_again",
+    ),
+    Mutant(
+        name="a fold is over after its first step",
+        file="timeseries/folding.py",
+        old="        return end == len(self.streams)\n",
+        new="        return True\n",
+        test=f"{FOLDING}::test_each_flush_takes_its_share_and_what_is_read_stays",
+    ),
+    Mutant(
+        name="every step of a fold takes the blocks away",
+        file="timeseries/folding.py",
+        old="    return [*puts, *(Delete(key) for key in fold.blocks if fold.is_last(end))]\n",
+        new="    return [*puts, *(Delete(key) for key, _ in blocks)]\n",
+        test=f"{FOLDING}::test_the_last_step_takes_the_blocks_away_and_no_other",
+    ),
+    Mutant(
+        name="the fold of one hour goes on with another",
+        file="timeseries/flusher.py",
+        old="return self._fold if self._fold is not None and self._fold.bucket == bucket else None",
+        new="return self._fold",
+        test=f"{FOLDING}::test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the_next_one_folded",
+    ),
+    Mutant(
+        name="what streams hold does not count for a step",
+        file="timeseries/folding.py",
+        old="                sample_count += len(rows[-1])\n",
+        new="",
+        test=f"{FOLDING}::test_what_streams_hold_already_counts_too",
     ),
     Mutant(
         name="a matcher that a missing label satisfies is left to the inverted index",

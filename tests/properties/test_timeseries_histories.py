@@ -43,7 +43,11 @@ class History:
         await database.close()
 
     async def open(self) -> TimeSeries:
-        database = await opened(self.there.open(), fold_blocks=self.rng.choice([1, 2, 5, 1000]))
+        database = await opened(
+            self.there.open(),
+            fold_blocks=self.rng.choice([1, 2, 5, 1000]),
+            fold_samples=self.rng.choice([1, 4, 20, 1_000_000]),
+        )
         assert await contents(database) == self.durable
         return database
 

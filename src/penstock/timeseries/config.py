@@ -37,6 +37,8 @@ class TimeSeriesConfig:
     """Or as soon as the blocks of one bucket are this large: what a query of the last hour reads of them."""
     fold_blocks: int = 1000
     """Or when there are this many of them."""
+    fold_samples: int = 1_000_000
+    """Samples that one flush folds, or some more: an hour with more of them takes several flushes."""
     queries_max: int = 4
     """Queries worked on at the same time; others wait. Each may take what `engine.samples_max` allows."""
 
@@ -45,7 +47,7 @@ class TimeSeriesConfig:
             raise ConfigError("coordinator.size_unit must be 'bytes': that is what a delta of series counts")
         if self.retention_ms is not None and self.retention_ms < 3_600_000:
             raise ConfigError("retention must be at least an hour, which is what is dropped at a time")
-        for name in ("queries_max", "fold_blocks"):
+        for name in ("queries_max", "fold_blocks", "fold_samples"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")

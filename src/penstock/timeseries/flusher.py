@@ -7,7 +7,6 @@ import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
@@ -20,14 +19,9 @@ from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
 from penstock.timeseries.damage import DamageLog, place_of
 from penstock.timeseries.delta import SeriesDelta
-from penstock.timeseries.keys import SUBSYSTEM_PREFIX, RecordType, bucket_prefix, record_prefix
-from penstock.timeseries.records import (
-    block_prefix,
-    bucket_of,
-    decode_labels,
-    delta_operations,
-    fold_operations,
-)
+from penstock.timeseries.folding import Fold, Folder
+from penstock.timeseries.keys import SUBSYSTEM_PREFIX, bucket_prefix
+from penstock.timeseries.records import block_prefix, bucket_of, delta_operations
 from penstock.timeseries.retention import Retention, load_retention
 
 __all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
@@ -83,6 +77,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
         # Not one that queries and decoding share: writers wait for flushes, and readers may be many.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
+        self._folder = Folder(storage, self._thread, config.fold_samples)
+        self._fold: Fold | None = None
 
     async def load(self) -> None:
         """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
@@ -126,7 +122,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
         due = self._due(now_ms)
-        folds = await self._folds(due) if due is not None else []
+        folds, fold = await self._folds(due) if due is not None else ([], None)
         if expired is not None:
             # With the first of its records that goes: what is left of it must never count again.
             operations.insert(0, self.retention.put())
@@ -135,8 +131,9 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         if expired is not None and expired not in self._undropped and len(drops) < _DROPS_MAX:
             self.buckets.discard(expired)
             self.blocks.pop(expired, None)
-        if due is not None:
+        if due is not None and self._fold_of(due) is None:
             self.blocks.pop(due, None)
+        self._fold = fold
         self._note(delta, now_ms)
         return snapshot
 
@@ -167,6 +164,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _due(self, now_ms: int) -> Bucket | None:
         """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
         config = self._config
+        if self._fold is not None and not self.retention.is_over(self._fold.bucket, now_ms):
+            return self._fold.bucket
         for bucket, blocks in self.blocks.items():
             if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
                 continue
@@ -174,6 +173,10 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
                 return bucket
         return None
+
+    def _fold_of(self, bucket: Bucket) -> Fold | None:
+        """The fold under way, if it is one of this bucket."""
+        return self._fold if self._fold is not None and self._fold.bucket == bucket else None
 
     async def _drops(self, bucket: Bucket) -> list[Operation]:
         """Nothing of a bucket that cannot be read: it is over all the same, and writes are stored."""
@@ -189,26 +192,18 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             return []
         return drops
 
-    async def _folds(self, bucket: Bucket) -> list[Operation]:
-        """Nothing for a bucket that is damaged: it is left as it is, and what was written is stored."""
+    async def _folds(self, bucket: Bucket) -> tuple[list[Operation], Fold | None]:
+        """The next step of a fold, and the fold behind it.
+
+        Nothing for a bucket that is damaged: it is left as it is, and what was written is stored.
+        """
         try:
-            return await self._folded(bucket)
+            fold = self._fold_of(bucket) or await self._folder.plan(bucket)
+            return await self._folder.step(fold, self.retention.expiry_ms(bucket))
         except Corrupt as error:
             if self.retention.is_over(bucket, self._clock.now_ms()):
-                return []  # its time came while it was read, which is no damage
+                return [], None  # its time came while it was read, which is no damage
             _LOG.warning("%s is not folded: %s", place_of(bucket), error)
             self._damaged.add(bucket)
             self._given_up.inc(1)
-            return []
-
-    async def _folded(self, bucket: Bucket) -> list[Operation]:
-        blocks = [block async for block in pairs(self._storage.scan(block_prefix(bucket)))]
-        stored = self._storage.scan(record_prefix(bucket, RecordType.SAMPLES))
-        streams = {int.from_bytes(key[-4:]): value async for key, value in pairs(stored)}
-        forward = record_prefix(bucket, RecordType.FORWARD)
-        metrics: dict[int, str] = {}
-        async for key, value in pairs(self._storage.scan(forward)):
-            series_id = int.from_bytes(key[len(forward) :])
-            with suppress(Corrupt):  # it is missed if the blocks have samples of it
-                metrics[series_id] = decode_labels(series_id, value).metric
-        return await self._aside(fold_operations, bucket, blocks, streams, metrics, self.retention)
+            return [], None

@@ -15,7 +15,8 @@ Values are carried as bits, so a stale marker and any other NaN come back as the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ _HEADER_BITS: Final = 64 + 1 + 14 + 64
 _END: Final = 0b1111 << 32
 _END_BITS: Final = 36
 _TOO_FAR: Final = "samples of one stream are too far apart: at most 24 days between two"
+_ENCODED_AT_ONCE: Final = 32_768
 _FIELDS_PER_SAMPLE: Final = 3  # timestamp, header of the value, bits of the value
 
 
@@ -50,7 +52,7 @@ def encode_many(batch: Sequence[Samples]) -> list[bytes]:
     """
     ordered = [samples.in_order() for samples in batch]
     filled = [samples for samples in ordered if len(samples)]
-    encoded = iter(_encoded(filled) if filled else [])
+    encoded = chain.from_iterable(map(_encoded, _pieces(filled)))
     return [next(encoded) if len(samples) else b"" for samples in ordered]
 
 
@@ -63,6 +65,20 @@ def merge_streams(streams: Sequence[bytes]) -> bytes:
     if len(filled) < 2:
         return filled[0] if filled else b""
     return encode(Samples.joined(decode_many(filled)))
+
+
+def _pieces(batch: list[Samples]) -> Iterator[list[Samples]]:
+    """Streams to encode at once: few enough that the fields of all stay in the cache."""
+    piece: list[Samples] = []
+    count = 0
+    for samples in batch:
+        piece.append(samples)
+        count += len(samples)
+        if count >= _ENCODED_AT_ONCE:
+            yield piece
+            piece, count = [], 0
+    if piece:
+        yield piece
 
 
 def _encoded(batch: list[Samples]) -> list[bytes]:

@@ -10,8 +10,8 @@ and under the bucket start FFFFFFFF, which is no hour, for the whole database
     08 position    the last sequence of the queue that the database is fed from, and its name
     09 retention   see `retention`
 
-A flush puts one block for each bucket. Folding takes the blocks of a bucket into the streams of its series
-and deletes them, in one batch; so a series is one record without operands, and a flush is few records.
+A flush puts one block for each bucket. `folding` takes the blocks of a bucket into the streams of its series
+and deletes them; so a series is one record without operands, and a flush is few records.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 from pyroaring import BitMap
 
-from penstock.coordinator import Delete, KeyValue, Merge, Operation, Put, StorageRead, pairs
+from penstock.coordinator import KeyValue, Merge, Operation, Put, StorageRead, pairs
 from penstock.coordinator.position import Position
 from penstock.errors import Corrupt
 from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.delta import BucketDelta, SeriesDelta
 from penstock.timeseries.directory import BucketSeries
-from penstock.timeseries.gorilla import decode_many, encode_many, merge_streams
+from penstock.timeseries.gorilla import merge_streams
 from penstock.timeseries.keys import (
     FAMILY_PREFIX,
     GLOBAL_PREFIX,
@@ -39,7 +38,6 @@ from penstock.timeseries.keys import (
     ForwardKey,
     InvertedKey,
     RecordType,
-    SamplesKey,
     bucket_prefix,
     record_prefix,
 )
@@ -62,7 +60,6 @@ __all__ = [
     "decode_rows",
     "delta_operations",
     "family_prefix",
-    "fold_operations",
     "load_bucket",
     "load_families",
     "load_position",
@@ -159,33 +156,6 @@ def _bucket_operations(bucket: Bucket, changed: BucketDelta, expire_at_ms: int |
         yield Merge(InvertedKey(bucket, name, value).encode(), ids.serialize(), expire_at_ms)
     block = encode_block(Rows.joined(changed.chunks).in_order())
     yield Put(block_key(bucket, changed.block), block, expire_at_ms)
-
-
-def fold_operations(
-    bucket: Bucket,
-    blocks: Sequence[KeyValue],
-    streams: dict[int, bytes],
-    metrics: dict[int, str],
-    retention: Retention,
-) -> list[Operation]:
-    """The blocks (oldest first) and the streams that their series have, as one stream each; the blocks go.
-
-    They are put, not merged: an operand costs every later read a call of the merge operator. Raises `Corrupt`
-    if a series has no labels in `metrics`.
-    """
-    added = Rows.joined(map(decode_rows, blocks))
-    known = [one for one in np.unique(added.ids).tolist() if one in streams]
-    folded = Rows.of_series(known, decode_many([streams[one] for one in known]))
-    ids, samples = Rows.joined((folded, added)).in_order().by_series()
-    nameless = [one for one in ids if one not in metrics]
-    if nameless:
-        raise Corrupt(f"labels of series {nameless[0]} are missing or damaged, and there are samples of it")
-    expire_at_ms = retention.expiry_ms(bucket)
-    puts = [
-        Put(SamplesKey(bucket, metrics[series_id], SeriesId(series_id)).encode(), stream, expire_at_ms)
-        for series_id, stream in zip(ids, encode_many(samples), strict=True)
-    ]
-    return [*puts, *(Delete(key) for key, _ in blocks)]
 
 
 async def load_bucket(read: StorageRead, bucket: Bucket) -> BucketSeries:

@@ -15,10 +15,10 @@ from penstock.testing.memory_storage import MemoryStorage, StorageFault
 WRITES = 8
 
 
-async def one_life(storage: MemoryStorage) -> int:
+async def one_life(storage: MemoryStorage, fold_samples: int = 1) -> int:
     """Go on behind the stored sequence, folding at every other flush; returns how many writes are durable."""
     try:
-        database = await opened(storage, fold_blocks=2)
+        database = await opened(storage, fold_blocks=2, fold_samples=fold_samples)
     except OutcomeUnknown:
         return 0
     handles: list[WriteHandle] = []
@@ -62,16 +62,17 @@ def test_a_life_without_faults_makes_enough_calls_to_sweep() -> None:
     assert CALLS >= 12
 
 
+@pytest.mark.parametrize("fold_samples", [1, 1000])
 @pytest.mark.parametrize("fault", StorageFault)
 @pytest.mark.parametrize("call", range(1, CALLS + 1))
 async def test_whatever_fails_durable_writes_stay_whole_and_the_work_goes_on(
-    call: int, fault: StorageFault
+    call: int, fault: StorageFault, fold_samples: int
 ) -> None:
     for kept in range(4):
         there = disk()
         storage = there.open()
         storage.fail_at(call, fault)
-        acknowledged = await one_life(storage)
+        acknowledged = await one_life(storage, fold_samples)
         survivor = there.open(kept=kept)
         database = await opened(survivor, fold_blocks=2)
         assert await left(database) >= acknowledged

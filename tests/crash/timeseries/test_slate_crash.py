@@ -33,6 +33,7 @@ def config(sync_mode: SyncMode = SyncMode.EVERY_FLUSH) -> TimeSeriesConfig:
         coordinator=CoordinatorConfig(flush_interval="1h", sync_mode=sync_mode),
         retention="20000d" if sync_mode is SyncMode.EVERY_FLUSH else None,
         fold_blocks=3,
+        fold_samples=1,
     )
 
 

@@ -1,0 +1,179 @@
+"""Taking the blocks of a bucket into the streams of its series, some series at a time.
+
+    plan     blocks ──► the series they have samples of, in the order of their streams' keys
+    step     the next series: their streams and what all blocks have of them ──► one stream for each
+    last     the blocks go, with the streams of the last series
+
+What is read does not change at any step: a sample in a block wins over the one in a stream, and until the
+blocks go a stream gets nothing but what they say. So a fold may end anywhere, and one that is begun again
+does the same once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.coordinator import Delete, KeyValue, Operation, Put, StorageRead, pairs
+from penstock.errors import Corrupt
+from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.gorilla import decode, decode_many, encode_many
+from penstock.timeseries.keys import RecordType, SamplesKey, record_prefix
+from penstock.timeseries.model import SeriesId
+from penstock.timeseries.records import block_prefix, decode_labels, decode_rows
+from penstock.timeseries.rows import Ids, Rows
+
+__all__ = ["Fold", "Folder", "fold_operations", "plan_fold"]
+
+_ID: Final = struct.Struct(">I")
+_DECODED_AT_ONCE: Final = 256 * 1024
+"""Bytes of streams between two looks at how many samples they hold: four a byte at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold:
+    """A fold under way: which blocks go, into which streams, and how many of those are done.
+
+    `counts` says how many samples the blocks have for each stream.
+    """
+
+    bucket: Bucket
+    blocks: Sequence[bytes]
+    streams: Sequence[bytes]
+    counts: Sequence[int]
+    done: int = 0
+
+    def is_last(self, end: int) -> bool:
+        """Whether nothing is left behind the stream at `end`."""
+        return end == len(self.streams)
+
+
+def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Fold:
+    """The fold of these blocks, oldest first. Raises `Corrupt` if a series has no labels in `metrics`."""
+    counts: npt.NDArray[np.int64] = np.zeros(max(metrics, default=-1) + 1, np.int64)
+    for block in blocks:
+        ids = decode_rows(block).ids
+        if len(ids) and (largest := int(ids.max())) >= len(counts):
+            raise _nameless(largest)
+        counts += np.bincount(ids, minlength=len(counts))
+    streams: list[tuple[bytes, int]] = []
+    for series_id in np.flatnonzero(counts).tolist():
+        metric = metrics.get(series_id)
+        if metric is None:
+            raise _nameless(series_id)
+        key = SamplesKey(bucket, metric, SeriesId(series_id)).encode()
+        streams.append((key, int(counts[series_id])))
+    streams.sort()
+    return Fold(
+        bucket, [key for key, _ in blocks], [key for key, _ in streams], [count for _, count in streams]
+    )
+
+
+def fold_operations(
+    fold: Fold, end: int, blocks: Sequence[KeyValue], folded: Sequence[Rows], expire_at_ms: int | None
+) -> list[Operation]:
+    """The streams up to `end` with what the blocks have for them, `folded` being what they had before.
+
+    They are put, not merged: an operand costs every later read a call of the merge operator.
+    """
+    keys = {_series_of(key): key for key in fold.streams[fold.done : end]}
+    wanted: Ids = np.array(sorted(keys), np.uint32)
+    added = (decode_rows(block).of(wanted) for block in blocks)
+    ids, samples = Rows.joined((*folded, *added)).in_order().by_series()
+    puts = [
+        Put(keys[series_id], stream, expire_at_ms)
+        for series_id, stream in zip(ids, encode_many(samples), strict=True)
+    ]
+    return [*puts, *(Delete(key) for key in fold.blocks if fold.is_last(end))]
+
+
+class Folder:
+    """Plans folds and takes their steps, each with about `samples_max` samples; works on `thread`."""
+
+    def __init__(self, read: StorageRead, thread: Executor, samples_max: int) -> None:
+        self._read = read
+        self._thread = thread
+        self._samples_max = samples_max
+
+    async def plan(self, bucket: Bucket) -> Fold:
+        """A fold of all blocks that there are. Raises `Corrupt`."""
+        blocks = [block async for block in pairs(self._read.scan(block_prefix(bucket)))]
+        forward = record_prefix(bucket, RecordType.FORWARD)
+        metrics: dict[int, str] = {}
+        async for key, value in pairs(self._read.scan(forward)):
+            (series_id,) = _ID.unpack(key[len(forward) :])
+            with suppress(Corrupt):  # it is missed if the blocks have samples of it
+                metrics[series_id] = decode_labels(series_id, value).metric
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, plan_fold, bucket, blocks, metrics
+        )
+
+    async def step(self, fold: Fold, expire_at_ms: int | None) -> tuple[list[Operation], Fold | None]:
+        """What the next step stores, and the fold as it is then, None if that was all. Raises `Corrupt`."""
+        folded, end = await self._next_streams(fold)
+        prefix = block_prefix(fold.bucket)
+        stop = fold.blocks[-1][len(prefix) :] + b"\0" if fold.blocks else b""
+        blocks = [block async for block in pairs(self._read.scan(prefix, stop=stop))]
+        operations = await asyncio.get_running_loop().run_in_executor(
+            self._thread, fold_operations, fold, end, blocks, folded, expire_at_ms
+        )
+        return operations, None if fold.is_last(end) else dataclasses.replace(fold, done=end)
+
+    async def _next_streams(self, fold: Fold) -> tuple[list[Rows], int]:
+        """What the next streams hold, and where they end: one at least, if there is one."""
+        prefix = record_prefix(fold.bucket, RecordType.SAMPLES)
+        start = fold.streams[fold.done][len(prefix) :] if fold.streams else b""
+        rows: list[Rows] = []
+        waiting: list[KeyValue] = []
+        waiting_bytes = sample_count = 0
+        end = fold.done
+        stored = pairs(self._read.scan(prefix, start=start))
+        found = await anext(stored, None)
+        while not fold.is_last(end) and sample_count < self._samples_max:
+            key = fold.streams[end]
+            while found is not None and found.key < key:
+                found = await anext(stored, None)
+            if found is not None and found.key == key:
+                waiting.append(found)
+                waiting_bytes += len(found.value)
+            sample_count += fold.counts[end]
+            end += 1
+            if waiting_bytes >= _DECODED_AT_ONCE:
+                rows.append(await self._decoded(waiting))
+                sample_count += len(rows[-1])
+                waiting, waiting_bytes = [], 0
+        rows.append(await self._decoded(waiting))
+        return rows, end
+
+    async def _decoded(self, streams: list[KeyValue]) -> Rows:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _decode_streams, streams)
+
+
+def _decode_streams(streams: list[KeyValue]) -> Rows:
+    ids = [_series_of(key) for key, _ in streams]
+    try:
+        return Rows.of_series(ids, decode_many([value for _, value in streams]))
+    except Corrupt:
+        for series_id, stream in zip(ids, streams, strict=True):
+            try:
+                decode(stream.value)
+            except Corrupt as error:
+                raise Corrupt(f"samples of series {series_id}: {error}") from None
+        raise
+
+
+def _series_of(stream_key: bytes) -> int:
+    return int(_ID.unpack(stream_key[-_ID.size :])[0])
+
+
+def _nameless(series_id: int) -> Corrupt:
+    return Corrupt(f"labels of series {series_id} are missing or damaged, and there are samples of it")

@@ -137,6 +137,20 @@ DATABASE_MUTANTS = (
         test=f"{FOLDING}::test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the_next_one_folded",
     ),
     Mutant(
+        name="a fold falls behind what comes in",
+        file="timeseries/flusher.py",
+        old="await self._folds(due, 2 * delta.samples)",
+        new="await self._folds(due, 0)",
+        test=f"{FOLDING}::test_a_load_does_not_leave_folds_behind",
+    ),
+    Mutant(
+        name="an hour that is always due keeps others from being folded",
+        file="timeseries/flusher.py",
+        old="        blocks = self.blocks.pop(fold.bucket)\n",
+        new="        blocks = self.blocks[fold.bucket]\n",
+        test=f"{FOLDING}::test_hours_that_are_due_take_turns",
+    ),
+    Mutant(
         name="what streams hold does not count for a step",
         file="timeseries/folding.py",
         old="                sample_count += len(rows[-1])\n",
@@ -153,8 +167,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="the sequence of a queue is stored in a batch of its own",
         file="timeseries/flusher.py",
-        old="        await self._storage.apply([*drops, *folds, *operations])\n",
-        new="        await self._storage.apply([*drops, *folds, *operations[:-1]])\n"
+        old="        await self._storage.apply([*drops, *step.operations, *operations])\n",
+        new="        await self._storage.apply([*drops, *step.operations, *operations[:-1]])\n"
         "        await self._storage.apply(operations[-1:])\n",
         test=f"{SLATE_CRASH}::test_a_process_that_dies_at_any_operation_loses_and_doubles_nothing[held]",
     ),

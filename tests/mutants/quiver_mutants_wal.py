@@ -6,6 +6,7 @@ from tests.mutants.mutants import Mutant
 
 __all__ = ["QUIVER_WAL_MUTANTS"]
 
+ADMISSION = "tests/unit/quiver/test_admission.py"
 ENGINE = "tests/unit/quiver/test_engine.py"
 INTAKE = "tests/unit/quiver/test_intake.py"
 WAL = "tests/unit/quiver/test_wal.py"
@@ -89,5 +90,40 @@ QUIVER_WAL_MUTANTS = (
         old='    return hashlib.blake2b(f"{text}xxh3-64 seed 0\\n".encode(), digest_size=16).digest()\n',
         new="    return bytes(16)\n",
         test=f"{WAL}::test_the_layout_hash_follows_the_slot_table",
+    ),
+    Mutant(
+        name="a bundle counts for one of its places",
+        file="quiver/upkeep.py",
+        old="return _FRAME_BYTES + (2 * byte_count if self._core.config.has_wal else byte_count)",
+        new="return _FRAME_BYTES + byte_count",
+        test=f"{ADMISSION}::test_bundles_of_any_size_stay_within_the_cap",
+    ),
+    Mutant(
+        name="the same room is given to everybody who asks",
+        file="quiver/upkeep.py",
+        old="            self._budget.charge(_RESERVED, self._takes(byte_count))\n",
+        new="",
+        test=f"{ADMISSION}::test_room_is_given_once",
+    ),
+    Mutant(
+        name="what is left of the log keeps large bundles out for ever",
+        file="quiver/upkeep.py",
+        old="            core.intake.rotate()\n            core.cut()\n",
+        new="            pass\n",
+        test=f"{ADMISSION}::test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others",
+    ),
+    Mutant(
+        name="data is dropped before the log is cut",
+        file="quiver/upkeep.py",
+        old="            if self._sweeper.make_room(takes, may_drop=False):\n",
+        new="            if self._sweeper.make_room(takes):\n",
+        test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
+    ),
+    Mutant(
+        name="a bundle that was refused keeps its room",
+        file="quiver/engine.py",
+        old="        finally:\n            self._core.admission.release(bundle.byte_count)\n",
+        new="        finally:\n            pass\n",
+        test=f"{ADMISSION}::test_a_bundle_that_is_not_taken_gives_its_room_back",
     ),
 )

@@ -11,7 +11,6 @@ from penstock.quiver.wal_layout import HEADER_BYTES
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.quiver.config import QuiverConfig
     from penstock.quiver.core import Core
 
 __all__ = ["Admission"]
@@ -22,19 +21,35 @@ _RELIEF_S: Final = 30.0
 
 
 class Admission:
-    """The door of one core. Lets a bundle pass at once as long as every cap has room for it."""
+    """The door of one core. Lets a bundle pass at once as long as every cap has room for it.
 
-    def __init__(self, core: Core, *, cores: int) -> None:
+    Room that was given is kept until `release`, by when the bundle counts itself: writers that come at the
+    same time do not pass on the same room.
+    """
+
+    def __init__(self, core: Core) -> None:
         self._core = core
         self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
-        self._bundle_max = _bundle_max(core.config, cores)
 
-    def is_open(self, byte_count: int) -> bool:
-        """Whether `admit` would return without waiting for anything."""
-        return self._fits(byte_count) and self._core.upkeep.has_room(byte_count)
+    def reserve(self, byte_count: int) -> bool:
+        """Take the room for a bundle, if there is some, without waiting for anything."""
+        return (
+            byte_count <= self._bundle_max
+            and self._fits(byte_count)
+            and self._core.upkeep.reserve(byte_count)
+        )
+
+    def release(self, byte_count: int) -> None:
+        """Give back what `reserve` or `admit` took."""
+        self._core.upkeep.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
-        """Return when so many bytes may come in. May write segments and delete files to make room.
+        """Return when the room for a bundle is taken. Raises as `make_way`."""
+        while not self.reserve(byte_count):
+            self.make_way(byte_count)
+
+    def make_way(self, byte_count: int) -> None:
+        """Return when there was room for a bundle. May write segments and delete files to make it.
 
         Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
         """
@@ -50,6 +65,12 @@ class Admission:
             self._relieve(byte_count)
         if not self._core.upkeep.has_room(byte_count):
             self._core.upkeep.make_room(byte_count)
+
+    @property
+    def _bundle_max(self) -> int:
+        """The largest bundle that an empty core has room for."""
+        most = self._core.upkeep.bundle_max
+        return min(most, self._core.config.wal_bytes - HEADER_BYTES) if self._core.config.has_wal else most
 
     def _fits(self, byte_count: int) -> bool:
         return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max
@@ -71,11 +92,3 @@ class Admission:
         self._core.deliveries.metrics.throttles.inc()
         cap = format_size(self._core.config.wal.max_bytes)
         return AtCapacity(f"{why}; wal.max_size is {cap}; retry in a moment", retry_after_s=1.0)
-
-
-def _bundle_max(config: QuiverConfig, cores: int) -> int:
-    """The largest bundle that an empty core takes: it is in the log and in a segment for a while."""
-    below_soft_cap = config.cap_per_core(cores) - config.segment.target_bytes
-    if not config.has_wal:
-        return below_soft_cap
-    return min(config.wal_bytes - HEADER_BYTES, below_soft_cap // 2)

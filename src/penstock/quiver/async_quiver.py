@@ -95,8 +95,6 @@ class AsyncQuiver:
         return await self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
     async def _accept(self, bundle: Prepared) -> Receipt:
-        if not self._core.admission.is_open(bundle.byte_count):
-            await self._run(lambda: self._core.admission.admit(bundle.byte_count))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Receipt] = loop.create_future()
 
@@ -106,7 +104,14 @@ class AsyncQuiver:
             except RuntimeError:
                 return  # the loop is closed, and nobody waits any more
 
-        self._core.intake.take(bundle, settle)
+        admission = self._core.admission
+        while not admission.reserve(bundle.byte_count):
+            # The room is taken here and not on the thread, whose answer a cancelled task never hears.
+            await self._run(lambda: admission.make_way(bundle.byte_count))
+        try:
+            self._core.intake.take(bundle, settle)
+        finally:
+            admission.release(bundle.byte_count)
         return await answer
 
     async def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:

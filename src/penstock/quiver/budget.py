@@ -73,6 +73,12 @@ class Budget:
         return self._hard_bytes if self._shared is None else self._shared.limit()
 
     @property
+    def most_bytes(self) -> int:
+        """What this core may use below its soft cap when nobody else uses anything."""
+        hard_bytes = self._hard_bytes if self._shared is None else self._shared.most_bytes
+        return hard_bytes - self._target_bytes
+
+    @property
     def target_bytes(self) -> int:
         """The size of one segment."""
         return self._target_bytes
@@ -87,10 +93,10 @@ class Budget:
         """How much of the cap is used."""
         return self.used / self.hard_bytes
 
-    def put(self, kind: str, byte_count: int) -> None:
-        """All bytes of this kind, by who counts them."""
+    def put(self, **byte_counts: int) -> None:
+        """All bytes of each kind, by who counts them."""
         with self._lock:
-            self._bytes[kind] = byte_count
+            self._bytes.update(byte_counts)
 
     def charge(self, kind: str, byte_count: int) -> None:
         """Bytes that are about to be written."""

@@ -98,7 +98,7 @@ class Core:
         )
         self.uploader = self._make_uploader(seams, core_id)
         self.upkeep = Upkeep(self, seams, directory, core_id=core_id, cores=cores)
-        self.admission = Admission(self, cores=cores)
+        self.admission = Admission(self)
         self.metrics.recovered(found, seams.clock.monotonic() - started_s)
         self.intake.start()
         if seams.threads:

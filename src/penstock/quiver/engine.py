@@ -104,9 +104,12 @@ class Quiver:
         return self._accept(prepare(data, signal=signal, slot=slot))
 
     def _accept(self, bundle: Prepared) -> Receipt:
-        self._core.admission.admit(bundle.byte_count)
         answer = _Answer()
-        self._core.intake.take(bundle, answer.settle)
+        self._core.admission.admit(bundle.byte_count)
+        try:
+            self._core.intake.take(bundle, answer.settle)
+        finally:
+            self._core.admission.release(bundle.byte_count)
         return answer.wait()
 
     def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:

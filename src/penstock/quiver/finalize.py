@@ -91,6 +91,10 @@ class Finalizer:
             waiting = self._work.items()
             return waiting[0].seq if waiting else self._next_seq
 
+    def waiting(self) -> list[tuple[int, int]]:
+        """The number and the bytes of every segment that is sealed; one that was just written may be."""
+        return [(each.seq, each.sealed.byte_count) for each in self._work.items()]
+
     @property
     def byte_count(self) -> int:
         """What is sealed and not yet on disk, in bytes."""

@@ -65,8 +65,6 @@ class Intake:
         self._clock = clock
         self._next_seq = next_seq
         self._door = threading.Lock()
-        self._submitted_bytes = 0
-        self._delivered_bytes = 0
         self._failed = False
         self._is_closed = False
         self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Time of one sync of the log.")
@@ -119,11 +117,14 @@ class Intake:
             # Bundles do not build on each other: after a failure the next one starts afresh.
             self._failed = False
             committer.resume()
+        self._buffer.expect(entry.byte_count)
         try:
             committer.submit(entry)
-        except QueueFull as error:
-            raise AtCapacity(str(error), retry_after_s=0.1) from error
-        self._submitted_bytes += entry.byte_count
+        except BaseException as error:
+            self._buffer.expect(-entry.byte_count)
+            if isinstance(error, QueueFull):
+                raise AtCapacity(str(error), retry_after_s=0.1) from error
+            raise
 
     def _take_in_memory(self, bundle: Prepared, settle: Settle) -> None:
         with self._door:
@@ -148,16 +149,15 @@ class Intake:
         assert self._wal is not None
         pending: list[Pending] = []
         end = 0
+        arrived = sum(entry.byte_count for entry in entries) if self._committer is not None else 0
         for entry in entries:
-            self._delivered_bytes += entry.byte_count if self._committer is not None else 0
             if entry.position is None or entry.error is not None:
                 self._failed = True
                 continue
             start = self._wal.position(entry.position)
             end = start + entry.byte_count
             pending += _taken(entry).bundle.pending(_taken(entry).receipt, start, end)
-        if pending:
-            self._buffer.add(pending, end=end)
+        self._buffer.add(pending, end=end, arrived=arrived)
         for entry in entries:
             taken = _taken(entry)
             if entry.position is None or entry.error is not None:
@@ -171,7 +171,7 @@ class Intake:
         if wal is None:
             return True
         files = wal.rotated_count
-        used = self._buffer.end - wal.oldest + self.unsynced_bytes + HEADER_BYTES * (files + 1)
+        used = self._buffer.end - wal.oldest + self._buffer.expected_bytes + HEADER_BYTES * (files + 1)
         if used + byte_count > self._config.max_bytes:
             return False
         return files < self._config.max_rotated_files or byte_count <= wal.log.room
@@ -182,11 +182,6 @@ class Intake:
             self._committer.rotate()
         elif self._wal is not None:
             self._wal.log.rotate()
-
-    @property
-    def unsynced_bytes(self) -> int:
-        """What was submitted and is not yet answered."""
-        return max(0, self._submitted_bytes - self._delivered_bytes)
 
     def close(self) -> None:
         """Commit what was submitted, sync it, and take no more. Raises what the last sync raised."""

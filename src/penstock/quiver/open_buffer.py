@@ -12,7 +12,8 @@ committed, and `needed` never passes one that is not committed:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.quiver.config import SegmentConfig
@@ -20,7 +21,21 @@ from penstock.quiver.finalize import Finalizer
 from penstock.quiver.model import Pending
 from penstock.quiver.open_segment import OpenSegments, Trigger
 
-__all__ = ["OpenBuffer"]
+__all__ = ["OpenBuffer", "Waiting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What is not on disk as a segment, at one moment: every bundle that was accepted is in it once."""
+
+    end: int
+    """Where the log ends, as far as it is here."""
+    expected_bytes: int
+    """What is on its way through the log."""
+    open_bytes: int
+    stream_count: int
+    sealed: Sequence[tuple[int, int]]
+    """The number and the bytes of each segment that is not known to be on disk."""
 
 
 class OpenBuffer:
@@ -33,9 +48,18 @@ class OpenBuffer:
         self._lock = threading.Lock()
         self._open = OpenSegments()
         self._end = end
+        self._expected_bytes = 0
 
-    def add(self, parts: Iterable[Pending], *, end: int) -> None:
-        """Take the parts of the entries that the log has up to the position `end`."""
+    def expect(self, byte_count: int) -> None:
+        """Count what goes into the log, until `add` says that it arrived; less than nothing takes it back."""
+        with self._lock:
+            self._expected_bytes += byte_count
+
+    def add(self, parts: Iterable[Pending], *, end: int, arrived: int = 0) -> None:
+        """Take the parts of the entries that the log has up to the position `end`.
+
+        `arrived` is how much of what was expected is here, or failed.
+        """
         now_s = self._clock.monotonic()
         with self._lock:
             for part in parts:
@@ -44,6 +68,7 @@ class OpenBuffer:
                 if self._open.stream_count > self._config.max_stream_count:
                     self._seal_due(now_s)
             self._end = max(self._end, end)
+            self._expected_bytes -= arrived
             if self._open.byte_count >= self._config.target_bytes:
                 self._seal_due(now_s)
 
@@ -75,6 +100,22 @@ class OpenBuffer:
         with self._lock:
             lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())
             return min([start for start in lowest if start is not None], default=self._end)
+
+    def waiting(self) -> Waiting:
+        """Everything that is not on disk as a segment, at one moment."""
+        with self._lock:
+            return Waiting(
+                end=self._end,
+                expected_bytes=self._expected_bytes,
+                open_bytes=self._open.byte_count,
+                stream_count=self._open.stream_count,
+                sealed=self._finalizer.waiting(),
+            )
+
+    @property
+    def expected_bytes(self) -> int:
+        """What was submitted to the log and is not yet answered."""
+        return self._expected_bytes
 
     @property
     def end(self) -> int:

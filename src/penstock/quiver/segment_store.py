@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -95,6 +95,11 @@ class SegmentStore:
     def byte_count(self) -> int:
         """What all committed segments and their sidecars take up."""
         return self._byte_count
+
+    def usage(self, seqs: Iterable[int]) -> tuple[int, set[int]]:
+        """What all committed segments take up, and which of `seqs` are among them."""
+        with self._lock:
+            return self._byte_count, {seq for seq in seqs if seq in self._infos}
 
     def bytes_of(self, seq: int) -> int:
         """What removing this segment frees. Raises `NotFound`."""

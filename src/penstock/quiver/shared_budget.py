@@ -147,10 +147,20 @@ class SharedBudget:
 
     def limit(self) -> int:
         """How much this core may use, given what the others do: what they leave, at least half a share."""
-        least = self._cap_bytes // self._cores // 2
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
-        others = sum(max(slot.used, least) for slot in slots)
-        return max(least, self._cap_bytes - self._target_bytes * self._cores - others)
+        return self._left_by(sum(max(slot.used, self._least_bytes) for slot in slots))
+
+    @property
+    def most_bytes(self) -> int:
+        """How much `limit` is when the others use nothing."""
+        return self._left_by(self._least_bytes * (self._cores - 1))
+
+    @property
+    def _least_bytes(self) -> int:
+        return self._cap_bytes // self._cores // 2
+
+    def _left_by(self, others: int) -> int:
+        return max(self._least_bytes, self._cap_bytes - self._target_bytes * self._cores - others)
 
     def excess(self) -> int:
         """By how much all cores together are over what they may use; 0 when they are not."""

@@ -148,10 +148,10 @@ class Sweeper:
 
     # ---- when somebody needs room --------------------------------------------------------------------
 
-    def make_room(self, more_bytes: int) -> bool:
+    def make_room(self, more_bytes: int, *, may_drop: bool = True) -> bool:
         """Let go of what may go until `more_bytes` fit; whether they do. Counts a writer that must wait.
 
-        Raises what a sync of the log raises.
+        Unless it `may_drop`, only what everybody has goes. Raises what a sync of the log raises.
         """
         excess = self._budget.excess(more_bytes)
         if not excess:
@@ -161,12 +161,12 @@ class Sweeper:
             self._doom(self._retention.evict(self._finished(), excess), "size")
             self._remove()
             excess = self._budget.excess(more_bytes)
-            if excess and self._may_drop_own(more_bytes) and self._drop_oldest(excess):
+            if excess and may_drop and self._may_drop_own(more_bytes) and self._drop_oldest(excess):
                 self._remove()
                 excess = self._budget.excess(more_bytes)
             if not excess:
                 self._wanted = 0
-        if excess:
+        if excess and may_drop:
             self._metrics.throttles.inc()
         return not excess
 

@@ -27,6 +27,11 @@ _LOGGER = logging.getLogger(__name__)
 _SLICE_S: Final = 0.01
 _MEASURE_EVERY_S: Final = 1.0
 _TELL_EVERY_S: Final = 10.0
+_FRAME_BYTES: Final = 2048
+"""About what a segment has besides its bundles: schema, footer and sidecar."""
+_ACK_LOG_SHARE: Final = 16
+"""This part of the cap is left to the log of answers, which is never empty."""
+_RESERVED: Final = "reserved"
 
 
 class Upkeep:
@@ -73,6 +78,7 @@ class Upkeep:
         self._told_s: float | None = None
         self._measured_s: float | None = None
         self._turn = threading.Lock()
+        self._counting = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -179,7 +185,7 @@ class Upkeep:
         metrics.open_bytes.set(core.buffer.open_bytes)
         metrics.open_streams.set(core.buffer.stream_count)
         metrics.open_age.set(core.buffer.age_s())
-        metrics.unsynced.set(core.intake.unsynced_bytes)
+        metrics.unsynced.set(core.buffer.expected_bytes)
         metrics.quarantined.set(len(self._fs.list_files(os.path.join(self._directory, "quarantine"))))
         if core.wal is not None:
             metrics.wal_bytes.set(core.wal.data_bytes)
@@ -194,13 +200,35 @@ class Upkeep:
 
     def disk_bytes(self) -> int:
         """What this core uses, with what is in memory and about to be written."""
-        self._count()
-        return self._budget.used
+        with self._counting:
+            self._count()
+            return self._budget.used
+
+    @property
+    def bundle_max(self) -> int:
+        """The largest bundle that the cap has room for when all that may go is gone; always the same."""
+        most = self._budget.most_bytes
+        room = most - most // _ACK_LOG_SHARE - _FRAME_BYTES
+        return room // 2 if self._core.config.has_wal else room
 
     def has_room(self, byte_count: int) -> bool:
         """Whether a bundle of so many bytes stays below the soft cap, and leaves enough of the device."""
-        self._count()
-        return not self._budget.excess(self._takes(byte_count))
+        with self._counting:
+            self._count()
+            return not self._budget.excess(self._takes(byte_count))
+
+    def reserve(self, byte_count: int) -> bool:
+        """Take the room for a bundle, if there is some, until `release`."""
+        with self._counting:
+            if not self.has_room(byte_count):
+                return False
+            self._budget.charge(_RESERVED, self._takes(byte_count))
+            return True
+
+    def release(self, byte_count: int) -> None:
+        """Give back what was reserved for a bundle: it counts by itself, or did not come in."""
+        with self._counting:
+            self._budget.release(_RESERVED, self._takes(byte_count))
 
     def make_room(self, byte_count: int) -> None:
         """Return when a bundle of so many bytes fits, after deleting what may go and waiting a while.
@@ -226,42 +254,61 @@ class Upkeep:
         )
 
     def _make_room(self, byte_count: int) -> bool:
+        takes = self._takes(byte_count)
+        drops = self._core.config.retention.size_cap_policy == "drop_oldest"
         self._count()
         self._pressed += 1
         try:
-            if self._sweeper.make_room(self._takes(byte_count)):
+            if self._sweeper.make_room(takes, may_drop=False):
                 return True
-            if not self._flush_early():
-                return False
+            # What costs no data comes before what does.
+            if self._core.buffer.open_bytes >= self._core.config.segment.target_bytes // 4:
+                self._core.flush(Trigger.PRESSURE)
+            self._shed_log()
             self._count()
-            return self._sweeper.make_room(self._takes(byte_count))
+            if self._sweeper.make_room(takes):
+                return True
+            if not drops or not self._core.buffer.memory_bytes:
+                return False
+            self._core.flush(Trigger.PRESSURE)
+            self._shed_log()
+            self._count()
+            return self._sweeper.make_room(takes)
         finally:
             self._pressed -= 1
 
-    def _flush_early(self) -> bool:
-        """Whether what is open was written, so that it can be evicted and the log be cut."""
+    def _shed_log(self) -> None:
+        """Let go of the log if nothing in it is needed: the file that is written to is not cut otherwise."""
         core = self._core
-        drops = core.config.retention.size_cap_policy == "drop_oldest"
-        if not core.buffer.memory_bytes:
-            return False
-        if not drops and core.buffer.open_bytes < core.config.segment.target_bytes // 4:
-            return False
-        core.flush(Trigger.PRESSURE)
-        return True
+        if core.wal is None or core.buffer.expected_bytes or core.wal.oldest >= core.buffer.end:
+            return
+        if core.buffer.needed() < core.buffer.end:
+            return
+        try:
+            core.intake.rotate()
+            core.cut()
+        except PenstockError as error:
+            _LOGGER.warning("the log could not be cut to make room: %s", error)
 
     def _takes(self, byte_count: int) -> int:
-        """What a bundle takes: it is in the log still when its segment is written. The rest of a segment is
-        small, and what the soft cap leaves is there for it.
-        """
-        return byte_count if self._core.wal is None else 2 * byte_count
+        """What a bundle takes: it is in the log still when its segment is written."""
+        return _FRAME_BYTES + (2 * byte_count if self._core.config.has_wal else byte_count)
 
     def _count(self) -> None:
-        core, on_the_way = self._core, self._core.intake.unsynced_bytes
-        self._budget.put("segments", core.store.byte_count)
-        self._budget.put("open", core.buffer.memory_bytes + on_the_way)
-        self._budget.put("ack", core.book.log_bytes)
-        if core.wal is not None:
-            self._budget.put("wal", max(0, core.buffer.end - core.wal.oldest) + on_the_way)
+        """Count every byte once: what waits is asked before what is stored, which may be some of it."""
+        core = self._core
+        with self._counting:
+            waiting = core.buffer.waiting()
+            stored_bytes, stored = core.store.usage(seq for seq, _ in waiting.sealed)
+            sealed = [byte_count for seq, byte_count in waiting.sealed if seq not in stored]
+            frames = _FRAME_BYTES * (waiting.stream_count + len(sealed))
+            in_log = 0 if core.wal is None else max(0, waiting.end - core.wal.oldest)
+            self._budget.put(
+                segments=stored_bytes,
+                open=waiting.open_bytes + sum(sealed) + waiting.expected_bytes + frames,
+                ack=core.book.log_bytes,
+                wal=in_log + waiting.expected_bytes,
+            )
 
     def _may_remove(self, seq: int) -> bool:
         """A segment stays until it is uploaded, if it is to be, and until the log is cut behind it: or a

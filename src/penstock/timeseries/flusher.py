@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +44,17 @@ class Blocks:
     added_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one flush does of a fold."""
+
+    operations: Sequence[Operation] = ()
+    begun: Fold | None = None
+    """The fold that begins with it."""
+    left: Fold | None = None
+    """What is left of the fold then."""
+
+
 async def find_buckets(read: StorageRead) -> list[Bucket]:
     """Every bucket that holds anything, oldest first: one look for each. Raises `Corrupt`."""
     found: list[Bucket] = []
@@ -77,7 +88,9 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
         # Not one that queries and decoding share: writers wait for flushes, and readers may be many.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
-        self._folder = Folder(storage, self._thread, config.fold_samples)
+        self._folder = Folder(
+            storage, self._thread, blocks_bytes=config.fold_bytes, samples_max=config.fold_samples
+        )
         self._fold: Fold | None = None
 
     async def load(self) -> None:
@@ -122,18 +135,19 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
         due = self._due(now_ms)
-        folds, fold = await self._folds(due) if due is not None else ([], None)
+        # Twice what comes in, or the blocks of a long load would only grow in number.
+        step = await self._folds(due, 2 * delta.samples) if due is not None else _Step()
         if expired is not None:
             # With the first of its records that goes: what is left of it must never count again.
             operations.insert(0, self.retention.put())
-        await self._storage.apply([*drops, *folds, *operations])
+        await self._storage.apply([*drops, *step.operations, *operations])
         snapshot = await self._storage.snapshot()
         if expired is not None and expired not in self._undropped and len(drops) < _DROPS_MAX:
             self.buckets.discard(expired)
             self.blocks.pop(expired, None)
-        if due is not None and self._fold_of(due) is None:
-            self.blocks.pop(due, None)
-        self._fold = fold
+        if step.begun is not None:
+            self._take_out(step.begun)
+        self._fold = step.left
         self._note(delta, now_ms)
         return snapshot
 
@@ -155,6 +169,14 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             blocks.count += 1
             blocks.size_bytes += 8 * sum(map(len, changed.chunks))  # about what a sample takes in a block
             blocks.added_ms = now_ms
+
+    def _take_out(self, fold: Fold) -> None:
+        """Let the blocks of a fold wait no more. What is left waits behind other buckets."""
+        blocks = self.blocks.pop(fold.bucket)
+        left = blocks.count - len(fold.blocks)
+        if left > 0:
+            size_bytes = blocks.size_bytes * left // blocks.count
+            self.blocks[fold.bucket] = Blocks(count=left, size_bytes=size_bytes, added_ms=blocks.added_ms)
 
     def _expired(self, now_ms: int) -> Bucket | None:
         """The oldest bucket, if its time is over, of those that can be read."""
@@ -192,18 +214,20 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             return []
         return drops
 
-    async def _folds(self, bucket: Bucket) -> tuple[list[Operation], Fold | None]:
-        """The next step of a fold, and the fold behind it.
+    async def _folds(self, bucket: Bucket, wanted: int) -> _Step:
+        """The next part of a fold, with `wanted` samples of blocks or the usual share.
 
         Nothing for a bucket that is damaged: it is left as it is, and what was written is stored.
         """
+        under_way = self._fold_of(bucket)
         try:
-            fold = self._fold_of(bucket) or await self._folder.plan(bucket)
-            return await self._folder.step(fold, self.retention.expiry_ms(bucket))
+            fold = under_way or await self._folder.plan(bucket)
+            operations, left = await self._folder.go_on(fold, wanted, self.retention.expiry_ms(bucket))
+            return _Step(operations, None if under_way else fold, left)
         except Corrupt as error:
             if self.retention.is_over(bucket, self._clock.now_ms()):
-                return [], None  # its time came while it was read, which is no damage
+                return _Step()  # its time came while it was read, which is no damage
             _LOG.warning("%s is not folded: %s", place_of(bucket), error)
             self._damaged.add(bucket)
             self._given_up.inc(1)
-            return [], None
+            return _Step()

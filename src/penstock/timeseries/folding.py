@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ from penstock.timeseries.rows import Ids, Rows
 __all__ = ["Fold", "Folder", "fold_operations", "plan_fold"]
 
 _ID: Final = struct.Struct(">I")
+_Counts: TypeAlias = tuple[Ids, npt.NDArray[np.int64]]
+_COUNTED_AT_ONCE: Final = 1_000_000
 _DECODED_AT_ONCE: Final = 256 * 1024
 """Bytes of streams between two looks at how many samples they hold: four a byte at most."""
 
@@ -59,23 +61,39 @@ class Fold:
 
 def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Fold:
     """The fold of these blocks, oldest first. Raises `Corrupt` if a series has no labels in `metrics`."""
-    counts: npt.NDArray[np.int64] = np.zeros(max(metrics, default=-1) + 1, np.int64)
-    for block in blocks:
-        ids = decode_rows(block).ids
-        if len(ids) and (largest := int(ids.max())) >= len(counts):
-            raise _nameless(largest)
-        counts += np.bincount(ids, minlength=len(counts))
     streams: list[tuple[bytes, int]] = []
-    for series_id in np.flatnonzero(counts).tolist():
+    for series_id, count in zip(*_counted(blocks), strict=True):
         metric = metrics.get(series_id)
         if metric is None:
-            raise _nameless(series_id)
-        key = SamplesKey(bucket, metric, SeriesId(series_id)).encode()
-        streams.append((key, int(counts[series_id])))
+            raise Corrupt(f"labels of series {series_id} are missing or damaged, and there are samples of it")
+        streams.append((SamplesKey(bucket, metric, SeriesId(series_id)).encode(), count))
     streams.sort()
     return Fold(
         bucket, [key for key, _ in blocks], [key for key, _ in streams], [count for _, count in streams]
     )
+
+
+def _counted(blocks: Sequence[KeyValue]) -> tuple[list[int], list[int]]:
+    """The series that blocks have samples of, and how many of each. Ids may be few and far between."""
+    parts: list[_Counts] = []
+    held = 0
+    for block in blocks:
+        parts.append(np.unique(decode_rows(block).ids, return_counts=True))
+        held += len(parts[-1][0])
+        if held > _COUNTED_AT_ONCE:
+            parts = [_added_up(parts)]
+            held = len(parts[0][0])
+    ids, counts = _added_up(parts)
+    return ids.tolist(), counts.tolist()
+
+
+def _added_up(parts: list[_Counts]) -> _Counts:
+    if not parts:
+        return np.empty(0, np.uint32), np.empty(0, np.int64)
+    ids, place = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+    counts: npt.NDArray[np.int64] = np.zeros(len(ids), np.int64)
+    np.add.at(counts, place, np.concatenate([counts for _, counts in parts]))
+    return ids, counts
 
 
 def fold_operations(
@@ -97,36 +115,58 @@ def fold_operations(
 
 
 class Folder:
-    """Plans folds and takes their steps, each with about `samples_max` samples; works on `thread`."""
+    """Plans folds of blocks of about `blocks_bytes`, and takes their steps of about `samples_max` samples.
 
-    def __init__(self, read: StorageRead, thread: Executor, samples_max: int) -> None:
+    Works on `thread`.
+    """
+
+    def __init__(self, read: StorageRead, thread: Executor, *, blocks_bytes: int, samples_max: int) -> None:
         self._read = read
         self._thread = thread
+        self._blocks_bytes = blocks_bytes
         self._samples_max = samples_max
 
     async def plan(self, bucket: Bucket) -> Fold:
-        """A fold of all blocks that there are. Raises `Corrupt`."""
-        blocks = [block async for block in pairs(self._read.scan(block_prefix(bucket)))]
+        """A fold of the oldest blocks: what later ones say wins anyway. Raises `Corrupt`."""
+        blocks: list[KeyValue] = []
+        size = 0
+        async for block in pairs(self._read.scan(block_prefix(bucket))):
+            blocks.append(block)
+            size += len(block.value)
+            if size >= self._blocks_bytes:
+                break
         forward = record_prefix(bucket, RecordType.FORWARD)
         metrics: dict[int, str] = {}
         async for key, value in pairs(self._read.scan(forward)):
-            (series_id,) = _ID.unpack(key[len(forward) :])
+            series_id = int.from_bytes(key[len(forward) :])
             with suppress(Corrupt):  # it is missed if the blocks have samples of it
                 metrics[series_id] = decode_labels(series_id, value).metric
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, plan_fold, bucket, blocks, metrics
         )
 
-    async def step(self, fold: Fold, expire_at_ms: int | None) -> tuple[list[Operation], Fold | None]:
-        """What the next step stores, and the fold as it is then, None if that was all. Raises `Corrupt`."""
-        folded, end = await self._next_streams(fold)
+    async def go_on(
+        self, fold: Fold, wanted: int, expire_at_ms: int | None
+    ) -> tuple[list[Operation], Fold | None]:
+        """What the next steps store, and the fold as it is then, None if that was all. Raises `Corrupt`.
+
+        There is one step, or as many as it takes to fold `wanted` samples of the blocks.
+        """
         prefix = block_prefix(fold.bucket)
         stop = fold.blocks[-1][len(prefix) :] + b"\0" if fold.blocks else b""
         blocks = [block async for block in pairs(self._read.scan(prefix, stop=stop))]
-        operations = await asyncio.get_running_loop().run_in_executor(
-            self._thread, fold_operations, fold, end, blocks, folded, expire_at_ms
-        )
-        return operations, None if fold.is_last(end) else dataclasses.replace(fold, done=end)
+        operations: list[Operation] = []
+        while True:
+            folded, end = await self._next_streams(fold)
+            operations += await asyncio.get_running_loop().run_in_executor(
+                self._thread, fold_operations, fold, end, blocks, folded, expire_at_ms
+            )
+            wanted -= sum(fold.counts[fold.done : end])
+            if fold.is_last(end):
+                return operations, None
+            fold = dataclasses.replace(fold, done=end)
+            if wanted <= 0:
+                return operations, fold
 
     async def _next_streams(self, fold: Fold) -> tuple[list[Rows], int]:
         """What the next streams hold, and where they end: one at least, if there is one."""
@@ -173,7 +213,3 @@ def _decode_streams(streams: list[KeyValue]) -> Rows:
 
 def _series_of(stream_key: bytes) -> int:
     return int(_ID.unpack(stream_key[-_ID.size :])[0])
-
-
-def _nameless(series_id: int) -> Corrupt:
-    return Corrupt(f"labels of series {series_id} are missing or damaged, and there are samples of it")

@@ -53,9 +53,7 @@ async def test_a_reader_that_waits_gets_nothing_when_it_is_closed(tmp_path: Path
 
 
 async def test_a_cap_is_told_without_blocking_the_loop(tmp_path: Path) -> None:
-    # Five segments may wait for a slow disk; what the soft cap leaves has room for what frames them all.
-    sizes = {"segment": {"target_size": 12_000}, "wal": {"max_size": 40_000}}
-    async with await opened(tmp_path, **sizes, retention={"size_cap": 70_000}) as quiver:
+    async with await opened(tmp_path, retention={"size_cap": 70_000}) as quiver:
         with pytest.raises(AtCapacity):  # noqa: PT012
             for n in range(500):
                 await quiver.ingest(rows(n * 10, 50))

@@ -371,13 +371,6 @@ def test_a_bundle_larger_than_the_log_is_refused(disk: FakeDisk, clock: StepCloc
     quiver.ingest(rows(1))
 
 
-def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
-    quiver = ready(disk, clock, settings=config(retention={"size_cap": 70_000}))
-    with pytest.raises(LimitExceeded, match=r"retention\.size_cap"):
-        quiver.ingest(rows(1, 800))
-    quiver.ingest(rows(1, 600))
-
-
 def test_a_writer_is_refused_while_segments_cannot_be_written(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock, settings=config(wal={"max_size": 20_000}))
     accepted = []
@@ -411,25 +404,6 @@ def test_over_the_cap_writers_are_refused_and_nothing_is_lost(disk: FakeDisk, cl
         bundle.ack()
     assert accepted == []
     quiver.ingest(rows(1))
-
-
-@pytest.mark.parametrize("row_count", [1, 50, 150, 400])
-@pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
-def test_bundles_of_any_size_stay_within_the_cap(
-    disk: FakeDisk, clock: StepClock, row_count: int, policy: str
-) -> None:
-    settings = config(retention={"size_cap": 90_000, "size_cap_policy": policy})
-    quiver = ready(disk, clock, settings=settings)
-    refused = 0
-    for n in range(200):
-        try:
-            quiver.ingest(rows(n * 1000, row_count))
-        except AtCapacity:
-            refused += 1
-        assert quiver.stats().disk_bytes <= 90_000
-        quiver.maintain()
-        assert quiver.stats().disk_bytes <= 90_000
-    assert bool(refused) == (policy == "backpressure")
 
 
 def test_over_the_cap_the_oldest_goes_if_that_is_wanted(disk: FakeDisk, clock: StepClock) -> None:

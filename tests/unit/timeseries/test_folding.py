@@ -46,9 +46,9 @@ async def filled(there: MemoryDisk, flushes: int = 3) -> None:
             await database.sync()
 
 
-async def flush(database: TimeSeries, hour: int = 9) -> None:
-    """A flush that has nothing to do with the hours of the test."""
-    await database.write([series("tick", (hour * HOUR_MS, 1.0))])
+async def flush(database: TimeSeries) -> None:
+    """A flush that brings nothing."""
+    await database.write([])
     await database.sync()
 
 
@@ -139,12 +139,12 @@ async def test_what_streams_hold_already_counts_too() -> None:
         await database.write([series("a", (0, -1.0), n=str(n)) for n in range(2)])
     async with await opened(there.open(), fold_blocks=1, fold_samples=30_000) as database:
         seen = []
-        while blocks_in(there):
+        for _ in range(2):
             await flush(database)
             seen.append([values[0] for values in stored(there)])
+        assert blocks_in(there) == 0
         found = await contents(database, "a")
-    assert [-1.0, values[0][1]] in seen, "each was a step of its own"
-    assert seen[-1] == [-1.0, -1.0]
+    assert seen == [[-1.0, values[0][1]], [-1.0, -1.0]], "each was a step of its own"
     assert {labels: (len(one), one[0], one[9]) for labels, one in found.items()} == {
         f'a{{n="{n}"}}': (36_000, -1.0, values[9][1]) for n in range(2)
     }
@@ -157,11 +157,63 @@ def stored(there: MemoryDisk) -> list[list[float]]:
     return [one.values.tolist() for one in decode_many(streams)]
 
 
+@pytest.mark.parametrize("fold_size", [1, "1GiB"])
+async def test_a_load_does_not_leave_folds_behind(fold_size: int | str) -> None:
+    there = disk()
+    async with await opened(there.open(), fold_blocks=2, fold_samples=1, fold_size=fold_size) as database:
+        for number in range(40):
+            await database.write(all_of(float(number), at=number))
+            await database.sync()
+            assert blocks_in(there) <= 4
+        assert set(map(len, (await contents(database, KEPT)).values())) == {40}
+
+
+async def test_a_fold_takes_the_oldest_blocks_of_a_size_and_leaves_the_others_to_the_next() -> None:
+    there = disk()
+    await filled(there, flushes=3)
+    async with await opened(there.open(), fold_size=1) as database:
+        before = await contents(database)
+        for left in (2, 1, 0):
+            await flush(database)
+            assert blocks_in(there) == left
+            assert await contents(database) == before
+
+
+async def test_hours_that_are_due_take_turns() -> None:
+    there = disk()
+    async with await opened(there.open()) as database:
+        for number in range(3):
+            await database.write([series("a", (number, 1.0), (HOUR_MS + number, 1.0))])
+            await database.sync()
+    async with await opened(there.open(), fold_size=1) as database:
+        for _ in range(2):
+            await flush(database)
+        assert [blocks_in(there), blocks_in(there, SECOND)] == [2, 2]
+
+
+def test_ids_may_be_far_apart() -> None:
+    far = 2**31 + 5
+    blocks = [KeyValue(block_key(FIRST, 0), encode_block(rows_of((0, 1, 1.0), (far, 1, 1.0))))]
+    fold = plan_fold(FIRST, blocks, {0: "a", far: "a"})
+    assert [key[-4:] for key in fold.streams] == [bytes(4), far.to_bytes(4)]
+
+
+def test_many_blocks_are_added_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.timeseries.folding._COUNTED_AT_ONCE", 3)
+    blocks = [
+        KeyValue(block_key(FIRST, number), encode_block(rows_of((0, number, 1.0), (1 + number % 2, 1, 1.0))))
+        for number in range(9)
+    ]
+    fold = plan_fold(FIRST, blocks, {0: "a", 1: "a", 2: "a"})
+    assert list(fold.counts) == [9, 5, 4]
+
+
 async def test_samples_that_come_between_two_steps_win_and_stay() -> None:
     there = disk()
     await filled(there)
     async with await opened(there.open(), fold_blocks=3, fold_samples=1) as database:
         for number in range(5):
+            await flush(database)
             await database.write(all_of(10.0 + number, at=100 + number))
             await database.sync()
             for values in (await contents(database, KEPT)).values():
@@ -189,8 +241,7 @@ async def test_a_fold_that_was_cut_off_begins_again(steps: int) -> None:
             await flush(database)
     async with await opened(there.open(), fold_blocks=3) as database:
         assert await contents(database, KEPT) == before
-        for _ in range(2):  # the hour of the other flushes is over as well
-            await flush(database)
+        await flush(database)
         assert (streams_in(there), blocks_in(there)) == (6, 0)
         assert await contents(database, KEPT) == before
 
@@ -206,11 +257,11 @@ async def test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the
         for number in range(2):
             await database.write([series(name, (number, 1.0), (HOUR_MS + number, 2.0)) for name in NAMES])
             await database.sync()
-        await flush(database, hour=1)
+        await flush(database)
         assert (streams_in(there), blocks_in(there)) == (1, 2)
         await clock.advance(2 * 3600)
         for _ in range(9):
-            await flush(database, hour=2)
+            await flush(database)
         assert (streams_in(there), blocks_in(there)) == (0, 0)
         assert streams_in(there, SECOND) >= 3
         expected = {f"{name}{{}}": {HOUR_MS: 2.0, HOUR_MS + 1: 2.0} for name in NAMES}

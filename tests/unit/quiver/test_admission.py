@@ -1,0 +1,272 @@
+"""The door of a core: what fits comes in sooner or later, what never fits is told so, and the cap holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from tests.unit.quiver.engine_doubles import PATH, StepClock, config, open_quiver, rows
+
+from penstock.errors import LimitExceeded
+from penstock.metrics import Registry
+from penstock.quiver import AsyncQuiver, AtCapacity, Quiver, QuiverConfig
+from penstock.quiver.preparation import prepare
+from penstock.testing.disk import FakeDisk
+
+CAP = 90_000
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    return StepClock()
+
+
+@pytest.fixture
+def disk(clock: StepClock) -> FakeDisk:
+    return FakeDisk(clock=clock)
+
+
+def capped(policy: str = "backpressure", cap: int = CAP, **sections: dict[str, object] | str) -> QuiverConfig:
+    return config(retention={"size_cap": cap, "size_cap_policy": policy}, **sections)
+
+
+def ready(disk: FakeDisk, clock: StepClock, settings: QuiverConfig) -> Quiver:
+    quiver = open_quiver(disk, clock, settings)
+    quiver.register("lake")
+    quiver.activate("lake")
+    return quiver
+
+
+def one_of(disk: FakeDisk, clock: StepClock, settings: QuiverConfig, core: int, cores: int) -> Quiver:
+    quiver = Quiver.open(
+        PATH,
+        settings,
+        core_id=core,
+        cores=cores,
+        fs=disk,
+        clock=clock,
+        rng=random.Random(1),
+        registry=Registry(),
+        maintenance=False,
+        threads=False,
+    )
+    quiver.register("lake")
+    return quiver
+
+
+def take_all(quiver: Quiver) -> int:
+    count = 0
+    while (bundle := quiver.next_bundle("lake")) is not None:
+        bundle.ack()
+        count += 1
+    quiver.maintain()
+    return count
+
+
+def largest(quiver: Quiver) -> int:
+    """The most rows that a bundle may have here."""
+    low, high = 1, 100_000
+    while low + 1 < high:
+        middle = (low + high) // 2
+        size = prepare(rows(1, middle)).byte_count
+        low, high = (middle, high) if size <= quiver.core.admission._bundle_max else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("row_count", [1, 50, 150, 400, 600, 640, 680])
+@pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
+def test_bundles_of_any_size_stay_within_the_cap(
+    disk: FakeDisk, clock: StepClock, row_count: int, policy: str
+) -> None:
+    quiver = ready(disk, clock, capped(policy))
+    refused = 0
+    for n in range(200):
+        try:
+            quiver.ingest(rows(n * 1000, row_count))
+        except AtCapacity:
+            refused += 1
+        assert quiver.stats().disk_bytes <= CAP
+        clock.step(2)
+        quiver.maintain()
+        assert quiver.stats().disk_bytes <= CAP
+    assert bool(refused) == (policy == "backpressure")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others(
+    disk: FakeDisk, clock: StepClock, seed: int
+) -> None:
+    rng = random.Random(seed)
+    target, log = rng.choice([(3000, 60_000), (15_000, 60_000), (15_000, 30_000)])
+    settings = capped(
+        cap=log + 2 * target + rng.randrange(20_000),
+        segment={"target_size": target},
+        wal={"max_size": log, "rotation_target": rng.choice([4096, log // 2])},
+    )
+    quiver = ready(disk, clock, settings)
+    most = largest(quiver)
+    for count in [most, most, *(rng.randrange(1, most + 1) for _ in range(20)), most]:
+        for _ in range(3):
+            try:
+                quiver.ingest(rows(1, count))
+                break
+            except AtCapacity:
+                clock.step(10)
+                quiver.maintain()
+                quiver.flush()
+                take_all(quiver)
+        else:
+            pytest.fail(f"{count} rows are refused for ever, and {most} are allowed")
+        assert quiver.stats().disk_bytes <= quiver.stats().cap_bytes
+    quiver.flush()
+    take_all(quiver)
+
+
+def test_room_that_costs_no_data_is_made_before_data_is_dropped(disk: FakeDisk, clock: StepClock) -> None:
+    settings = capped(
+        "drop_oldest",
+        cap=93_750,
+        segment={"target_size": 15_000},
+        wal={"max_size": 60_000, "rotation_target": 30_000},
+    )
+    quiver = ready(disk, clock, settings)
+    quiver.ingest(rows(1, 600))  # its log alone is in the way of the next one
+    quiver.flush()
+    take_all(quiver)
+    quiver.ingest(rows(1000))
+    quiver.flush()
+    quiver.ingest(rows(2000, 600))
+    quiver.flush()
+    assert [one.dropped for one in quiver.subscribers()] == [0]
+    assert take_all(quiver) == 2
+
+
+def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
+    quiver = ready(disk, clock, capped())
+    most = largest(quiver)
+    assert not quiver.core.admission.reserve(prepare(rows(1, most + 10)).byte_count)
+    with pytest.raises(LimitExceeded, match=r"retention\.size_cap"):
+        quiver.ingest(rows(1, most + 10))
+    quiver.ingest(rows(1, most))
+
+
+@pytest.mark.parametrize(
+    ("cores", "target", "log"), [(2, 40_000, 40_000), (4, 10_000, 40_000), (2, 3000, 9000)]
+)
+def test_a_core_among_others_takes_what_it_says_it_takes(
+    disk: FakeDisk, clock: StepClock, cores: int, target: int, log: int
+) -> None:
+    settings = capped(cap=cores * (log + 2 * target), segment={"target_size": target}, wal={"max_size": log})
+    all_cores = [one_of(disk, clock, settings, core, cores) for core in range(cores)]
+    for quiver in all_cores:
+        quiver.maintain()
+    most = largest(all_cores[0])
+    all_cores[0].ingest(rows(1, most))
+    with pytest.raises(LimitExceeded):
+        all_cores[0].ingest(rows(1, most + 10))
+    for quiver in all_cores:
+        quiver.close()
+
+
+def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
+    disk: FakeDisk, clock: StepClock
+) -> None:
+    with ready(disk, clock, capped()) as before:
+        before.ingest(rows(1))
+    quiver = ready(disk, clock, capped(durability="segment_only"))
+    assert quiver.core.wal is not None
+    assert take_all(quiver) == 1
+    quiver.ingest(rows(1, largest(quiver)))
+
+
+def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
+    quiver = ready(disk, clock, capped())
+    size = prepare(rows(1, 100)).byte_count
+    given = 0
+    while quiver.core.admission.reserve(size):
+        given += 1
+    assert 2 * size * given < CAP
+    assert given >= 2
+    quiver.core.admission.release(size)
+    assert quiver.core.admission.reserve(size)
+    with pytest.raises(AtCapacity):
+        quiver.ingest(rows(1, 100))
+    for _ in range(given):
+        quiver.core.admission.release(size)
+    quiver.ingest(rows(1, 100))
+
+
+def test_a_bundle_that_is_not_taken_gives_its_room_back(
+    disk: FakeDisk, clock: StepClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiver = ready(disk, clock, capped())
+
+    def full(*_: object) -> None:
+        raise AtCapacity("too many wait", retry_after_s=0.1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quiver.core.intake, "take", full)
+        for _ in range(50):
+            with pytest.raises(AtCapacity, match="too many wait"):
+                quiver.ingest(rows(1, 100))
+    quiver.ingest(rows(1, 100))
+
+
+async def test_a_task_that_gives_up_at_the_door_keeps_no_room(tmp_path: Path) -> None:
+    settings = capped(ingest={"block_timeout": "30s"})
+    async with await AsyncQuiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
+        await quiver.register("lake")
+        await quiver.activate("lake")
+        size = prepare(rows(1, 100)).byte_count
+        admission = quiver.sync.core.admission
+        given = 0
+        while admission.reserve(size):
+            given += 1
+        waiting = [asyncio.create_task(quiver.ingest(rows(1, 100))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for task in waiting:
+            task.cancel()
+        assert all(isinstance(one, asyncio.CancelledError) for one in await gathered(waiting))
+        for _ in range(given):
+            admission.release(size)
+        for _ in range(given):
+            assert admission.reserve(size)
+        for _ in range(given):
+            admission.release(size)
+        await quiver.ingest(rows(1, 100))
+
+
+async def gathered(tasks: list[asyncio.Task[object]]) -> list[object]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
+def test_writers_that_come_together_stay_within_the_cap(tmp_path: Path, policy: str) -> None:
+    over: list[int] = []
+    taken = [0] * 8
+    with Quiver.open(str(tmp_path), capped(policy, cap=200_000), registry=Registry()) as quiver:
+        quiver.register("lake")
+        start = threading.Barrier(len(taken))
+
+        def write(number: int) -> None:
+            start.wait()
+            for n in range(15):
+                try:
+                    quiver.ingest(rows(n * 1000, 300))
+                    taken[number] += 1
+                except AtCapacity:
+                    pass
+                used = quiver.core.upkeep.disk_bytes()
+                if used > 200_000:
+                    over.append(used)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(len(taken))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert over == []
+    assert sum(taken) >= (8 if policy == "drop_oldest" else 1)

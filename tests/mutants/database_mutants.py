@@ -139,9 +139,16 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a fold falls behind what comes in",
         file="timeseries/flusher.py",
-        old="await self._folds(due, 2 * delta.samples)",
-        new="await self._folds(due, 0)",
+        old="        return 2 * delta.samples if due",
+        new="        return 0 * delta.samples if due",
         test=f"{FOLDING}::test_a_load_does_not_leave_folds_behind",
+    ),
+    Mutant(
+        name="a late sample has its whole hour rewritten at once",
+        file="timeseries/flusher.py",
+        old="        return 2 * delta.samples if due",
+        new="        return 2 * delta.samples if True or due",
+        test=f"{FOLDING}::test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once",
     ),
     Mutant(
         name="an hour that is always due keeps others from being folded",

@@ -93,9 +93,9 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a bundle counts for one of its places",
-        file="quiver/upkeep.py",
-        old="return _FRAME_BYTES + (2 * byte_count if self._core.config.has_wal else byte_count)",
-        new="return _FRAME_BYTES + byte_count",
+        file="quiver/room.py",
+        old="return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)",
+        new="return FRAME_BYTES + byte_count",
         test=f"{ADMISSION}::test_bundles_of_any_size_stay_within_the_cap",
     ),
     Mutant(
@@ -108,8 +108,8 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="what is left of the log keeps large bundles out for ever",
         file="quiver/upkeep.py",
-        old="            core.intake.rotate()\n            core.cut()\n",
-        new="            pass\n",
+        old="                core.intake.rotate()\n                core.cut()\n",
+        new="                pass\n",
         test=f"{ADMISSION}::test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others",
     ),
     Mutant(
@@ -125,5 +125,33 @@ QUIVER_WAL_MUTANTS = (
         old="        finally:\n            self._core.admission.release(bundle.byte_count)\n",
         new="        finally:\n            pass\n",
         test=f"{ADMISSION}::test_a_bundle_that_is_not_taken_gives_its_room_back",
+    ),
+    Mutant(
+        name="marks of the log keep its files for ever",
+        file="quiver/intake.py",
+        old="                self._committer.rotate(self._skip_marks)\n",
+        new="                self._committer.rotate()\n",
+        test=f"{ADMISSION}::test_marks_of_the_log_keep_nothing_out",
+    ),
+    Mutant(
+        name="marks from before a restart keep the log for ever",
+        file="quiver/core.py",
+        old="            self.buffer.add((), end=self.wal.active_start)\n",
+        new="            pass\n",
+        test=f"{ADMISSION}::test_an_old_log_goes_when_no_log_is_wanted_any_more",
+    ),
+    Mutant(
+        name="the log of a closed directory is rotated",
+        file="quiver/upkeep.py",
+        old="            self._idle.wait_for(lambda: not self._busy)\n",
+        new="            pass\n",
+        test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
+    ),
+    Mutant(
+        name="a full device keeps the oldest from going",
+        file="quiver/upkeep.py",
+        old='                self._tell("what is open could not be written to make room", error)\n',
+        new="                raise\n",
+        test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
     ),
 )

@@ -276,10 +276,15 @@ class GroupCommitter:
         self._generation += 1
         return self._generation
 
-    def rotate(self) -> None:
-        """Let the log start a new file, between two commits. Raises what starting a file raises."""
+    def rotate(self, then: Callable[[], None] = lambda: None) -> None:
+        """Let the log start a new file, between two commits. Raises what starting a file raises.
+
+        `then` is called before the next commit: everything that was written is delivered, and is in files
+        before the new one.
+        """
         with self._turn:
             self._log.rotate()
+            then()
 
     def stats(self) -> CommitStats:
         return CommitStats(

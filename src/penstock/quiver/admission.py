@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LimitExceeded, PenstockError
-from penstock.quiver.errors import AtCapacity
+from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.open_segment import Trigger
 from penstock.quiver.wal_layout import HEADER_BYTES
 from penstock.units import format_size
@@ -27,8 +27,11 @@ class Admission:
     same time do not pass on the same room.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, *, cores: int) -> None:
         self._core = core
+        config = core.config
+        most = config.largest_bundle(cores)
+        self._bundle_max = min(most, config.wal_bytes - HEADER_BYTES) if config.has_wal else most
         self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
 
     def reserve(self, byte_count: int) -> bool:
@@ -66,12 +69,6 @@ class Admission:
         if not self._core.upkeep.has_room(byte_count):
             self._core.upkeep.make_room(byte_count)
 
-    @property
-    def _bundle_max(self) -> int:
-        """The largest bundle that an empty core has room for."""
-        most = self._core.upkeep.bundle_max
-        return min(most, self._core.config.wal_bytes - HEADER_BYTES) if self._core.config.has_wal else most
-
     def _fits(self, byte_count: int) -> bool:
         return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max
 
@@ -79,10 +76,13 @@ class Admission:
         """Finalize what is open, so that the log can be cut; once."""
         core = self._core
         try:
-            core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
-            if not core.intake.has_room(byte_count):
-                core.intake.rotate()
-                core.cut()
+            with core.upkeep.at_work():
+                core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
+                if not core.intake.has_room(byte_count):
+                    core.intake.rotate()
+                    core.cut()
+        except Closed:
+            raise
         except PenstockError as error:
             raise self._full(f"segments cannot be written: {error}") from error
         if not core.intake.has_room(byte_count):

@@ -12,17 +12,13 @@ from typing import Final
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError
 from penstock.fs import FileSystem
+from penstock.quiver.room import least_cap
 from penstock.quiver.shared_budget import SharedBudget
 from penstock.units import format_size
 
-__all__ = ["Budget", "least_cap"]
+__all__ = ["Budget"]
 
 _LOOK_EVERY_S: Final = 1.0
-
-
-def least_cap(*, wal_bytes: int, target_bytes: int) -> int:
-    """What one core needs at least: its log, the segment that is written and one more."""
-    return wal_bytes + 2 * target_bytes
 
 
 class Budget:
@@ -71,12 +67,6 @@ class Budget:
     def hard_bytes(self) -> int:
         """What this core may use now."""
         return self._hard_bytes if self._shared is None else self._shared.limit()
-
-    @property
-    def most_bytes(self) -> int:
-        """What this core may use below its soft cap when nobody else uses anything."""
-        hard_bytes = self._hard_bytes if self._shared is None else self._shared.most_bytes
-        return hard_bytes - self._target_bytes
 
     @property
     def target_bytes(self) -> int:

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.config import Setting, build
 from penstock.errors import ConfigError
+from penstock.quiver.room import largest_bundle, least_cap, most_of_core
 from penstock.units import DurationLike, SizeLike, format_size, parse_duration, parse_size
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
 DurabilityLike: TypeAlias = Literal["wal", "segment_only"]
 _TARGET_BYTES_MAX: Final = 1024**3
 _STREAMS_MAX: Final = 100_000
+
+_BUNDLE_LEAST: Final = 1024
 
 
 def _sizes(settings: object, *names: str) -> None:
@@ -269,13 +272,25 @@ class QuiverConfig:
     def cap_per_core(self, cores: int) -> int:
         """The share of one core. Raises `ConfigError` if it cannot hold a log and two segments."""
         share = self.retention.cap_bytes // cores
-        least = self.wal_bytes + 2 * self.segment.target_bytes
+        least = least_cap(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
         if share < least:
             raise ConfigError(
                 f"retention.size_cap must be at least {least * cores} bytes for {cores} core(s): "
                 f"each needs wal.max_size and twice segment.target_size"
             )
+        if self.largest_bundle(cores) < _BUNDLE_LEAST:
+            raise ConfigError(
+                f"retention.size_cap of {format_size(self.retention.cap_bytes)} leaves each of {cores} cores "
+                f"no room for a bundle of {format_size(_BUNDLE_LEAST)}; raise it, or lower "
+                "segment.target_size"
+            )
         return share
+
+    def largest_bundle(self, cores: int) -> int:
+        """The largest bundle, encoded, that the cap ever has room for."""
+        target = self.segment.target_bytes
+        most = most_of_core(self.retention.cap_bytes, cores, target)
+        return largest_bundle(most, target_bytes=target, has_wal=self.has_wal)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Setting], *, where: str = "quiver") -> QuiverConfig:

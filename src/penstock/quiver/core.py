@@ -98,7 +98,7 @@ class Core:
         )
         self.uploader = self._make_uploader(seams, core_id)
         self.upkeep = Upkeep(self, seams, directory, core_id=core_id, cores=cores)
-        self.admission = Admission(self)
+        self.admission = Admission(self, cores=cores)
         self.metrics.recovered(found, seams.clock.monotonic() - started_s)
         self.intake.start()
         if seams.threads:
@@ -114,6 +114,9 @@ class Core:
             self.buffer.add(parts, end=end)
             while self.finalizer.step():
                 pass
+        if self.wal is not None:
+            # Marks behind the last entry are nobody's, but keep files from being cut.
+            self.buffer.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
         if found.replayed or found.deduplicated:

@@ -205,7 +205,8 @@ class Quiver:
     def flush(self) -> None:
         """Return when everything accepted so far is in segments, which are ready to be delivered."""
         self.check_open()
-        self._core.flush()
+        with self._core.upkeep.at_work():
+            self._core.flush()
 
     def maintain(self) -> None:
         """Do what is due now: seal, deliver again, sync, delete. Raises what the disk raises."""

@@ -177,11 +177,22 @@ class Intake:
         return files < self._config.max_rotated_files or byte_count <= wal.log.room
 
     def rotate(self) -> None:
-        """Start a new file of the log, so that the one before it can go once nothing in it is needed."""
-        if self._committer is not None:
-            self._committer.rotate()
-        elif self._wal is not None:
-            self._wal.log.rotate()
+        """Start a new file of the log, so that the one before it can go once nothing in it is needed.
+
+        Raises `Closed`: the directory may be somebody else's by then.
+        """
+        with self._door:
+            self._check_open()
+            if self._committer is not None:
+                self._committer.rotate(self._skip_marks)
+            elif self._wal is not None:
+                self._wal.log.rotate()
+                self._skip_marks()
+
+    def _skip_marks(self) -> None:
+        """Marks behind the last entry are nobody's, but keep files from being cut."""
+        assert self._wal is not None
+        self._buffer.add((), end=self._wal.active_start)
 
     def close(self) -> None:
         """Commit what was submitted, sync it, and take no more. Raises what the last sync raised."""

@@ -26,6 +26,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, InvalidInput
 from penstock.fs import FileSystem, LockHeld
+from penstock.quiver.room import least_of_core
 
 __all__ = ["NOTHING_OLD", "CoreSlot", "SharedBudget", "decode_slot", "encode_slot"]
 
@@ -147,20 +148,10 @@ class SharedBudget:
 
     def limit(self) -> int:
         """How much this core may use, given what the others do: what they leave, at least half a share."""
+        least = least_of_core(self._cap_bytes, self._cores)
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
-        return self._left_by(sum(max(slot.used, self._least_bytes) for slot in slots))
-
-    @property
-    def most_bytes(self) -> int:
-        """How much `limit` is when the others use nothing."""
-        return self._left_by(self._least_bytes * (self._cores - 1))
-
-    @property
-    def _least_bytes(self) -> int:
-        return self._cap_bytes // self._cores // 2
-
-    def _left_by(self, others: int) -> int:
-        return max(self._least_bytes, self._cap_bytes - self._target_bytes * self._cores - others)
+        others = sum(max(slot.used, least) for slot in slots)
+        return max(least, self._cap_bytes - self._target_bytes * self._cores - others)
 
     def excess(self) -> int:
         """By how much all cores together are over what they may use; 0 when they are not."""

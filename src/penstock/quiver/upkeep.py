@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import NotFound, PenstockError
@@ -14,6 +15,7 @@ from penstock.quiver.budget import Budget
 from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.open_segment import Trigger
 from penstock.quiver.retention import Retention
+from penstock.quiver.room import FRAME_BYTES, taken_by
 from penstock.quiver.shared_budget import SharedBudget
 from penstock.quiver.sweep import Sweeper
 from penstock.units import format_size, parse_duration, parse_size
@@ -27,10 +29,6 @@ _LOGGER = logging.getLogger(__name__)
 _SLICE_S: Final = 0.01
 _MEASURE_EVERY_S: Final = 1.0
 _TELL_EVERY_S: Final = 10.0
-_FRAME_BYTES: Final = 2048
-"""About what a segment has besides its bundles: schema, footer and sidecar."""
-_ACK_LOG_SHARE: Final = 16
-"""This part of the cap is left to the log of answers, which is never empty."""
 _RESERVED: Final = "reserved"
 
 
@@ -79,6 +77,8 @@ class Upkeep:
         self._measured_s: float | None = None
         self._turn = threading.Lock()
         self._counting = threading.RLock()
+        self._idle = threading.Condition()
+        self._busy = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -96,6 +96,8 @@ class Upkeep:
             self._thread.join()
         with self._turn:
             pass  # somebody else may be at it
+        with self._idle:
+            self._idle.wait_for(lambda: not self._busy)
         if self._shared is not None:
             self._shared.close()
 
@@ -106,8 +108,7 @@ class Upkeep:
             except Closed:
                 return
             except PenstockError as error:
-                if self._may_tell():
-                    _LOGGER.warning("maintenance: %s", error)
+                self._tell("maintenance", error)
             except Exception:
                 if self._may_tell():
                     _LOGGER.exception("maintenance")
@@ -137,6 +138,19 @@ class Upkeep:
             stack.callback(self._take_notes)
             stack.callback(core.deliveries.expire)
             stack.callback(self._finalize)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For whoever changes files on behalf of a caller: `stop` waits for the end. Raises `Closed`."""
+        with self._idle:
+            self._check_open()
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
 
     def _check_open(self) -> None:
         if self._stopping.is_set():
@@ -204,13 +218,6 @@ class Upkeep:
             self._count()
             return self._budget.used
 
-    @property
-    def bundle_max(self) -> int:
-        """The largest bundle that the cap has room for when all that may go is gone; always the same."""
-        most = self._budget.most_bytes
-        room = most - most // _ACK_LOG_SHARE - _FRAME_BYTES
-        return room // 2 if self._core.config.has_wal else room
-
     def has_room(self, byte_count: int) -> bool:
         """Whether a bundle of so many bytes stays below the soft cap, and leaves enough of the device."""
         with self._counting:
@@ -256,43 +263,62 @@ class Upkeep:
     def _make_room(self, byte_count: int) -> bool:
         takes = self._takes(byte_count)
         drops = self._core.config.retention.size_cap_policy == "drop_oldest"
-        self._count()
-        self._pressed += 1
-        try:
-            if self._sweeper.make_room(takes, may_drop=False):
-                return True
-            # What costs no data comes before what does.
-            if self._core.buffer.open_bytes >= self._core.config.segment.target_bytes // 4:
+        with self.at_work():
+            self._count()
+            self._pressed += 1
+            try:
+                if self._sweeper.make_room(takes, may_drop=False):
+                    return True
+                # What costs no data comes before what does.
+                self._free_log(takes)
+                if self._sweeper.make_room(takes):
+                    return True
+                if not drops or not self._core.buffer.memory_bytes:
+                    return False
                 self._core.flush(Trigger.PRESSURE)
-            self._shed_log()
-            self._count()
-            if self._sweeper.make_room(takes):
-                return True
-            if not drops or not self._core.buffer.memory_bytes:
-                return False
-            self._core.flush(Trigger.PRESSURE)
-            self._shed_log()
-            self._count()
-            return self._sweeper.make_room(takes)
-        finally:
-            self._pressed -= 1
+                self._shed_log(takes)
+                return self._sweeper.make_room(takes)
+            finally:
+                self._pressed -= 1
 
-    def _shed_log(self) -> None:
-        """Let go of the log if nothing in it is needed: the file that is written to is not cut otherwise."""
+    def _free_log(self, takes: int) -> None:
+        """Write what is open if it is much, or keeps much of the log, or the bundle is large; cut the log."""
+        core, target = self._core, self._budget.target_bytes
+        if core.buffer.open_bytes >= target // 2 or max(takes, self._log_bytes) >= target:
+            try:
+                core.flush(Trigger.PRESSURE)
+            except PenstockError as error:
+                # On a full disk nothing can be written before something goes.
+                self._tell("what is open could not be written to make room", error)
+        self._shed_log(takes)
+
+    def _shed_log(self, takes: int) -> None:
+        """Cut the active file of the log, too, if nothing in it is needed and that is worth it."""
         core = self._core
-        if core.wal is None or core.buffer.expected_bytes or core.wal.oldest >= core.buffer.end:
-            return
-        if core.buffer.needed() < core.buffer.end:
-            return
-        try:
-            core.intake.rotate()
-            core.cut()
-        except PenstockError as error:
-            _LOGGER.warning("the log could not be cut to make room: %s", error)
+        self._count()
+        worth = min(self._budget.target_bytes, self._budget.excess(takes))
+        if self._log_bytes >= max(1, worth) and core.buffer.needed() >= core.buffer.end:
+            try:
+                core.intake.rotate()
+                core.cut()
+            except PenstockError as error:
+                self._tell("the log could not be cut to make room", error)
+            self._count()
+
+    @property
+    def _log_bytes(self) -> int:
+        """What the log holds of entries, needed or not; 0 while more are on their way."""
+        core = self._core
+        if core.wal is None or core.buffer.expected_bytes:
+            return 0
+        return max(0, core.buffer.end - core.wal.oldest)
+
+    def _tell(self, what: str, error: PenstockError) -> None:
+        if self._may_tell():
+            _LOGGER.warning("%s: %s", what, error)
 
     def _takes(self, byte_count: int) -> int:
-        """What a bundle takes: it is in the log still when its segment is written."""
-        return _FRAME_BYTES + (2 * byte_count if self._core.config.has_wal else byte_count)
+        return taken_by(byte_count, has_wal=self._core.config.has_wal)
 
     def _count(self) -> None:
         """Count every byte once: what waits is asked before what is stored, which may be some of it."""
@@ -301,7 +327,7 @@ class Upkeep:
             waiting = core.buffer.waiting()
             stored_bytes, stored = core.store.usage(seq for seq, _ in waiting.sealed)
             sealed = [byte_count for seq, byte_count in waiting.sealed if seq not in stored]
-            frames = _FRAME_BYTES * (waiting.stream_count + len(sealed))
+            frames = FRAME_BYTES * (waiting.stream_count + len(sealed))
             in_log = 0 if core.wal is None else max(0, waiting.end - core.wal.oldest)
             self._budget.put(
                 segments=stored_bytes,

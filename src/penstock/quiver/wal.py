@@ -60,6 +60,11 @@ class Wal:
         return self._layout.start(self.log.files()[0])
 
     @property
+    def active_start(self) -> int:
+        """The position at which the active file starts. For the one who commits, or while nobody does."""
+        return self._layout.start(self.log.files()[-1])
+
+    @property
     def rotated_count(self) -> int:
         """How many files there are besides the active one."""
         return len(self.log.files()) - 1

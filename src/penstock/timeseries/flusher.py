@@ -135,8 +135,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
         due = self._due(now_ms)
-        # Twice what comes in, or the blocks of a long load would only grow in number.
-        step = await self._folds(due, 2 * delta.samples) if due is not None else _Step()
+        step = await self._folds(due, self._wanted(delta, now_ms)) if due is not None else _Step()
         if expired is not None:
             # With the first of its records that goes: what is left of it must never count again.
             operations.insert(0, self.retention.put())
@@ -174,7 +173,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         """Let the blocks of a fold wait no more. What is left waits behind other buckets."""
         blocks = self.blocks.pop(fold.bucket)
         left = blocks.count - len(fold.blocks)
-        if left > 0:
+        if not fold.is_whole and left > 0:
             size_bytes = blocks.size_bytes * left // blocks.count
             self.blocks[fold.bucket] = Blocks(count=left, size_bytes=size_bytes, added_ms=blocks.added_ms)
 
@@ -185,16 +184,24 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
     def _due(self, now_ms: int) -> Bucket | None:
         """A bucket to fold now, if any; not one whose time is over, which would bring it back."""
-        config = self._config
         if self._fold is not None and not self.retention.is_over(self._fold.bucket, now_ms):
             return self._fold.bucket
-        for bucket, blocks in self.blocks.items():
-            if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
-                continue
-            quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
-            if quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks:
-                return bucket
-        return None
+        return next((bucket for bucket in self.blocks if self._is_due(bucket, now_ms)), None)
+
+    def _is_due(self, bucket: Bucket, now_ms: int) -> bool:
+        config, blocks = self._config, self.blocks[bucket]
+        if bucket in self._damaged or self.retention.is_over(bucket, now_ms):
+            return False
+        quiet = now_ms - max(bucket.end_ms, blocks.added_ms) >= config.fold_after_ms
+        return quiet or blocks.size_bytes >= config.fold_bytes or blocks.count >= config.fold_blocks
+
+    def _wanted(self, delta: SeriesDelta, now_ms: int) -> int:
+        """How many samples of blocks to fold beyond the usual share: twice what comes in if, besides the fold
+        under way, so much is due that another one is full. Blocks of a long load would pile up otherwise.
+        """
+        due = sum(one.size_bytes for bucket, one in self.blocks.items() if self._is_due(bucket, now_ms))
+        is_new = self._fold is None
+        return 2 * delta.samples if due >= self._config.fold_bytes * (2 if is_new else 1) else 0
 
     def _fold_of(self, bucket: Bucket) -> Fold | None:
         """The fold under way, if it is one of this bucket."""

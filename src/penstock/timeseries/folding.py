@@ -52,6 +52,8 @@ class Fold:
     blocks: Sequence[bytes]
     streams: Sequence[bytes]
     counts: Sequence[int]
+    is_whole: bool = True
+    """Whether there were no blocks besides these when it was planned."""
     done: int = 0
 
     def is_last(self, end: int) -> bool:
@@ -130,20 +132,23 @@ class Folder:
         """A fold of the oldest blocks: what later ones say wins anyway. Raises `Corrupt`."""
         blocks: list[KeyValue] = []
         size = 0
+        is_whole = True
         async for block in pairs(self._read.scan(block_prefix(bucket))):
+            if size >= self._blocks_bytes:
+                is_whole = False
+                break
             blocks.append(block)
             size += len(block.value)
-            if size >= self._blocks_bytes:
-                break
         forward = record_prefix(bucket, RecordType.FORWARD)
         metrics: dict[int, str] = {}
         async for key, value in pairs(self._read.scan(forward)):
             series_id = int.from_bytes(key[len(forward) :])
             with suppress(Corrupt):  # it is missed if the blocks have samples of it
                 metrics[series_id] = decode_labels(series_id, value).metric
-        return await asyncio.get_running_loop().run_in_executor(
+        fold = await asyncio.get_running_loop().run_in_executor(
             self._thread, plan_fold, bucket, blocks, metrics
         )
+        return dataclasses.replace(fold, is_whole=is_whole)
 
     async def go_on(
         self, fold: Fold, wanted: int, expire_at_ms: int | None

@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from tests.unit.quiver.engine_doubles import PATH, StepClock, config, open_quiver, rows
 
-from penstock.errors import LimitExceeded
+from penstock.errors import ConfigError, LimitExceeded, StorageFull
 from penstock.metrics import Registry
-from penstock.quiver import AsyncQuiver, AtCapacity, Quiver, QuiverConfig
+from penstock.quiver import AsyncQuiver, AtCapacity, Closed, Quiver, QuiverConfig
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.open_segment import SealedSegment
 from penstock.quiver.preparation import prepare
 from penstock.testing.disk import FakeDisk
 
 CAP = 90_000
+LOGGED: dict[str, dict[str, object] | str] = {
+    "segment": {"target_size": 15_000},
+    "wal": {"max_size": 60_000, "rotation_target": 30_000},
+}
 
 
 @pytest.fixture
@@ -125,23 +132,118 @@ def test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_other
     take_all(quiver)
 
 
-def test_room_that_costs_no_data_is_made_before_data_is_dropped(disk: FakeDisk, clock: StepClock) -> None:
-    settings = capped(
-        "drop_oldest",
-        cap=93_750,
-        segment={"target_size": 15_000},
-        wal={"max_size": 60_000, "rotation_target": 30_000},
-    )
+@pytest.mark.parametrize("is_open", [False, True])
+def test_room_that_costs_no_data_is_made_before_data_is_dropped(
+    disk: FakeDisk, clock: StepClock, is_open: bool
+) -> None:
+    settings = capped("drop_oldest", cap=93_750, **LOGGED)
     quiver = ready(disk, clock, settings)
     quiver.ingest(rows(1, 600))  # its log alone is in the way of the next one
     quiver.flush()
     take_all(quiver)
     quiver.ingest(rows(1000))
     quiver.flush()
+    if is_open:
+        quiver.ingest(rows(1500, 1))  # little, but all of the log is kept for it
     quiver.ingest(rows(2000, 600))
     quiver.flush()
     assert [one.dropped for one in quiver.subscribers()] == [0]
-    assert take_all(quiver) == 2
+    assert take_all(quiver) == 2 + is_open
+
+
+def marked(quiver: Quiver) -> None:
+    """Wait until the log got quiet: whoever commits then writes a mark, which is no bundle's."""
+    wal, end_s = quiver.core.wal, time.monotonic() + 20
+    assert wal is not None
+    while wal.position(wal.log.end) <= quiver.core.buffer.end and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert wal.position(wal.log.end) > quiver.core.buffer.end
+
+
+@pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_marks_of_the_log_keep_nothing_out(tmp_path: Path, policy: str, restarts: bool) -> None:
+    settings = capped(policy, cap=93_750, **LOGGED)
+    quiver = Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False)
+    quiver.register("lake")
+    quiver.activate("lake")
+    for number in range(4):
+        quiver.ingest(rows(number * 1000, 600))
+        quiver.flush()
+        marked(quiver)
+        assert take_all(quiver) == 1
+        if restarts:
+            quiver.close()
+            quiver = Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False)
+            quiver.activate("lake")
+        assert quiver.stats().wal_files <= 2
+    assert [one.dropped for one in quiver.subscribers()] == [0]
+    quiver.close()
+
+
+def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> None:
+    settings = capped(cap=1_000_000, wal={"max_size": 40_000, "rotation_target": 20_000})
+    with Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False) as quiver:
+        for number in range(4):
+            quiver.ingest(rows(number * 1000, 600))
+            quiver.flush()
+            marked(quiver)
+            assert quiver.stats().wal_files <= 2
+
+
+def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_path: Path) -> None:
+    quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
+    upkeep = quiver.core.upkeep
+    with upkeep.at_work():
+        closing = threading.Thread(target=quiver.close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        with pytest.raises(Closed), upkeep.at_work():
+            pytest.fail("nobody begins while it ends")
+    closing.join(20)
+    assert not closing.is_alive()
+    before = sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*"))
+    with pytest.raises(Closed):
+        quiver.core.intake.rotate()
+    with pytest.raises(Closed):
+        upkeep.make_room(30_000)
+    assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock: StepClock) -> None:
+    settings = config(
+        segment={"target_size": 6000},
+        retention={"size_cap": "1MB", "min_free": 1000, "size_cap_policy": "drop_oldest"},
+    )
+    quiver = ready(disk, clock, settings)
+    for number in range(5):
+        quiver.ingest(rows(number, 20))
+        quiver.flush()
+    quiver.ingest(rows(1000, 80))
+    assert quiver.core.buffer.open_bytes >= 3000
+    store, free = quiver.core.store, [0]
+    write, remove = store.write, quiver.core.remove
+
+    def write_if_possible(sealed: SealedSegment, seq: int) -> SegmentInfo:
+        if free[0] < 1000:
+            raise StorageFull("no space left on device")
+        return write(sealed, seq)
+
+    def make_space(*seqs: int) -> None:
+        remove(*seqs)
+        free[0] += 5_000_000
+
+    disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
+    store.write = write_if_possible  # type: ignore[method-assign]
+    quiver.core.remove = make_space  # type: ignore[method-assign]
+    clock.step(5)
+    quiver.ingest(rows(2000))
+    clock.step(60)
+    quiver.flush()
+    (lake,) = quiver.subscribers()
+    assert 0 < lake.dropped < 5
+    assert take_all(quiver) == 7 - lake.dropped
 
 
 def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
@@ -171,6 +273,13 @@ def test_a_core_among_others_takes_what_it_says_it_takes(
         quiver.close()
 
 
+@pytest.mark.parametrize("cores", [2, 4])
+def test_a_cap_that_leaves_a_core_no_room_for_bundles_is_refused(cores: int) -> None:
+    settings = capped(cap=cores * 20_000, durability="segment_only", segment={"target_size": 10_000})
+    with pytest.raises(ConfigError, match=r"no room for a bundle of 1 KiB"):
+        Quiver.open("/nowhere", settings, cores=cores)
+
+
 def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
     disk: FakeDisk, clock: StepClock
 ) -> None:
@@ -180,6 +289,17 @@ def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
     assert quiver.core.wal is not None
     assert take_all(quiver) == 1
     quiver.ingest(rows(1, largest(quiver)))
+
+
+def test_an_old_log_goes_when_no_log_is_wanted_any_more(tmp_path: Path) -> None:
+    with Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False) as before:
+        before.ingest(rows(1))
+        before.flush()
+        marked(before)
+    settings = capped(durability="segment_only")
+    with Quiver.open(str(tmp_path), settings, registry=Registry(), maintenance=False) as quiver:
+        quiver.maintain()
+        assert quiver.stats().wal_files == 1
 
 
 def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:

@@ -157,15 +157,31 @@ def stored(there: MemoryDisk) -> list[list[float]]:
     return [one.values.tolist() for one in decode_many(streams)]
 
 
-@pytest.mark.parametrize("fold_size", [1, "1GiB"])
-async def test_a_load_does_not_leave_folds_behind(fold_size: int | str) -> None:
+async def test_a_load_does_not_leave_folds_behind() -> None:
     there = disk()
-    async with await opened(there.open(), fold_blocks=2, fold_samples=1, fold_size=fold_size) as database:
-        for number in range(40):
+    async with await opened(there.open(), fold_samples=1, fold_size=200) as database:
+        for number in range(60):
             await database.write(all_of(float(number), at=number))
             await database.sync()
-            assert blocks_in(there) <= 4
-        assert set(map(len, (await contents(database, KEPT)).values())) == {40}
+            assert blocks_in(there) <= 9
+        assert set(map(len, (await contents(database, KEPT)).values())) == {60}
+
+
+async def test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once() -> None:
+    there = disk()
+    rng = random.Random(5)
+    values = [(at, rng.random()) for at in range(36_000)]
+    async with await opened(there.open(), fold_blocks=1) as database:
+        await database.write([series("a", *values, n=str(n)) for n in range(2)])
+        await database.sync()
+        await flush(database)
+    async with await opened(there.open(), fold_blocks=1, fold_samples=30_000) as database:
+        await database.write([series("a", (0, -1.0), n=str(n)) for n in range(2)])
+        await database.sync()
+        await database.write([series("b", (HOUR_MS, 1.0), n=str(n)) for n in range(50)])
+        await database.sync()
+        assert sorted(one[0] for one in stored(there)) == [-1.0, values[0][1]]
+        assert blocks_in(there) == 1
 
 
 async def test_a_fold_takes_the_oldest_blocks_of_a_size_and_leaves_the_others_to_the_next() -> None:

@@ -143,7 +143,7 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="the log of a closed directory is rotated",
         file="quiver/upkeep.py",
-        old="            self._idle.wait_for(lambda: not self._busy)\n",
+        old="            self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))\n",
         new="            pass\n",
         test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
     ),
@@ -153,5 +153,19 @@ QUIVER_WAL_MUTANTS = (
         old='                self._tell("what is open could not be written to make room", error)\n',
         new="                raise\n",
         test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
+    ),
+    Mutant(
+        name="numbers begin again when the log is cut to nothing",
+        file="quiver/recovery.py",
+        old="        numbers.append(replay.end)\n",
+        new="        pass\n",
+        test="tests/crash/quiver/test_admission_crash.py::test_a_crash_at_every_call_loses_and_doubles_nothing",
+    ),
+    Mutant(
+        name="writers that wait hold the threads that readers need",
+        file="quiver/async_quiver.py",
+        old="admission.make_way(byte_count))",
+        new="admission.make_way(byte_count, wait_s=60))",
+        test=f"{ADMISSION}::test_writers_that_wait_keep_no_reader_from_making_room",
     ),
 )

@@ -47,11 +47,11 @@ class Admission:
         self._core.upkeep.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
-        """Return when the room for a bundle is taken. Raises as `make_way`."""
+        """Return when the room for a bundle is taken; waits as settings allow. Raises as `make_way`."""
         while not self.reserve(byte_count):
-            self.make_way(byte_count)
+            self.make_way(byte_count, wait_s=self._core.config.ingest.block_s)
 
-    def make_way(self, byte_count: int) -> None:
+    def make_way(self, byte_count: int, *, wait_s: float = 0.0) -> None:
         """Return when there was room for a bundle. May write segments and delete files to make it.
 
         Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
@@ -64,10 +64,10 @@ class Admission:
         if not self._fits(byte_count):
             if not self._core.upkeep.has_room(byte_count):
                 # First of all: on a full disk nothing can be finalized before something goes.
-                self._core.upkeep.make_room(byte_count)
+                self._core.upkeep.make_room(byte_count, wait_s)
             self._relieve(byte_count)
         if not self._core.upkeep.has_room(byte_count):
-            self._core.upkeep.make_room(byte_count)
+            self._core.upkeep.make_room(byte_count, wait_s)
 
     def _fits(self, byte_count: int) -> bool:
         return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max

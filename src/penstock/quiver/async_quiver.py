@@ -19,6 +19,7 @@ from penstock.quiver.claims import Claim
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.dataset import Instant
 from penstock.quiver.engine import Quiver
+from penstock.quiver.errors import AtCapacity
 from penstock.quiver.model import BundleRef, Signal
 from penstock.quiver.preparation import Batches, Prepared, Receipt, prepare, raw_batch
 from penstock.quiver.slots import raw_slot
@@ -33,6 +34,8 @@ __all__ = ["AsyncQuiver"]
 
 T = TypeVar("T")
 _WARM_SEGMENTS: Final = 16
+_WAIT_FIRST_S: Final = 0.01
+_WAIT_MAX_S: Final = 0.16
 
 
 class AsyncQuiver:
@@ -104,15 +107,30 @@ class AsyncQuiver:
             except RuntimeError:
                 return  # the loop is closed, and nobody waits any more
 
-        admission = self._core.admission
-        while not admission.reserve(bundle.byte_count):
-            # The room is taken here and not on the thread, whose answer a cancelled task never hears.
-            await self._run(lambda: admission.make_way(bundle.byte_count))
+        await self._take_room(bundle.byte_count)
         try:
             self._core.intake.take(bundle, settle)
         finally:
-            admission.release(bundle.byte_count)
+            self._core.admission.release(bundle.byte_count)
         return await answer
+
+    async def _take_room(self, byte_count: int) -> None:
+        """Take the room for a bundle; wait on the loop, for threads are few and readers need them.
+
+        The room is taken here, too, and not on a thread, whose answer a cancelled task never hears.
+        """
+        admission, clock = self._core.admission, self._core.clock
+        deadline_s = clock.monotonic() + self._core.config.ingest.block_s
+        wait_s = _WAIT_FIRST_S
+        while not admission.reserve(byte_count):
+            try:
+                await self._run(lambda: admission.make_way(byte_count))
+            except AtCapacity:
+                if clock.monotonic() >= deadline_s:
+                    raise
+                await clock.sleep(wait_s)
+                wait_s = min(2 * wait_s, _WAIT_MAX_S)
+                self._quiver.check_open()
 
     async def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
         """As `Quiver.next_bundle`."""

@@ -58,7 +58,7 @@ class Core:
         started_s = seams.clock.monotonic()
         self.uploader: Uploader | None = None
         self.config = config
-        self._clock = seams.clock
+        self.clock = seams.clock
         self._fs = seams.fs
         self._directory = directory
         self._mending = threading.Lock()

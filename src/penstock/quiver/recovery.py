@@ -150,6 +150,9 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     if config.has_wal or replay.found.files:
         found.wal = Wal.open(fs, wal_dir, replay, rotation_bytes=config.wal.rotation_bytes)
     numbers = [replay.highest_seq, *(info.wal_seq_max for info in infos)]
+    if not replay.highest_seq:
+        # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
+        numbers.append(replay.end)
     found.next_wal_seq = max(book.next_wal_seq_floor, 1 + max(numbers))
     return found
 

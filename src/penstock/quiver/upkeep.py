@@ -78,7 +78,7 @@ class Upkeep:
         self._turn = threading.Lock()
         self._counting = threading.RLock()
         self._idle = threading.Condition()
-        self._busy = 0
+        self._busy: list[int] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -97,9 +97,11 @@ class Upkeep:
         with self._turn:
             pass  # somebody else may be at it
         with self._idle:
-            self._idle.wait_for(lambda: not self._busy)
+            # Not for ourselves: a signal may have come while this very thread was at it.
+            self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))
         if self._shared is not None:
-            self._shared.close()
+            with self._counting:
+                self._shared.close()
 
     def _loop(self) -> None:
         while not self._stopping.wait(self._core.config.maintenance_interval_s):
@@ -142,14 +144,15 @@ class Upkeep:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """For whoever changes files on behalf of a caller: `stop` waits for the end. Raises `Closed`."""
+        here = threading.get_ident()
         with self._idle:
             self._check_open()
-            self._busy += 1
+            self._busy.append(here)
         try:
             yield
         finally:
             with self._idle:
-                self._busy -= 1
+                self._busy.remove(here)
                 self._idle.notify_all()
 
     def _check_open(self) -> None:
@@ -237,15 +240,14 @@ class Upkeep:
         with self._counting:
             self._budget.release(_RESERVED, self._takes(byte_count))
 
-    def make_room(self, byte_count: int) -> None:
-        """Return when a bundle of so many bytes fits, after deleting what may go and waiting a while.
+    def make_room(self, byte_count: int, wait_s: float = 0.0) -> None:
+        """Return when a bundle of so many bytes fits, after deleting what may go and waiting so long.
 
         Raises `AtCapacity`, `Closed`, and what the disk raises.
         """
         self._check_open()
         if self._make_room(byte_count):
             return
-        wait_s = self._core.config.ingest.block_s
         deadline_s = self._clock.monotonic() + wait_s
         slices = int(wait_s / _SLICE_S)
         while slices > 0 and self._clock.monotonic() < deadline_s:

@@ -172,8 +172,8 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def _take_out(self, fold: Fold) -> None:
         """Let the blocks of a fold wait no more. What is left waits behind other buckets."""
         blocks = self.blocks.pop(fold.bucket)
-        left = blocks.count - len(fold.blocks)
-        if not fold.is_whole and left > 0:
+        if not fold.is_whole:
+            left = max(1, blocks.count - len(fold.blocks))
             size_bytes = blocks.size_bytes * left // blocks.count
             self.blocks[fold.bucket] = Blocks(count=left, size_bytes=size_bytes, added_ms=blocks.added_ms)
 

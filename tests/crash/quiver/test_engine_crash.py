@@ -37,6 +37,8 @@ class Notes:
     attempted: dict[int, list[int]] = field(default_factory=dict)
     """The rows of each batch."""
     accepted: set[int] = field(default_factory=set)
+    last_number: int = 0
+    """That of the bundle that was accepted last."""
     answered: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in NAMES})
     registered: set[str] = field(default_factory=set)
 
@@ -73,8 +75,9 @@ class Writer:
         for slot, batch in batches.items():
             self.notes.attempted[firsts[slot]] = batch.column("n").to_pylist()
         with contextlib.suppress(PenstockError):
-            self.quiver.ingest(batches)
+            receipt = self.quiver.ingest(batches)
             self.notes.accepted.update(firsts.values())
+            self.notes.last_number = receipt.wal_seq
 
     def take(self, name: str, count: int) -> None:
         for _ in range(count):
@@ -89,6 +92,9 @@ class Writer:
         self.clock.step(seconds)
         with contextlib.suppress(PenstockError):
             self.quiver.maintain()
+        with contextlib.suppress(PenstockError):
+            assert self.quiver.core.wal is not None
+            self.quiver.core.wal.log.mark()  # as who commits does when it got quiet
 
 
 def work(disk: FakeDisk, notes: Notes, settings: QuiverConfig) -> None:
@@ -137,6 +143,7 @@ def verify(disk: FakeDisk, notes: Notes, why: str, settings: QuiverConfig) -> No
                 quiver.activate(name)
             quiver.flush()
             assert quiver.stats().damage == ()
+            assert quiver.stats().next_wal_seq > notes.last_number
             notes.check(quiver)
             quiver.close()
     except (AssertionError, PenstockError) as error:

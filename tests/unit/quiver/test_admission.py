@@ -211,6 +211,28 @@ def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_pat
     assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
 
 
+def test_who_is_at_work_may_close_too(tmp_path: Path) -> None:
+    quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
+    with quiver.core.upkeep.at_work():
+        quiver.close()  # as a handler of signals does
+
+
+async def test_writers_that_wait_keep_no_reader_from_making_room(tmp_path: Path) -> None:
+    settings = capped(ingest={"block_timeout": "10m"})
+    async with await AsyncQuiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
+        await quiver.register("lake")
+        await quiver.activate("lake")
+        writers = [asyncio.create_task(quiver.ingest(rows(n * 1000, 300))) for n in range(40)]
+        taken = set()
+        while len(taken) < len(writers):
+            bundle = await quiver.next_bundle("lake", timeout=None)
+            assert bundle is not None
+            taken.add(bundle.batch.column("n")[0].as_py())
+            bundle.ack()
+        assert sorted(taken) == [n * 1000 for n in range(40)]
+        assert len({receipt.wal_seq for receipt in await asyncio.gather(*writers)}) == 40
+
+
 def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(
         segment={"target_size": 6000},

@@ -143,8 +143,8 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="the log of a closed directory is rotated",
         file="quiver/upkeep.py",
-        old="            self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))\n",
-        new="            pass\n",
+        old="self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))",
+        new="pass",
         test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
     ),
     Mutant(

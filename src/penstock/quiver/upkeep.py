@@ -265,22 +265,29 @@ class Upkeep:
     def _make_room(self, byte_count: int) -> bool:
         takes = self._takes(byte_count)
         drops = self._core.config.retention.size_cap_policy == "drop_oldest"
-        with self.at_work():
+        with self.at_work(), self._pressing():
             self._count()
+            if self._sweeper.make_room(takes, may_drop=False):
+                return True
+            # What costs no data comes before what does.
+            self._free_log(takes)
+            if self._sweeper.make_room(takes):
+                return True
+            if not drops or not self._core.buffer.memory_bytes:
+                return False
+            self._core.flush(Trigger.PRESSURE)
+            self._shed_log(takes)
+            return self._sweeper.make_room(takes)
+
+    @contextlib.contextmanager
+    def _pressing(self) -> Iterator[None]:
+        """Let segments go before the log is cut behind them."""
+        with self._counting:
             self._pressed += 1
-            try:
-                if self._sweeper.make_room(takes, may_drop=False):
-                    return True
-                # What costs no data comes before what does.
-                self._free_log(takes)
-                if self._sweeper.make_room(takes):
-                    return True
-                if not drops or not self._core.buffer.memory_bytes:
-                    return False
-                self._core.flush(Trigger.PRESSURE)
-                self._shed_log(takes)
-                return self._sweeper.make_room(takes)
-            finally:
+        try:
+            yield
+        finally:
+            with self._counting:
                 self._pressed -= 1
 
     def _free_log(self, takes: int) -> None:

@@ -67,6 +67,15 @@ def open_quiver(
     )
 
 
+def ready(disk: FileSystem, clock: StepClock, *names: str, settings: QuiverConfig | None = None) -> Quiver:
+    """One with subscribers that are given bundles: `lake`, or those that are named."""
+    quiver = open_quiver(disk, clock, settings)
+    for name in names or ("lake",):
+        quiver.register(name)
+        quiver.activate(name)
+    return quiver
+
+
 def rows(first: int, count: int = 3) -> pa.RecordBatch:
     """A batch whose column `n` names each row; its text makes it about a hundred bytes larger."""
     values = list(range(first, first + count))

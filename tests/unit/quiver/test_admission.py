@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.quiver.engine_doubles import PATH, StepClock, config, open_quiver, rows
+from tests.unit.quiver.engine_doubles import PATH, StepClock, config, ready, rows
 
 from penstock.errors import ConfigError, LimitExceeded, StorageFull
 from penstock.metrics import Registry
@@ -38,13 +38,6 @@ def disk(clock: StepClock) -> FakeDisk:
 
 def capped(policy: str = "backpressure", cap: int = CAP, **sections: dict[str, object] | str) -> QuiverConfig:
     return config(retention={"size_cap": cap, "size_cap_policy": policy}, **sections)
-
-
-def ready(disk: FakeDisk, clock: StepClock, settings: QuiverConfig) -> Quiver:
-    quiver = open_quiver(disk, clock, settings)
-    quiver.register("lake")
-    quiver.activate("lake")
-    return quiver
 
 
 def one_of(disk: FakeDisk, clock: StepClock, settings: QuiverConfig, core: int, cores: int) -> Quiver:
@@ -88,7 +81,7 @@ def largest(quiver: Quiver) -> int:
 def test_bundles_of_any_size_stay_within_the_cap(
     disk: FakeDisk, clock: StepClock, row_count: int, policy: str
 ) -> None:
-    quiver = ready(disk, clock, capped(policy))
+    quiver = ready(disk, clock, settings=capped(policy))
     refused = 0
     for n in range(200):
         try:
@@ -113,7 +106,7 @@ def test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_other
         segment={"target_size": target},
         wal={"max_size": log, "rotation_target": rng.choice([4096, log // 2])},
     )
-    quiver = ready(disk, clock, settings)
+    quiver = ready(disk, clock, settings=settings)
     most = largest(quiver)
     for count in [most, most, *(rng.randrange(1, most + 1) for _ in range(20)), most]:
         for _ in range(3):
@@ -137,7 +130,7 @@ def test_room_that_costs_no_data_is_made_before_data_is_dropped(
     disk: FakeDisk, clock: StepClock, is_open: bool
 ) -> None:
     settings = capped("drop_oldest", cap=93_750, **LOGGED)
-    quiver = ready(disk, clock, settings)
+    quiver = ready(disk, clock, settings=settings)
     quiver.ingest(rows(1, 600))  # its log alone is in the way of the next one
     quiver.flush()
     take_all(quiver)
@@ -238,7 +231,7 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
         segment={"target_size": 6000},
         retention={"size_cap": "1MB", "min_free": 1000, "size_cap_policy": "drop_oldest"},
     )
-    quiver = ready(disk, clock, settings)
+    quiver = ready(disk, clock, settings=settings)
     for number in range(5):
         quiver.ingest(rows(number, 20))
         quiver.flush()
@@ -269,7 +262,7 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
 
 
 def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
-    quiver = ready(disk, clock, capped())
+    quiver = ready(disk, clock, settings=capped())
     most = largest(quiver)
     assert not quiver.core.admission.reserve(prepare(rows(1, most + 10)).byte_count)
     with pytest.raises(LimitExceeded, match=r"retention\.size_cap"):
@@ -305,9 +298,9 @@ def test_a_cap_that_leaves_a_core_no_room_for_bundles_is_refused(cores: int) -> 
 def test_without_a_log_only_the_segment_counts_though_an_old_log_is_there(
     disk: FakeDisk, clock: StepClock
 ) -> None:
-    with ready(disk, clock, capped()) as before:
+    with ready(disk, clock, settings=capped()) as before:
         before.ingest(rows(1))
-    quiver = ready(disk, clock, capped(durability="segment_only"))
+    quiver = ready(disk, clock, settings=capped(durability="segment_only"))
     assert quiver.core.wal is not None
     assert take_all(quiver) == 1
     quiver.ingest(rows(1, largest(quiver)))
@@ -325,7 +318,7 @@ def test_an_old_log_goes_when_no_log_is_wanted_any_more(tmp_path: Path) -> None:
 
 
 def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
-    quiver = ready(disk, clock, capped())
+    quiver = ready(disk, clock, settings=capped())
     size = prepare(rows(1, 100)).byte_count
     given = 0
     while quiver.core.admission.reserve(size):
@@ -344,7 +337,7 @@ def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
 def test_a_bundle_that_is_not_taken_gives_its_room_back(
     disk: FakeDisk, clock: StepClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quiver = ready(disk, clock, capped())
+    quiver = ready(disk, clock, settings=capped())
 
     def full(*_: object) -> None:
         raise AtCapacity("too many wait", retry_after_s=0.1)

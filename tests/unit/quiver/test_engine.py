@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quiver, rows, take_all, words
+from tests.unit.quiver.engine_doubles import (
+    CORE,
+    StepClock,
+    config,
+    open_quiver,
+    ready,
+    rows,
+    take_all,
+    words,
+)
 
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded, StorageFull
 from penstock.metrics import Registry
@@ -23,14 +32,6 @@ def clock() -> StepClock:
 @pytest.fixture
 def disk(clock: StepClock) -> FakeDisk:
     return FakeDisk(clock=clock)
-
-
-def ready(disk: FakeDisk, clock: StepClock, *names: str, settings: QuiverConfig | None = None) -> Engine:
-    quiver = open_quiver(disk, clock, settings)
-    for name in names or ("lake",):
-        quiver.register(name)
-        quiver.activate(name)
-    return quiver
 
 
 def numbers(quiver: Engine, name: str = "lake") -> list[int]:

@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import stat as stat_bits
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -41,6 +39,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.file_access import LockHeld, close_lock, data_modes, open_lock
 
 __all__ = [
     "Buffer",
@@ -60,16 +59,13 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _IOV_MAX = 1024
 _WRITE_BYTES = 256 * 1024
 _ZEROS = bytes(1024 * 1024)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # One call that writes and syncs saves a system call and, beside a busy thread, a wait for the interpreter.
 _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _SHAPE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP})
-
-
-class LockHeld(Unavailable):
-    """Somebody else holds the lock that was asked for without waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,12 +222,19 @@ class FileSystem(Protocol):
         ...
 
     def lock(
-        self, path: str, *, shared: bool = False, wait: bool = True, note: bytes = b""
+        self,
+        path: str,
+        *,
+        shared: bool = False,
+        wait: bool = True,
+        wait_s: float | None = None,
+        note: bytes = b"",
     ) -> AbstractContextManager[None]:
         """Hold the lock named by this file, which is created if need be and never removed.
 
         Excludes other threads and other processes, and ends with the process. With `wait=False` a held
-        lock raises `LockHeld`. `note` is left in the file for whoever wants to know the holder.
+        lock raises `LockHeld` at once, with `wait_s` after so many seconds. The error names the holder where
+        it can be found. `note` is left in the file and ends with the holder's process id.
         """
         ...
 
@@ -306,59 +309,6 @@ def publish(fs: FileSystem, staged: str, target: str) -> None:
         fs.sync_dir(os.path.dirname(target))
     except PenstockError as error:
         raise OutcomeUnknown(f"{target} was replaced but a power cut could still undo it: {error}") from error
-
-
-class _Lock:
-    """One held (or awaited) lock file; `fd` becomes None in a forked child, which never owned the lock."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd: int | None = fd
-
-
-class _Locks:
-    """The lock handles of this process, so that a forked child can drop its copies.
-
-    A flock belongs to the open file, which a fork shares: a child that kept its copy would hold the
-    parent's lock after the parent let go or died. The mutex keeps a fork from falling between the opening
-    of a lock file and its entry here.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._held: set[_Lock] = set()
-        os.register_at_fork(
-            before=self._mutex.acquire, after_in_parent=self._mutex.release, after_in_child=self._forget
-        )
-
-    def open(self, path: str) -> _Lock:
-        with self._mutex:
-            lock = _Lock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            self._held.add(lock)
-            return lock
-
-    def close(self, lock: _Lock) -> None:
-        with self._mutex:
-            self._held.discard(lock)
-            fd, lock.fd = lock.fd, None
-            if fd is not None:
-                try:
-                    # Not left to the closing: a child forked a moment ago may not have dropped its copy yet.
-                    fcntl.flock(fd, fcntl.LOCK_UN)
-                finally:
-                    os.close(fd)
-
-    def _forget(self) -> None:
-        held, self._held = self._held, set()
-        for lock in held:
-            if lock.fd is not None:
-                os.close(lock.fd)
-                lock.fd = None
-        self._mutex.release()
-
-
-_LOCKS = _Locks()
 
 
 class _OsFile:
@@ -444,11 +394,11 @@ class OsFileSystem:
 
     def create(self, path: str) -> WritableFile:
         with _explained(path, "create"):
-            return _OsFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path)
+            return _OsFile(data_modes().new_file(path, _NEW_FILE), path)
 
     def allocate(self, path: str, size: int, *, reserve_only: bool = False) -> None:
         with _explained(path, "allocate"):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = data_modes().new_file(path, _NEW_FILE)
             try:
                 if not (reserve_only and size and _is_reserved(fd, size)):
                     _fill_with_zeros(fd, size)
@@ -526,7 +476,7 @@ class OsFileSystem:
     def protect(self, path: str) -> bool:
         with _explained(path, "protect"):
             try:
-                os.chmod(path, 0o440)
+                os.chmod(path, stat_bits.S_IMODE(os.stat(path).st_mode) & ~0o222)
             except OSError as error:
                 if error.errno in _NO_MODES:
                     return False
@@ -556,15 +506,22 @@ class OsFileSystem:
 
     @contextlib.contextmanager
     def lock(
-        self, path: str, *, shared: bool = False, wait: bool = True, note: bytes = b""
+        self,
+        path: str,
+        *,
+        shared: bool = False,
+        wait: bool = True,
+        wait_s: float | None = None,
+        note: bytes = b"",
     ) -> Iterator[None]:
         with _explained(path, "lock"):
-            lock = _LOCKS.open(path)
+            lock = open_lock(path)
         try:
-            _acquire(lock, path, shared=shared, wait=wait, note=note)
+            with _explained(path, "lock"):
+                lock.acquire(shared=shared, wait_s=wait_s if wait else 0.0, note=note)
             yield
         finally:
-            _LOCKS.close(lock)
+            close_lock(lock)
 
 
 @contextlib.contextmanager
@@ -573,20 +530,6 @@ def _explained(path: str, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise explain(error, path, doing) from error
-
-
-def _acquire(lock: _Lock, path: str, *, shared: bool, wait: bool, note: bytes) -> None:
-    assert lock.fd is not None
-    with _explained(path, "lock"):
-        try:
-            fcntl.flock(
-                lock.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-            )
-        except BlockingIOError as error:
-            raise LockHeld(f"{path} is held by somebody else; wait until they are done") from error
-        if note:
-            os.ftruncate(lock.fd, 0)
-            os.pwrite(lock.fd, note, 0)
 
 
 def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
@@ -700,7 +643,7 @@ def _make_dirs(path: str) -> None:
         _make_dirs(parent)
     made = True
     try:
-        os.mkdir(path)
+        data_modes().new_directory(path)
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None

@@ -10,6 +10,7 @@ PROMISES = "tests/mutants/test_promises.py"
 FAULTS = "tests/crash/test_buffer_faults.py"
 TRANSACTIONS = "tests/crash/test_transaction_faults.py"
 LOCAL_CRASH = "tests/crash/test_local_store_crash.py"
+FILE_ACCESS = "tests/process/test_file_access.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +373,27 @@ MUTANTS = (
         old="        return OutcomeUnknown(\n",
         new="        return Conflict(\n",
         test=_promise("test_a_conditional_write_without_a_definite_answer_is_unknown"),
+    ),
+    Mutant(
+        name="files are created for everybody to read",
+        file="file_access.py",
+        old="    file: int = 0o600\n",
+        new="    file: int = 0o644\n",
+        test=f"{FILE_ACCESS}::test_under_any_umask_only_the_owner_can_use_what_is_created",
+    ),
+    Mutant(
+        name="a wait for a lock outlasts its deadline",
+        file="file_access.py",
+        old="                if left_s <= 0:\n",
+        new="                if left_s <= -12:\n",
+        test=f"{FILE_ACCESS}::test_a_producer_that_cannot_get_the_lock_names_the_holder_within_its_deadline[True]",
+    ),
+    Mutant(
+        name="whoever may read a lock file may hold the lock",
+        file="file_access.py",
+        old="            _close_to_readers(fd)\n",
+        new="",
+        test=f"{FILE_ACCESS}::test_an_old_lock_file_loses_the_read_bits_of_those_who_may_not_write",
     ),
     # Codecs
     Mutant(

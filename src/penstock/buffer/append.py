@@ -69,7 +69,7 @@ async def append_batches(
     if outside:
         raise InvalidInputError(f"{outside[0]} is not below {config.prefix}/: store it for this queue")
     policy = RetryPolicy(deadline_s=config.append_deadline_s)
-    async with _opened(config, store) as opened:
+    async with _opened(config, store, config.append_deadline_s) as opened:
         file = ManifestFile(opened, config.manifest_key)
         guard = _Guard(file, transaction, follows)
         try:
@@ -110,7 +110,7 @@ async def last_version(
     retry_deadline_s: float = 30.0,
 ) -> int | None:
     """The last version that `app` has committed to the queue, or None. Raises `StorageError`."""
-    async with _opened(config, store) as opened:
+    async with _opened(config, store, retry_deadline_s) as opened:
         file = ManifestFile(opened, config.manifest_key)
         policy = RetryPolicy(deadline_s=retry_deadline_s)
 
@@ -131,9 +131,11 @@ async def _last_version(file: ManifestFile, snapshot: Snapshot, app: str) -> int
 
 
 @asynccontextmanager
-async def _opened(config: QueueConfig, store: ObjectStore | None) -> AsyncIterator[ObjectStore]:
+async def _opened(
+    config: QueueConfig, store: ObjectStore | None, deadline_s: float
+) -> AsyncIterator[ObjectStore]:
     """The store to use; closed in the end if it was opened here."""
-    opened = store or open_store(config.store)
+    opened = store or open_store(config.store, deadline_s=deadline_s)
     try:
         yield opened
     finally:

@@ -63,7 +63,7 @@ class Consumer:
         self._clock = clock
         self._rng = rng
         self._owns_store = store is None and not isinstance(config.store, ObjectStore)
-        self._store = store or open_store(config.store)
+        self._store = store or open_store(config.store, deadline_s=config.retry_deadline_s)
         self._instruments = Instruments(registry)
         self._policy = RetryPolicy(deadline_s=config.retry_deadline_s)
         self._queue = QueueConsumer(

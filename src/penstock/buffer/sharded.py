@@ -127,7 +127,7 @@ class ShardedProducer:
     ) -> ShardedProducer:
         """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
         owns_store = not isinstance(config.store, ObjectStore)
-        store = open_store(config.store)
+        store = open_store(config.store, deadline_s=config.append_deadline_s)
         async with _opening(store, config.manifest_key, owns_store=owns_store):
             count = await _settle_layout(store, config.manifest_key, shards)
             share = replace(config, max_inflight_bytes=max(2, config.inflight_bytes_max // count))
@@ -191,7 +191,7 @@ class ShardedConsumer:
     ) -> ShardedConsumer:
         """Take all shards over. `last_acked` maps a shard to its stored sequence; others start in front."""
         owns_store = not isinstance(config.store, ObjectStore)
-        store = open_store(config.store)
+        store = open_store(config.store, deadline_s=config.retry_deadline_s)
         positions = dict(last_acked or {})
         async with _opening(store, config.manifest_key, owns_store=owns_store):
             count = await _settle_layout(store, config.manifest_key, None)

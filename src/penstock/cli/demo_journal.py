@@ -15,6 +15,8 @@ from pathlib import Path
 
 import xxhash
 
+from penstock.file_access import data_modes
+
 __all__ = ["Journal", "JournalReader", "JournalWriter", "Sums", "checksum_of", "read_journal"]
 
 CHECKSUM_END = 1 << 64
@@ -114,7 +116,8 @@ class JournalWriter:
     """Appends lines; each is one write."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._file = data_modes().new_file(str(path), flags)
 
     def offer(self, first: int, count: int) -> None:
         os.write(self._file, f"offer {first} {count}\n".encode())

@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.cli.demo_plan import Plan
 from penstock.errors import PenstockError
+from penstock.file_access import data_modes
 
 __all__ = ["Crew", "DemoFailed", "crew_of", "session_members"]
 
@@ -54,7 +55,8 @@ class Crew:
         self._driver = self._start("run", arguments)
 
     def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
-        with self._plan.log(name).open("ab") as log:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with open(data_modes().new_file(str(self._plan.log(name)), flags), "ab") as log:
             started = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Final, Protocol
 from penstock.cli.demo_journal import Journal, JournalReader
 from penstock.cli.demo_plan import ROWS, Plan, pipeline_text
 from penstock.cli.demo_processes import Crew, DemoFailed, crew_of
+from penstock.fs import OsFileSystem
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.outputs import table_of
@@ -75,7 +77,7 @@ class Outcome:
 
 def run_demo(plan: Plan, stage: Stage) -> Outcome:
     """From the first event to a stopped pipeline that has nothing left to do. Raises `DemoFailed`."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    OsFileSystem().make_dirs(os.path.abspath(plan.folder))
     plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
     with crew_of(plan) as crew:
         return _Story(plan, crew, stage).tell()

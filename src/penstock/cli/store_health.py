@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -14,6 +15,7 @@ from penstock.buffer.manifest_file import ManifestFile
 from penstock.cli.health import Check, Status, fail, ok, warn
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, PenstockError, PermissionDenied, Unavailable
+from penstock.file_access import DATA_MODE, data_modes
 from penstock.files.mounts import VOLATILE, device_kind
 from penstock.objects import ObjectStore, check_conditional_writes, join_key, open_store
 from penstock.units import format_duration, format_size
@@ -56,7 +58,7 @@ def check_directory(path: str) -> list[Check]:
             fail("directory", f"{path} does not exist, and {parent} is not writable", "mkdir it, or use sudo")
         ]
     usage = shutil.disk_usage(path)
-    checks = [room_check(usage.free, usage.total), _kind_check(path)]
+    checks = [room_check(usage.free, usage.total), _kind_check(path), _mode_check(path)]
     if not os.access(path, os.W_OK | os.X_OK):
         return [fail("directory", f"{path} is not writable", "run as its owner, or chown it"), *checks]
     return [ok("directory", f"{path} is writable"), *checks, _fsync_check(path)]
@@ -70,6 +72,18 @@ def room_check(free: int, total: int) -> Check:
     if free < ROOM_WARN_BYTES:
         return warn("disk", text, "make room soon")
     return ok("disk", text)
+
+
+def _mode_check(path: str) -> Check:
+    """Whether other users of the machine can look into the directory. Its mode is never changed here."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & ~data_modes().directory & 0o077:
+        return warn(
+            "access",
+            f"{path} has mode {mode:04o}: other users can enter it",
+            f"chmod {data_modes().directory:04o} {path}, or set {DATA_MODE} to what you want",
+        )
+    return ok("access", f"mode {mode:04o}")
 
 
 def _kind_check(path: str) -> Check:

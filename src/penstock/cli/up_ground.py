@@ -15,6 +15,7 @@ from typing import Final
 from penstock.cli.starting_file import DEFAULT_PIPELINE, pipeline_text
 from penstock.cli.up_file import Prepared, UpFile, data_directory
 from penstock.errors import ConfigError, Unavailable
+from penstock.file_access import data_modes
 from penstock.files.dirlock import DirectoryLock
 from penstock.fs import OsFileSystem
 from penstock.services.fleet.parts import Plan
@@ -40,7 +41,7 @@ def hold(plan: Plan) -> Iterator[None]:
     """The data directory, for this fleet alone. Raises `LockHeld`, which names the process that has it."""
     with ExitStack() as stack:
         stack.enter_context(DirectoryLock(OsFileSystem(), plan.layout.data_dir, name=LOCK_NAME))
-        os.makedirs(plan.layout.inner("run"), mode=0o700, exist_ok=True)
+        OsFileSystem().make_dirs(plan.layout.inner("run"))
         yield
 
 
@@ -57,7 +58,7 @@ def write_default_pipeline(file: UpFile) -> None:
         return
     path = Path(data_directory(file)) / DEFAULT_PIPELINE
     if not path.exists():
-        _write(path, pipeline_text(".."), mode=0o644)
+        _write(path, pipeline_text(".."), mode=data_modes().file)
 
 
 def write_collector_file(plan: Plan) -> None:
@@ -78,7 +79,7 @@ def _plain(value: object) -> object:
 
 def _write(path: Path, text: str, *, mode: int) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        OsFileSystem().make_dirs(os.path.abspath(path.parent))
         staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         staged.touch(mode=mode)
         staged.write_text(text, encoding="utf-8")

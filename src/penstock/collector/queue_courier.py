@@ -92,7 +92,9 @@ class QueueCourier:
 
     async def run(self) -> None:
         """Deliver. Cancelling it gives what is under way back to the store."""
-        opened = self._store or open_store(self._settings.store)
+        opened = self._store or open_store(
+            self._settings.store, deadline_s=parse_duration(self._settings.append_deadline)
+        )
         try:
             while True:
                 group = await self._gather()

@@ -30,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
+from penstock.fs import OsFileSystem
 
 __all__ = ["OPEN_TIMEOUT_S", "SlateSnapshot", "SlateStorage", "SlateStore"]
 
@@ -147,6 +148,9 @@ class SlateStorage(_Reader):
         """
         _RUNTIME.use(f"the database {name!r}")
         store = SlateStore(store) if isinstance(store, str) else store
+        if store.url.startswith("file:"):
+            # SlateDB makes its files with the process's umask, so the directory above keeps others out.
+            OsFileSystem().make_dirs(f"/{store.path(name)}")
         binding = slatedb()
         builder = binding.DbBuilder(store.path(name), store.handle)
         try:

@@ -4,7 +4,8 @@ Every object is a plain file at its key, and its version is the hash of its byte
 `.penstock/` with 64 lock files, shared out among the keys by hash, and the files being staged.
 
 A conditional write, all of it under the lock of its key: read and compare, stage, datasync, rename, sync the
-directory. A plain write stages first and holds the lock for the rename only.
+directory. A plain write stages first and holds the lock for the rename only. A lock that is not released in
+time raises `LockHeld`, which names the holder. Nothing was written then, and the caller may try again.
 
 Why reads sync the directory too: a rename is visible before it is durable. Without it,
 
@@ -41,11 +42,13 @@ from penstock.objects.buffers import flat_views, lazy_views
 from penstock.objects.keys import check_prefix, normalise_key
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 
-__all__ = ["SIDE_DIRECTORY", "ObjectDirectory"]
+__all__ = ["LOCK_WAIT_S", "SIDE_DIRECTORY", "ObjectDirectory"]
 
 SIDE_DIRECTORY: Final = ".penstock"
 _STRIPES: Final = 64
 _STALE_MS: Final = 3_600_000
+LOCK_WAIT_S: Final = 5.0
+"""How long a write waits for the lock of its key. A holder needs milliseconds, unless it is stopped."""
 POOLED_BYTES_MIN: Final = 256 << 10
 """From here on an object is read into Arrow's memory; below, that costs more than it saves."""
 
@@ -53,8 +56,9 @@ POOLED_BYTES_MIN: Final = 256 << 10
 class ObjectDirectory:
     """The calls of `ObjectStore`, blocking. Safe across threads, processes and a kill at any instant."""
 
-    def __init__(self, root: str, *, fs: FileSystem, clock: Clock) -> None:
+    def __init__(self, root: str, *, fs: FileSystem, clock: Clock, lock_wait_s: float = LOCK_WAIT_S) -> None:
         self._root = os.path.abspath(root)
+        self._lock_wait_s = lock_wait_s
         self._fs = fs
         self._clock = clock
         self._locks = os.path.join(self._root, SIDE_DIRECTORY, "locks")
@@ -194,7 +198,8 @@ class ObjectDirectory:
 
     def _lock(self, key: str) -> contextlib.AbstractContextManager[None]:
         stripe = xxhash.xxh3_64_intdigest(key.encode()) % _STRIPES
-        return self._fs.lock(os.path.join(self._locks, f"{stripe:02x}"))
+        path = os.path.join(self._locks, f"{stripe:02x}")
+        return self._fs.lock(path, wait_s=self._lock_wait_s, note=b"%d\n" % os.getpid())
 
     @contextlib.contextmanager
     def _staged(self, views: Iterable[memoryview]) -> Iterator[str]:

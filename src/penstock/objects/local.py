@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.fs import FileSystem, OsFileSystem
-from penstock.objects.directory import ObjectDirectory
+from penstock.objects.directory import LOCK_WAIT_S, ObjectDirectory
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 from penstock.objects.workers import Workers
 
@@ -25,9 +25,15 @@ class LocalStore:
     """
 
     def __init__(
-        self, root: str | Path, fs: FileSystem | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        root: str | Path,
+        fs: FileSystem | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
-        self._core = ObjectDirectory(str(root), fs=fs or OsFileSystem(), clock=clock)
+        """`lock_wait_s` bounds the wait for another writer's lock; then a write raises `LockHeld`."""
+        self._core = ObjectDirectory(str(root), fs=fs or OsFileSystem(), clock=clock, lock_wait_s=lock_wait_s)
         self._workers = Workers("local", _THREADS)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import ConfigError
+from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.local import LocalStore
 from penstock.objects.memory import named_memory_store
 from penstock.objects.settings import StoreAddress, StoreConfig
@@ -13,10 +14,11 @@ from penstock.objects.store import ObjectStore
 __all__ = ["open_store"]
 
 
-def open_store(spec: str | StoreConfig | ObjectStore) -> ObjectStore:
+def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
     """The store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
 
-    A store given as such is returned as it is. Nothing is contacted yet. Raises `ConfigError`.
+    A store given as such is returned as it is. Nothing is contacted yet. `deadline_s` is how long the caller
+    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
     """
     if isinstance(spec, str):
         spec = StoreConfig(url=spec)
@@ -38,4 +40,5 @@ def open_store(spec: str | StoreConfig | ObjectStore) -> ObjectStore:
         )
     if address.scheme == "memory":
         return named_memory_store(address.bucket)
-    return LocalStore(os.path.abspath(os.path.expanduser(address.path)))
+    lock_wait_s = LOCK_WAIT_S if deadline_s is None else min(LOCK_WAIT_S, deadline_s)
+    return LocalStore(os.path.abspath(os.path.expanduser(address.path)), lock_wait_s=lock_wait_s)

@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
+from penstock.file_access import data_modes
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.http.process import run, settle, tune
@@ -141,7 +142,8 @@ def write_port_file(path: str, host: str, port: int) -> None:
     staged = f"{path}.{os.getpid()}.tmp"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        with open(staged, "w", encoding="ascii") as file:
+        fd = data_modes().new_file(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        with open(fd, "w", encoding="ascii") as file:
             file.write(text)
         os.replace(staged, path)
     except OSError as error:

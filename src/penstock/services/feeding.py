@@ -174,7 +174,7 @@ class Feed:
         self._config = config
         self._database = database
         self._owns_store = store is None and not isinstance(config.queue.store, ObjectStore)
-        self._store = store or open_store(config.queue.store)
+        self._store = store or open_store(config.queue.store, deadline_s=config.queue.retry_deadline_s)
         self._clock = clock
         self._rng = rng
         self._registry = registry or Registry()

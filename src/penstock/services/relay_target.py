@@ -50,7 +50,7 @@ class RelayTarget:
         self._app = app
         self._clock = clock
         self._rng = rng
-        self._store = open_store(config.store)
+        self._store = open_store(config.store, deadline_s=config.append_deadline_s)
 
     async def position(self, topic: str) -> Position:
         """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`."""
@@ -104,7 +104,7 @@ async def open_target(
     config: ProducerConfig, app: str, *, clock: Clock, rng: random.Random
 ) -> AsyncIterator[RelayTarget]:
     """The queue with its store open; of a sharded queue, the shard of `app`."""
-    store = open_store(config.store)
+    store = open_store(config.store, deadline_s=config.append_deadline_s)
     try:
         shards = await read_layout(store, config.manifest_key)
         own = config if shards is None else shard_config(config, shard_of(app.encode(), shards))

@@ -269,14 +269,20 @@ class FakeDisk:
 
     @contextlib.contextmanager
     def lock(
-        self, path: str, *, shared: bool = False, wait: bool = True, note: bytes = b""
+        self,
+        path: str,
+        *,
+        shared: bool = False,
+        wait: bool = True,
+        wait_s: float | None = None,
+        note: bytes = b"",
     ) -> Iterator[None]:
         with self._call("lock", path):
             parent, name = self._parent(path)
             file = parent.visible.setdefault(name, _File())
             held = self._locked.get(path, 0)
             if held < 0 or (held > 0 and not shared):
-                if wait:
+                if wait and wait_s is None:
                     raise AssertionError(f"deadlock: {path} is already held")
                 raise LockHeld(f"{path} is held by somebody else; wait until they are done")
             if note and isinstance(file, _File):

@@ -32,6 +32,8 @@ __all__ = ["LOCK_FILE", "SegmentProcess", "await_earlier"]
 LOCK_FILE: Final = ".segments.lock"
 ROWS_MIN: Final = 5000
 """Fewer rows than this are not worth the way to another process."""
+EARLIER_WAIT_S: Final = 60.0
+"""A segment process ends with its parent, unless it was stopped or hangs in a system call."""
 _NICENESS: Final = 5
 """Requests go first; the log may be a little longer for it."""
 
@@ -39,8 +41,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def await_earlier(fs: FileSystem, data_dir: str) -> None:
-    """Return when no process of an earlier start writes segments any more."""
-    with fs.lock(os.path.join(data_dir, LOCK_FILE)):
+    """Return when no process of an earlier start writes segments any more.
+
+    Raises `LockHeld`, which names the holder, if one is still there after a minute.
+    """
+    with fs.lock(os.path.join(data_dir, LOCK_FILE), wait_s=EARLIER_WAIT_S):
         pass
 
 
@@ -93,7 +98,8 @@ def _begin(data_dir: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(_NICENESS)
     fs = OsFileSystem()
-    _held.enter_context(fs.lock(os.path.join(data_dir, LOCK_FILE)))
+    path = os.path.join(data_dir, LOCK_FILE)
+    _held.enter_context(fs.lock(path, wait_s=EARLIER_WAIT_S, note=b"%d\n" % os.getpid()))
     _tiers = Tiers(LocalSegmentRoot(fs, data_dir))
 
 

@@ -318,7 +318,7 @@ def test_a_real_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None:
     store = SegmentStore.open(OsFileSystem(), str(tmp_path / "segments"), str(tmp_path / "quarantine"))
     store.write(sealed_of(*[batch(*range(10_000)) for _ in range(8)]), 1)
     path = Path(store.path(1))
-    assert path.stat().st_mode & 0o777 == 0o440
+    assert path.stat().st_mode & 0o777 == 0o400
     before = pa.total_allocated_bytes()
     got = list(store.batches(1))
     assert pa.total_allocated_bytes() - before < 4096

@@ -75,7 +75,7 @@ def test_rotated_files_are_cut_and_protected_and_numbered_upwards(tmp_path: Path
     assert rotated == [f"quiver.wal.{n}" for n in range(1, len(rotated) + 1)]
     for name in rotated:
         file = tmp_path / name
-        assert file.stat().st_mode & 0o777 == 0o440
+        assert file.stat().st_mode & 0o777 == 0o400
         assert not file.read_bytes().endswith(bytes(64))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import Corrupt, Unsupported
+from penstock.fs import OsFileSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +50,11 @@ class Checkpoint:
     @property
     def is_local(self) -> bool:
         return self._local is not None
+
+    def prepare(self) -> None:
+        """Make a local folder with Penstock's modes: Spark's own files in it have those of the umask."""
+        if self._local is not None:
+            OsFileSystem().make_dirs(os.path.abspath(self._local))
 
     @property
     def query_id(self) -> str | None:

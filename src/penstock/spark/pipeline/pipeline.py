@@ -118,6 +118,7 @@ class Pipeline:
         """
         schema = self.schema(spark)
         checkpoint = self._checkpoint(spark)
+        checkpoint.prepare()
         origin = self._origin(checkpoint)
         classic = _is_classic(spark)
         run = RunningPipeline(self, origin, on_line, known=None if classic else self._known(checkpoint))

@@ -1,0 +1,260 @@
+"""Who may use a file: the modes of what Penstock creates, and locks between processes.
+
+Directories are created with mode 0700, files and lock files with 0600, whatever the umask is. The environment
+variable `PENSTOCK_DATA_MODE` sets another mode for directories, such as 0750 or 0770. Files then get the same
+read and write bits. A lock file can be opened only by those who may write: whoever can open it can hold the
+lock, and a reader that held it would stop every writer. Modes of existing files and directories stay as they
+are, except that an old lock file loses the read bits of users who may not write it.
+
+A lock is an `flock`. It ends with its process, but a stopped process keeps it, so every wait of a store has
+an end. The error then names the holder: from the kernel's table of locks, or else from the process id that
+holders leave in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import stat as stat_bits
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import ConfigError, Unavailable
+
+__all__ = [
+    "DATA_MODE",
+    "DataModes",
+    "FileLock",
+    "LockHeld",
+    "close_lock",
+    "data_modes",
+    "holder",
+    "open_lock",
+]
+
+DATA_MODE: Final = "PENSTOCK_DATA_MODE"
+_FIRST_LOOK_S: Final = 0.0005
+_LOOK_S_MAX: Final = 0.02
+_COMMAND_CHARS_MAX: Final = 120
+
+
+class LockHeld(Unavailable):
+    """Somebody else holds the lock. Nothing was done under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataModes:
+    """The modes of new directories, files and lock files."""
+
+    directory: int = 0o700
+    file: int = 0o600
+    lock: int = 0o600
+
+    def new_file(self, path: str, flags: int, *, lock: bool = False) -> int:
+        """Open `path`, which is made if `flags` say so; returns its descriptor. Raises `OSError`."""
+        mode = self.lock if lock else self.file
+        if mode == 0o600 or os.path.exists(path):
+            return os.open(path, flags, mode)
+        fd = os.open(path, flags, mode)
+        with contextlib.suppress(PermissionError):  # somebody else made it a moment ago
+            os.fchmod(fd, mode)  # the umask has taken bits away that were asked for
+        return fd
+
+    def new_directory(self, path: str) -> None:
+        """Make one directory. Raises `OSError`."""
+        os.mkdir(path, self.directory)
+        if self.directory != 0o700:
+            inherited = os.stat(path).st_mode & stat_bits.S_ISGID
+            os.chmod(path, self.directory | inherited)
+
+
+def data_modes() -> DataModes:
+    """The modes to create with, by the environment. Raises `ConfigError`."""
+    return _parsed(os.environ.get(DATA_MODE, ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> DataModes:
+    if not text:
+        return DataModes()
+    digits = text.removeprefix("0o")
+    mode = int(digits, 8) if digits and set(digits) <= set("01234567") else -1
+    if not 0o700 <= mode <= 0o777:
+        raise ConfigError(
+            f"{DATA_MODE}: expected the octal mode of directories, 0700 to 0777 as in 0750, found {text!r}"
+        )
+    writers = mode & 0o222
+    return DataModes(directory=mode, file=mode & 0o666, lock=writers | writers << 1)
+
+
+class FileLock:
+    """One held (or awaited) lock file; `fd` becomes None in a forked child, which never owned the lock."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd: int | None = fd
+        self.path = path
+
+    def acquire(self, *, shared: bool, wait_s: float | None, note: bytes) -> None:
+        """Take the lock, waiting at most `wait_s` seconds (None: without an end).
+
+        Raises `LockHeld`, which names the holder, and `OSError`. The `note` of an exclusive holder is left
+        in the file.
+        """
+        assert self.fd is not None
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        if wait_s is None:
+            fcntl.flock(self.fd, kind)
+        elif not self._is_taken(kind, wait_s):
+            waited = f" and was not released within {wait_s:g} s" if wait_s else ""
+            raise LockHeld(
+                f"{self.path} is held by {holder(self.path)}{waited}; wait for that process or stop it"
+            )
+        if note and os.pread(self.fd, len(note) + 1, 0) != note:
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, note, 0)
+
+    def _is_taken(self, kind: int, wait_s: float) -> bool:
+        """Look again and again: a blocking `flock` has no deadline. The pauses stay below a disk's sync."""
+        assert self.fd is not None
+        deadline = time.monotonic() + wait_s
+        pause_s = _FIRST_LOOK_S
+        while True:
+            try:
+                fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LOOK_S_MAX)
+
+
+class _Locks:
+    """The lock handles of this process, so that a forked child can drop its copies.
+
+    A flock belongs to the open file, which a fork shares: a child that kept its copy would hold the
+    parent's lock after the parent let go or died. The mutex keeps a fork from falling between the opening
+    of a lock file and its entry here.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: set[FileLock] = set()
+        os.register_at_fork(
+            before=self._mutex.acquire, after_in_parent=self._mutex.release, after_in_child=self._forget
+        )
+
+    def open(self, path: str) -> FileLock:
+        with self._mutex:
+            fd = data_modes().new_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, lock=True)
+            lock = FileLock(fd, path)
+            self._held.add(lock)
+            _close_to_readers(fd)
+            return lock
+
+    def close(self, lock: FileLock) -> None:
+        with self._mutex:
+            self._held.discard(lock)
+            fd, lock.fd = lock.fd, None
+            if fd is not None:
+                try:
+                    # Not left to the closing: a child forked a moment ago may not have dropped its copy yet.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                finally:
+                    os.close(fd)
+
+    def _forget(self) -> None:
+        held, self._held = self._held, set()
+        for lock in held:
+            if lock.fd is not None:
+                os.close(lock.fd)
+                lock.fd = None
+        self._mutex.release()
+
+
+_LOCKS = _Locks()
+open_lock = _LOCKS.open
+close_lock = _LOCKS.close
+
+
+def _close_to_readers(fd: int) -> None:
+    """Take the read bit from users who may not write: they could hold the lock and never need it."""
+    mode = stat_bits.S_IMODE(os.fstat(fd).st_mode)
+    kept = mode & ~((mode & 0o444) & ~(mode & 0o222) << 1)
+    if kept != mode:
+        with contextlib.suppress(OSError):  # it belongs to somebody else, or the device keeps no modes
+            os.fchmod(fd, kept)
+
+
+def holder(path: str) -> str:
+    """The holder of a lock file for an error message: process id, command and whether it is stopped."""
+    pid, source = _pid_in_kernel_table(path), ""
+    if pid is None:
+        pid, source = _pid_in_file(path), ", as it noted in that file"
+    if pid is None:
+        return "an unknown process (it left no process id, and the kernel does not show one)"
+    command, stopped = _command(pid), _is_stopped(pid)
+    named = f"process {pid}{f' ({command})' if command else ''}{source}"
+    return f"{named}, which is stopped: continue it with `kill -CONT {pid}`, or end it" if stopped else named
+
+
+def _pid_in_kernel_table(path: str) -> int | None:
+    """The process that /proc/locks names for this file. None if there is no such table or line."""
+    try:
+        info = os.stat(path)
+        with open("/proc/locks", encoding="ascii", errors="replace") as table:
+            lines = table.read().splitlines()
+    except OSError:
+        return None
+    inode = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    for line in lines:
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == inode and fields[4].isdigit():
+            return int(fields[4]) or None
+    return None
+
+
+def _pid_in_file(path: str) -> int | None:
+    """The process id at the end of the holder's note, if such a process lives."""
+    try:
+        with open(path, "rb") as file:
+            words = file.read(4096).decode("ascii", "replace").replace("=", " ").split()
+    except OSError:
+        return None
+    if not words or not words[-1].isdigit():
+        return None
+    pid = int(words[-1])
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return pid if error.errno == errno.EPERM else None
+    except OverflowError:
+        return None
+    return pid or None
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            raw = file.read(4096)
+    except OSError:
+        return ""
+    words = " ".join(part.decode("utf-8", "replace") for part in raw.split(b"\0") if part)
+    shown = "".join(char if char.isprintable() else "?" for char in words)
+    return shown if len(shown) <= _COMMAND_CHARS_MAX else f"{shown[:_COMMAND_CHARS_MAX]}..."
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+    except OSError:
+        return False

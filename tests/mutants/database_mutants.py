@@ -6,6 +6,7 @@ from tests.mutants.mutants import Mutant
 
 __all__ = ["DATABASE_MUTANTS"]
 
+POSITIONS = "tests/crash/test_position_damage.py"
 DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
 FOLDING = "tests/unit/timeseries/test_folding.py"
@@ -22,6 +23,27 @@ LOOKUP = (
 )
 
 DATABASE_MUTANTS = (
+    Mutant(
+        name="a feed continues on a queue that is behind its database",
+        file="services/feeding.py",
+        old="        if last >= following:\n",
+        new="        if last >= following + 2**64:\n",
+        test=f"{POSITIONS}::test_no_damage_to_queue_or_database_loses_a_record_silently[queue-older-3]",
+    ),
+    Mutant(
+        name="a feed trusts the number of its last batch without its name",
+        file="services/feeding.py",
+        old="found is not None and found != stored.location",
+        new="found is None",
+        test=f"{POSITIONS}::test_no_damage_to_queue_or_database_loses_a_record_silently[queue-older-20]",
+    ),
+    Mutant(
+        name="a feed begins after batches that left the queue and are not in its database",
+        file="services/feeding.py",
+        old="        missing = index.first - (last + 1)\n",
+        new="        missing = 0\n",
+        test=f"{FEEDING}::test_a_database_that_is_older_than_the_queue_is_refused_until_the_gap_is_accepted",
+    ),
     Mutant(
         name="a new series gets the largest id that is stored",
         file="timeseries/records.py",

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.objects import ObjectStore
 
-__all__ = ["DeadLetter", "store_dead_letter"]
+__all__ = ["DeadLetter", "dead_sequences", "store_dead_letter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +51,10 @@ async def store_dead_letter(
         await store.put(letter.bytes_key, data)
     await store.put(letter.record_key, msgspec.json.encode(letter))
     return letter
+
+
+async def dead_sequences(store: ObjectStore, manifest_path: str) -> set[int]:
+    """The numbers of the batches that were set aside. Raises as the store does."""
+    names = [info.key.rpartition("/")[2] for info in await store.list(f"{manifest_path}.dead/")]
+    numbers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    return {int(number) for number in numbers if number.isdecimal()}

@@ -1,6 +1,7 @@
 """How far the source of a database was taken: stored with the rows, never passed over or taken back.
 
-    position    u64, the number of the last batch, and the name of the source as UTF-8
+    position    u64, the number of the last batch, the name of the source as UTF-8, and, if it is known, a
+                zero byte and the name of that batch: a source that was set back has another one there
 
 A position without a name was stored before there were names, or by a caller that has none.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import Corrupt, InvalidInput
@@ -33,6 +34,8 @@ class Position:
 
     sequence: int
     source: str = ""
+    location: str = field(default="", compare=False)
+    """The name of the batch in its source; empty if it was not stored."""
 
     def __post_init__(self) -> None:
         if isinstance(self.sequence, bool) or not isinstance(self.sequence, int):
@@ -44,7 +47,8 @@ class Position:
             raise InvalidInput(f"the name of a source is {wanted}, not {self.source!r:.80}")
 
     def encode(self) -> bytes:
-        return _SEQUENCE.pack(self.sequence) + self.source.encode()
+        batch = f"\0{self.location}".encode() if self.location else b""
+        return _SEQUENCE.pack(self.sequence) + self.source.encode() + batch
 
     @classmethod
     def decode(cls, value: bytes) -> Position:
@@ -52,7 +56,8 @@ class Position:
         if len(value) < _SEQUENCE.size:
             raise Corrupt(f"a position has at least {_SEQUENCE.size} bytes, not {len(value)}")
         try:
-            return cls(_SEQUENCE.unpack_from(value)[0], value[_SEQUENCE.size :].decode())
+            source, _, location = value[_SEQUENCE.size :].decode().partition("\0")
+            return cls(_SEQUENCE.unpack_from(value)[0], source, location)
         except UnicodeDecodeError as error:
             raise Corrupt(f"the name of a source is not UTF-8: {error}") from None
         except InvalidInput as error:

@@ -26,6 +26,8 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from penstock import errors
 from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, Metadata
+from penstock.buffer.dead_letter import dead_sequences
+from penstock.buffer.inspect import QueueReader
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Durability, Position, WriteHandle
 from penstock.ids import SYSTEM_RNG
@@ -53,6 +55,10 @@ _FOREVER = RetryPolicy(floor_s=0.05, ceiling_s=5.0, deadline_s=math.inf)
 """Faults that pass are waited out: whoever runs a feed watches its lag, and stops it."""
 _REPEATABLE = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
 """What passes, of the queue: all that is asked of it may be done twice."""
+_SET_BACK = (
+    "Restore the newer copy of the queue, or a copy of the database that is as old as the queue; new records"
+    " would be passed over otherwise"
+)
 _LETTERS_KEPT = 100
 """Records set aside that a report lists; it counts all."""
 
@@ -208,7 +214,10 @@ class Feed:
         batches.
         """
         try:
-            self.report.through = self._begin_behind(await self._database.stored_position())
+            stored = await self._database.stored_position()
+            self.report.through = self._begin_behind(stored)
+            if not await self._lasting(functools.partial(self._continues, stored), on=_REPEATABLE):
+                self.report.through = None
             self._sequence.set(-1 if self.report.through is None else self.report.through)
             consumer = await self._lasting(self._open, on=_REPEATABLE)
             try:
@@ -235,6 +244,60 @@ class Feed:
             )
         _log.warning("the queue %s is adopted as %s in place of %s", self.queue_name, adoption, stored.source)
         return stored.sequence if adoption is AdoptQueue.MOVED else None
+
+    async def _continues(self, stored: Position | None) -> bool:
+        """Whether the queue holds what comes after the stored position; False to take what it has.
+
+        Raises `Corrupt`, before the queue is touched, if one of the two was replaced by an older copy. Then
+        the queue would give the numbers up to the position to new records, and the feed would pass them over,
+        or batches that the database does not have any more have left the queue.
+        """
+        reader = QueueReader(self._store, self._config.queue.manifest_key, clock=self._clock)
+        index = await reader.index()
+        following = index.footer.next_sequence
+        if stored is None or self.report.through is None:
+            if index.first:
+                _log.warning(
+                    "%s begins at batch %d, and the database has none of it: batches 0 to %d left the queue"
+                    " before this feed",
+                    self.queue_name,
+                    index.first,
+                    index.first - 1,
+                )
+            return True
+        last = stored.sequence
+        if last >= following:
+            raise errors.Corrupt(
+                f"the database has batches of {self.queue_name} up to {last}, but the queue has handed out"
+                f" numbers only up to {following - 1}: the queue was replaced by an older copy, or deleted"
+                f" and made again. {_SET_BACK}"
+            )
+        left = await reader.dequeued()
+        found = left.get(last) if last < index.first else index[last - index.first].location
+        if stored.location and found is not None and found != stored.location:
+            raise errors.Corrupt(
+                f"batch {last} of {self.queue_name}, the last that the database has, was {stored.location},"
+                f" and now {found} has this number: the queue was replaced by an older copy and written to"
+                f" since. {_SET_BACK}"
+            )
+        missing = index.first - (last + 1)
+        if missing > 0:  # a batch that was set aside leaves the queue without a write of the database
+            aside = await dead_sequences(self._store, self._config.queue.manifest_key)
+            missing -= sum(last < number < index.first for number in aside)
+        if missing <= 0:
+            return True
+        text = (
+            f"the database has batches of {self.queue_name} up to {last}, but the queue begins at"
+            f" {index.first}: {missing} batches after {last} were acknowledged and are in neither."
+        )
+        if self._config.adoption is AdoptQueue.NEW:
+            _log.warning("%s The queue is adopted as new: these stay missing", text)
+            return False
+        raise errors.Corrupt(
+            f"{text} The database was replaced by an older copy, or another consumer took them. Restore the"
+            " newer copy of the database; or, to accept the gap, adopt the queue once as 'new'"
+            " (--adopt-queue new)"
+        )
 
     async def _open(self) -> Consumer:
         return await Consumer.open(
@@ -284,7 +347,7 @@ class Feed:
         # The same object a second time is an append that some client repeated: only its number is new.
         records = [] if batch.duplicate_of is not None else batch.entries
         payloads = payload_per_record(batch.metadata, len(records))
-        position = Position(batch.sequence, self.queue_name)
+        position = Position(batch.sequence, self.queue_name, batch.location)
         aside: dict[int, RefusedRecord] = {}
 
         async def set_aside(refused: Sequence[RefusedRecord]) -> None:

@@ -48,7 +48,9 @@ class FedTimeSeries:
         series, refused, rejected = await asyncio.to_thread(_read, records, metadata)
         if refused:
             await set_aside(refused)
-        handle = await self._database.write(series, sequence=position.sequence, source=position.source)
+        handle = await self._database.write(
+            series, sequence=position.sequence, source=position.source, location=position.location
+        )
         await handle.epoch()  # a refusal is told of the batch it is for, not of those behind it
         self._rejected.inc(rejected)
         return handle

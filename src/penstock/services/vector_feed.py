@@ -29,13 +29,17 @@ class FedVectors:
         entries, refused = await asyncio.to_thread(_read, self._store.collection, records, metadata)
         if refused:
             await set_aside(refused)
-        return await self._store.write(Write(tuple(entries), position.sequence, position.source))
+        return await self._store.write(
+            Write(tuple(entries), position.sequence, position.source, position.location)
+        )
 
     async def stored_position(self) -> Position | None:
         """See `FedDatabase.stored_position`."""
         await self._store.flush()
         sequence = self._store.position
-        return None if sequence is None else Position(sequence, self._store.source)
+        if sequence is None:
+            return None
+        return Position(sequence, self._store.source, self._store.location)
 
     async def sync(self) -> None:
         """See `FedDatabase.sync`."""

@@ -157,18 +157,20 @@ class TimeSeries:
         families: Mapping[str, Metadata] | None = None,
         sequence: int | None = None,
         source: str = "",
+        location: str = "",
         timeout: float | None = None,
     ) -> WriteHandle:
         """Queue series as one write: all of it is stored and seen together, or none.
 
-        `families` says more of metrics by name. `sequence` is stored in the same batch, with the name of the
-        `source` that counts it. Samples that the retention has passed by are left out. Waits for room, and
+        `families` says more of metrics by name. `sequence` is stored in the same batch, with the names of
+        the `source` that counts it and of its batch there (`location`). Samples that the retention has passed
+        by are left out. Waits for room, and
         for hours that have to be read first; raises `WriteTimeout`, with `series` in its `write`, if that
         takes longer than `timeout`, `InvalidInput` for times out of range, for more than `HOURS_MAX` hours
         and for metadata or a source that cannot be stored, `FlushError` and `Shutdown` when it is over.
         Labels are checked when the write is applied: then the handle raises `ApplyError`.
         """
-        position = None if sequence is None else Position(sequence, source)
+        position = None if sequence is None else Position(sequence, source, location)
         write = self._kept(prepare_write(series, families, position))
         try:
             handle = await self._queued(write, timeout)

@@ -51,11 +51,17 @@ class TimeSeries(BlockingDatabase[_database.TimeSeries]):
         families: Mapping[str, Metadata] | None = None,
         sequence: int | None = None,
         source: str = "",
+        location: str = "",
         timeout: float | None = None,
     ) -> WriteHandle:
         """Queue series as one write, when there is room. See the async `write`."""
         writing = self._inner.write(
-            series, families=families, sequence=sequence, source=source, timeout=timeout
+            series,
+            families=families,
+            sequence=sequence,
+            source=source,
+            location=location,
+            timeout=timeout,
         )
         return WriteHandle(self._loop.run(writing), self._loop)
 

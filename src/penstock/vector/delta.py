@@ -28,6 +28,8 @@ class Write:
     position: int | None = None
     source: str = ""
     """The name of what counts the positions."""
+    location: str = ""
+    """The name of the batch at `position`, if it has one."""
 
     @property
     def items(self) -> int:
@@ -60,7 +62,7 @@ class VectorDelta(Delta[Write, Collection]):
 
     def apply_one(self, write: Write) -> int:
         """How many entries were taken. Raises `InvalidInput` if one of them is wrong, and takes none then."""
-        position = None if write.position is None else Position(write.position, write.source)
+        position = None if write.position is None else Position(write.position, write.source, write.location)
         with self._source.taking(position):
             self._take(write)
         if position is not None:

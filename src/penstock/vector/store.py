@@ -190,6 +190,12 @@ class VectorStore:
         position = self._snapshot.position
         return "" if position is None else position.source
 
+    @property
+    def location(self) -> str:
+        """The name of the batch that `position` is of, or nothing if it was not stored."""
+        position = self._snapshot.position
+        return "" if position is None else position.location
+
     async def get(self, external_id: str) -> Vector | None:
         """The vector as it was written, or None.
 

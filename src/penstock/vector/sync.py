@@ -60,6 +60,11 @@ class VectorStore(BlockingDatabase[_store.VectorStore]):
         """The name of the source that `position` is of, or nothing if it has none."""
         return self._inner.source
 
+    @property
+    def location(self) -> str:
+        """The name of the batch that `position` is of, or nothing if it was not stored."""
+        return self._inner.location
+
     def upsert(self, vectors: Iterable[Vector], *, timeout: float | None = None) -> WriteHandle:
         """Store vectors, each in place of what its id stood for. See the async `upsert`."""
         return WriteHandle(self._loop.run(self._inner.upsert(vectors, timeout=timeout)), self._loop)

@@ -12,7 +12,7 @@ from tests.unit.timeseries.database_doubles import START_MS, contents, disk, ope
 
 from penstock.buffer import Consumer, ConsumerConfig, FencedError, Metadata, Producer, ProducerConfig
 from penstock.coordinator import ApplyError, FlushFenced, Position, WriteHandle
-from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
+from penstock.errors import ConfigError, Corrupt, OutcomeUnknown, PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
 from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
@@ -45,6 +45,11 @@ def feed(store: MemoryStore, database: TimeSeries, **settings: object) -> Feed:
 
 async def letters(store: MemoryStore, sequence: int) -> RecordLetters:
     return read_letters(bytes((await store.get(letters_key("ingest/manifest", sequence))).data))
+
+
+async def copied(store: MemoryStore, target: MemoryStore) -> None:
+    for info in await store.list(""):
+        await target.put(info.key, (await store.get(info.key)).data)
 
 
 async def queue_length(store: MemoryStore) -> int:
@@ -285,9 +290,51 @@ async def test_a_queue_that_has_moved_goes_on_behind_what_was_stored(store: Memo
     there, moved = disk(), MemoryStore("moved")
     await numbers(store, 0, 2)
     assert await fed_from(there, store) == [0, 1]
-    await numbers(moved, 100, 2)  # a copy that differs, to see that its first two are passed by
+    await copied(store, moved)
     await numbers(moved, 2, 1)
     assert await fed_from(there, moved, "moved") == [0, 1, 2]
+
+
+async def test_a_queue_with_other_batches_is_not_taken_for_one_that_has_moved(store: MemoryStore) -> None:
+    there, other = disk(), MemoryStore("other")
+    await numbers(store, 0, 2)
+    assert await fed_from(there, store) == [0, 1]
+    await numbers(other, 100, 3)
+    with pytest.raises(Corrupt, match=r"batch 1 of .* was ingest/.* and now ingest/"):
+        await fed_from(there, other, "moved")
+
+
+async def test_a_queue_that_is_behind_the_database_is_refused_before_it_is_touched(
+    store: MemoryStore,
+) -> None:
+    there, older = disk(), MemoryStore("queue")
+    await numbers(store, 0, 2)
+    await copied(store, older)
+    await numbers(store, 2, 3)
+    assert await fed_from(there, store) == [0, 1, 2, 3, 4]
+    before = (await older.get("ingest/manifest")).version
+    with pytest.raises(Corrupt, match="up to 4, but the queue has handed out numbers only up to 1"):
+        await fed_from(there, older)
+    assert (await older.get("ingest/manifest")).version == before
+    await numbers(older, 100, 9)  # past the position: the numbers say nothing any more, the names do
+    with pytest.raises(Corrupt, match="has this number: the queue was replaced by an older copy"):
+        await fed_from(there, older)
+
+
+async def test_a_database_that_is_older_than_the_queue_is_refused_until_the_gap_is_accepted(
+    store: MemoryStore,
+) -> None:
+    older, newer = disk(), disk()
+    await numbers(store, 0, 2)
+    assert await fed_from(older, store) == [0, 1]
+    await numbers(store, 2, 2)
+    async with await opened(newer.open()) as database:
+        await database.write([], sequence=1)
+    await fed_from(newer, store)
+    await numbers(store, 4, 1)
+    with pytest.raises(Corrupt, match="up to 1, but the queue begins at 4: 2 batches after 1"):
+        await fed_from(older, store)
+    assert await fed_from(older, store, "new") == [0, 1, 4]
 
 
 async def test_a_position_without_a_name_is_adopted_at_the_first_start(store: MemoryStore) -> None:

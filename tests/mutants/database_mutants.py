@@ -24,6 +24,13 @@ LOOKUP = (
 
 DATABASE_MUTANTS = (
     Mutant(
+        name="a relay forgets its last record when its batch was consumed",
+        file="services/relay_target.py",
+        old=" or await self._remembered(seq))",
+        new=")",
+        test="tests/process/test_relay.py::test_a_topic_that_was_made_anew_is_noticed_when_everything_was_consumed[8]",
+    ),
+    Mutant(
         name="a feed continues on a queue that is behind its database",
         file="services/feeding.py",
         old="        if last >= following:\n",

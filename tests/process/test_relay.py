@@ -166,6 +166,39 @@ async def test_a_gap_fails_is_skipped_or_is_recorded(client: Client, topic: str)
 
 
 @pytest.mark.parametrize("anew", [2, 5, 8])
+async def test_a_topic_that_was_made_anew_is_noticed_when_everything_was_consumed(
+    client: Client, topic: str, store: MemoryStore, anew: int
+) -> None:
+    await fill(client, topic, range(5))
+    await relay(client, plan(topic, store))
+    assert numbers(await delivered(store, ack=True)) == [*range(5)]
+    await client.remove_topic(topic)
+    await asyncio.sleep(0.005)  # a record of the same number and the same millisecond would be taken for it
+    await fill(client, topic, range(100, 100 + anew))
+    with pytest.raises(TopicChanged, match="made anew"):
+        await relay(client, plan(topic, store, on_gap="skip"))
+    assert await delivered(store) == []
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "truncated", "missing"])
+async def test_a_relay_whose_note_is_damaged_continues(
+    client: Client, topic: str, store: MemoryStore, damage: str
+) -> None:
+    await fill(client, topic, range(5))
+    await relay(client, plan(topic, store))
+    assert numbers(await delivered(store, ack=True)) == [*range(5)]
+    [note] = await store.list("ingest/manifest.relay/")
+    raw = bytes((await store.get(note.key)).data)
+    if damage == "missing":
+        await store.delete_many([note.key])
+    else:
+        await store.put(note.key, bytes(len(raw)) if damage == "zeroed" else raw[: len(raw) // 2])
+    await fill(client, topic, range(5, 8))
+    await relay(client, plan(topic, store))
+    assert numbers(await delivered(store)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("anew", [2, 5, 8])
 async def test_a_topic_that_was_made_anew_is_noticed(
     client: Client, topic: str, store: MemoryStore, anew: int
 ) -> None:

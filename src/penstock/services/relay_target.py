@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+import xxhash
 
 from penstock.buffer import (
     Metadata,
@@ -17,11 +21,13 @@ from penstock.buffer import (
     store_batch,
 )
 from penstock.buffer.append import last_version
+from penstock.buffer.errors import storage_error
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.sharded import read_layout, shard_config, shard_of
 from penstock.buffer.transaction import NO_VERSION, find_tag
 from penstock.clock import Clock
+from penstock.errors import NotFound, PenstockError
 from penstock.objects import open_store
 from penstock.retry import RetryPolicy
 from penstock.services.relay_draft import Draft, Identity, identity_of
@@ -29,6 +35,7 @@ from penstock.services.relay_errors import RelayTaken
 
 __all__ = ["Position", "RelayTarget", "open_target"]
 
+_log = logging.getLogger(__name__)
 _LOOK_BACK: Final = 64
 """Entries looked through, from the newest, for the last one of this relay."""
 
@@ -39,7 +46,7 @@ class Position:
 
     seq: int | None
     last: Identity | None = None
-    """The last record that was relayed, if the queue still holds it."""
+    """The last record that was relayed, if the queue or the object beside it still names it."""
 
 
 class RelayTarget:
@@ -51,6 +58,8 @@ class RelayTarget:
         self._clock = clock
         self._rng = rng
         self._store = open_store(config.store, deadline_s=config.append_deadline_s)
+        digest = xxhash.xxh3_64_hexdigest(app.encode())
+        self._identity_key = f"{config.manifest_key}.relay/{digest}.json"
 
     async def position(self, topic: str) -> Position:
         """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`."""
@@ -60,7 +69,7 @@ class RelayTarget:
         index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
         entry = _newest(index, self._app)
         payloads = [] if entry is None else [item.payload for item in entry.metadata]
-        return Position(seq=seq, last=identity_of(payloads, topic))
+        return Position(seq=seq, last=identity_of(payloads, topic) or await self._remembered(seq))
 
     async def append(self, draft: Draft, follows: int | None) -> None:
         """Make a draft durable, once, behind `follows` (None: it is the first). Raises `StorageError`.
@@ -97,6 +106,31 @@ class RelayTarget:
                 f"another process relays {draft.topic} as {self._app!r}: {self._config.manifest_path} has "
                 f"records behind {follows or 'the beginning'} already. Stop one of the two"
             ) from error
+        if draft.last is not None:
+            await self._remember(draft.last)
+
+    async def _remember(self, last: Identity) -> None:
+        """Keep the last record outside the queue too: once its batch was consumed, nothing else names it.
+
+        The batch is in the queue, so failing is worth a warning only.
+        """
+        try:
+            await self._store.put(self._identity_key, msgspec.json.encode(last))
+        except PenstockError as error:
+            _log.warning("%s was not written: %s", self._identity_key, error)
+
+    async def _remembered(self, through: int) -> Identity | None:
+        try:
+            raw = (await self._store.get(self._identity_key)).data
+            known = msgspec.json.decode(raw, type=Identity)
+        except NotFound:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            _log.warning("%s does not decode; the topic is taken on trust", self._identity_key)
+            return None
+        except PenstockError as error:
+            raise storage_error(error, f"reading {self._identity_key}") from error
+        return known if known.seq <= through else None
 
 
 @asynccontextmanager

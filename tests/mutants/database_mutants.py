@@ -31,6 +31,13 @@ DATABASE_MUTANTS = (
         test="tests/process/test_relay.py::test_a_topic_that_was_made_anew_is_noticed_when_everything_was_consumed[8]",
     ),
     Mutant(
+        name="lines that a ledger has lost are not missed",
+        file="spark/pipeline/ledger.py",
+        old="        return [batch for batch in done if batch not in known]\n",
+        new="        return [batch for batch in done if not known]\n",
+        test="tests/unit/spark/pipeline/test_ledger.py::test_lines_that_a_finished_micro_batch_has_lost_are_reported[cut]",
+    ),
+    Mutant(
         name="a feed continues on a queue that is behind its database",
         file="services/feeding.py",
         old="        if last >= following:\n",

@@ -188,7 +188,7 @@ async def test_a_store_opened_for_shards_that_cannot_be_opened_is_closed_again(
         closed.append(True)
 
     monkeypatch.setattr(q.store, "close", close)
-    monkeypatch.setattr(sharded, "open_store", lambda spec: q.store)
+    monkeypatch.setattr(sharded, "open_store", lambda spec, **_settings: q.store)
     with pytest.raises(ConfigError):
         await ShardedProducer.open(ProducerConfig(store="memory://x"), 0)
     with pytest.raises(ConfigError):

@@ -8,7 +8,7 @@ which still believes in itself cannot take back what its successor wrote.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -186,6 +186,17 @@ class Ledger:
             return next((line for line in lines if line.batch == batch), None)
 
         return self._run(read, f"reading the ledger of {app}")
+
+    def without_line(self, app: str, done: Sequence[int]) -> list[int]:
+        """Those of the finished micro-batches that have no line. Raises as `lines`.
+
+        A line is durable before its micro-batch is done. So one that is missing was lost since: the ledger
+        was cut, removed or replaced by an older copy.
+        """
+        if not done:
+            return []
+        known = {line.batch for line in self.lines(app, after=min(done) - 1)}
+        return [batch for batch in done if batch not in known]
 
     def find(self, app: str, shard: int, sequence: int) -> BatchLine | None:
         """The line of the micro-batch that read a sequence. Raises as `lines`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "PipelineStatus", "RunningPipeline"]
 
+_log = logging.getLogger(__name__)
 _ORIGIN: Final = "origin.json"
 _SCHEMA: Final = "schema.json"
 _POLL_S: Final = 0.1
@@ -119,6 +121,7 @@ class Pipeline:
         schema = self.schema(spark)
         checkpoint = self._checkpoint(spark)
         checkpoint.prepare()
+        self._check_books(checkpoint)
         origin = self._origin(checkpoint)
         classic = _is_classic(spark)
         run = RunningPipeline(self, origin, on_line, known=None if classic else self._known(checkpoint))
@@ -151,6 +154,22 @@ class Pipeline:
         """The last micro-batch that has a line before this start, or -1."""
         app = checkpoint.query_id
         return max((line.batch for line in self.ledger.lines(app)), default=-1) if app is not None else -1
+
+    def _check_books(self, checkpoint: Checkpoint) -> None:
+        """Report finished micro-batches without a line. Their rows are stored; the books lack them."""
+        app = checkpoint.query_id
+        lost = [] if app is None else self.ledger.without_line(app, checkpoint.done())
+        if lost:
+            _log.warning(
+                "the ledger %s has no line for micro-batches that the checkpoint %s calls done, %d of them"
+                " from %d to %d: it was cut, removed or replaced by an older copy. Restore it; until then"
+                " `penstock audit` cannot account for these micro-batches",
+                self.ledger.url,
+                checkpoint.path,
+                len(lost),
+                lost[0],
+                lost[-1],
+            )
 
     def _origin(self, checkpoint: Checkpoint) -> Offset:
         """Where the first micro-batch begins, in numbers, and kept for as long as the checkpoint lives.

@@ -38,6 +38,31 @@ def test_lines_come_back_in_order_over_many_objects(tmp_path: Path) -> None:
     assert ledger(tmp_path).lines("other") == []
 
 
+@pytest.mark.parametrize("damage", ["torn", "cut", "zeroed", "missing", "older"])
+def test_lines_that_a_finished_micro_batch_has_lost_are_reported(tmp_path: Path, damage: str) -> None:
+    books = ledger(tmp_path)
+    for batch in range(3):
+        books.write("app", line(batch))
+    [file] = (tmp_path / "ledger" / "app").iterdir()
+    older = file.read_bytes()
+    for batch in range(3, 6):
+        books.write("app", line(batch))
+    raw = file.read_bytes()
+    assert ledger(tmp_path).without_line("app", range(6)) == []
+    if damage == "missing":
+        file.unlink()
+    else:
+        at_a_line = raw[: raw.rstrip().rindex(b"\n") + 1]
+        left = {"torn": raw[:-20], "cut": at_a_line, "zeroed": bytes(len(raw)), "older": older}
+        file.write_bytes(left[damage])
+    if damage in ("torn", "zeroed"):
+        with pytest.raises(Corrupt):
+            ledger(tmp_path).without_line("app", range(6))
+        return
+    lost = {"cut": [5], "missing": [*range(6)], "older": [3, 4, 5]}[damage]
+    assert ledger(tmp_path).without_line("app", range(6)) == lost
+
+
 def test_a_line_that_is_written_again_replaces_itself(tmp_path: Path) -> None:
     ledger(tmp_path).write("app", line(0, rows=3))
     ledger(tmp_path).write("app", line(0, rows=8))

@@ -29,10 +29,61 @@ ROUTERS = "tests/unit/topics/test_routers.py"
 ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
 ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
 APPEND = "tests/unit/buffer/test_append.py"
+CONTRACT_DAMAGE = "tests/contract/topics/test_damage.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
 TOPIC_MUTANTS = (
+    # Logs that lost their end
+    Mutant(
+        name="the extent of a log is not compared with the log",
+        file="files/log_extent.py",
+        old="        if number in ends and end >= durable:\n",
+        new="        if number in ends:\n",
+        test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
+    ),
+    Mutant(
+        name="what a snapshot knows to be durable is not compared with the log",
+        file="files/log_extent.py",
+        old="            durable = max(durable, synced.offset)\n",
+        new="            durable = max(durable, 0)\n",
+        test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
+    ),
+    Mutant(
+        name="the offset in the extent is not kept up to date",
+        file="files/append_log.py",
+        old="            self._extent.reach(self._frames_end)\n",
+        new="            self._extent.reach(0)\n",
+        test=f"{CONTRACT_DAMAGE}::test_a_log_that_lost_its_end_is_reported_and_no_number_is_assigned_twice",
+    ),
+    Mutant(
+        name="numbers that were lost with the log are assigned again",
+        file="topics/recovery.py",
+        old="            topic.lose_log(lost)\n",
+        new="",
+        test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
+    ),
+    Mutant(
+        name="a loss is forgotten when the log is opened",
+        file="files/log_extent.py",
+        old="            if file.end >= durable:\n",
+        new="            if True:\n",
+        test=f"{RECOVERY}::test_a_loss_is_known_after_a_crash_before_it_was_written_down",
+    ),
+    Mutant(
+        name="a snapshot does not keep what was lost",
+        file="topics/checkpoint.py",
+        old="        lost=tuple(floors.lost),\n",
+        new="",
+        test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
+    ),
+    Mutant(
+        name="verify takes a missing CURRENT for a part that nobody reads",
+        file="topics/verify_log.py",
+        old="read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start",
+        new="read = damage.end is None or (damage.file, damage.end) > group.start",
+        test="tests/unit/topics/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
+    ),
     # The append log
     Mutant(
         name="ack before fsync",

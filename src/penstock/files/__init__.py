@@ -8,6 +8,7 @@ from penstock.files.append_log import AppendLog
 from penstock.files.atomic import write_durably
 from penstock.files.dirlock import DirectoryLock
 from penstock.files.group_commit import CommitStats, Entry, GroupCommitter, QueueFull, commit_entries
+from penstock.files.log_extent import ExtentFile
 from penstock.files.log_file import LogDamage, LogHeader, LogPosition
 from penstock.files.log_format import FrameEnds, LogFormat, chase
 from penstock.files.log_layout import LogLayout, NumberedLayout
@@ -20,6 +21,7 @@ __all__ = [
     "CommitStats",
     "DirectoryLock",
     "Entry",
+    "ExtentFile",
     "FileStat",
     "FileSystem",
     "FrameEnds",

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from penstock.errors import Conflict, NotFound, PenstockError, StorageFull
+from penstock.files.log_extent import ExtentFile
 from penstock.files.log_file import LogHeader, LogPosition
 from penstock.files.log_format import LogFormat
 from penstock.files.log_layout import LogLayout, NumberedLayout
@@ -59,12 +60,14 @@ class AppendLog:
         salt: Callable[[], int],
         layout: LogLayout,
         reserve_only: bool,
+        extent: ExtentFile | None = None,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._fmt = fmt
         self._layout = layout
         self._reserve_only = reserve_only
+        self._extent = extent
         self._file_bytes = file_bytes
         self._new_file_bytes = min(file_bytes, _FIRST_FILE_BYTES)
         self._next_frame = next_frame
@@ -82,6 +85,8 @@ class AppendLog:
         self._number = self._end = self._durable = self._vouched = self._salt = 0
         self._appends = 0
         """How many the active file has."""
+        self._frames_end = 0
+        """Where the last frame of it ends that is not the log's own."""
         self.rotations = 0
         self.syncs = 0
 
@@ -98,6 +103,7 @@ class AppendLog:
         salt: Callable[[], int] = lambda: secrets.randbits(64),
         layout: LogLayout | None = None,
         reserve_only: bool = False,
+        extent: ExtentFile | None = None,
     ) -> AppendLog:
         """Continue the log behind what a scan `found` (made here if not given), always in a new file.
 
@@ -105,7 +111,8 @@ class AppendLog:
         where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
         for the number of the new file. A `layout` is the one of the scan; without it files are numbered ones.
         With `reserve_only` new files are not filled with zeros ahead: better for entries of many kilobytes.
-        Without it they are, unless the appends to the last file were large ones.
+        Without it they are, unless the appends to the last file were large ones. An `extent` is kept up to
+        date, so that the next scan can be compared with it.
         """
         fs.make_dirs(directory)
         layout = layout or NumberedLayout(fmt)
@@ -113,6 +120,9 @@ class AppendLog:
             found = scan(fs, directory, fmt, layout=layout)
         repair_tail(fs, found)
         first = max(next_frame, found.next_frame)
+        if extent is not None:
+            first = max(first, extent.last_file + 3)
+            extent.settle(found)
         log = cls(
             fs,
             directory,
@@ -122,6 +132,7 @@ class AppendLog:
             salt=salt,
             layout=layout,
             reserve_only=reserve_only,
+            extent=extent,
         )
         log._clear_leftovers()
         # An older snapshot may need them; `drop_before` removes them.
@@ -214,9 +225,12 @@ class AppendLog:
         self._next_frame += frame_count + marked
         self._appends += 1
         self._end = end
+        if frame_count:
+            self._frames_end = end
         if sync:
             self._durable = end
             self.syncs += 1
+            self._reached()
         return LogPosition(self._number, start)
 
     def sync(self) -> None:
@@ -233,6 +247,12 @@ class AppendLog:
             raise
         self._durable = self._end
         self.syncs += 1
+        self._reached()
+
+    def _reached(self) -> None:
+        """Tell the extent what is durable. It never fails what it tells of."""
+        if self._extent is not None:
+            self._extent.reach(self._frames_end)
 
     @property
     def wants_mark(self) -> bool:
@@ -247,6 +267,8 @@ class AppendLog:
         if self.wants_mark:
             self.append([], 0, 0, sync=True)
             self._vouched = self._durable
+            if self._extent is not None:
+                self._extent.sync()
 
     def rotate(self) -> None:
         """Start a new file; the old one is durable then."""
@@ -299,9 +321,14 @@ class AppendLog:
             self._remove(number)
             with self._mutex:
                 del self._views[number]
+        if self._extent is not None:
+            self._extent.forget_before(min(file, self._number))
 
     def close(self) -> None:
         """Release the active file. Syncs nothing; `sync` and `mark` come before."""
+        if self._extent is not None:
+            is_known = self._durable == self._end and not self._broken
+            self._extent.close(self._frames_end if is_known else None)
         if self._file is not None:
             self._file.close()
 
@@ -356,6 +383,8 @@ class AppendLog:
         try:
             view = self._fs.map(staged)
             self._layout.install(self._fs, self._directory, staged, number)
+            if self._extent is not None:
+                self._extent.start_file(number, len(head), file.size, header.previous)
         except PenstockError:
             self._strays += self._layout.left_behind(number)
             self._discard(staged)
@@ -371,7 +400,7 @@ class AppendLog:
             self._number = number
         self._new_file_bytes = self._file_bytes
         self._salt = salt
-        self._end = self._durable = end
+        self._end = self._durable = self._frames_end = end
         self._vouched = end
         self._appends = 0
         self._broken = False

@@ -136,4 +136,4 @@ class NumberedLayout:
         return f"damaged-{file_name(number)}"
 
     def is_leftover(self, name: str) -> bool:
-        return name.startswith(f"{CURRENT}.")
+        return name.startswith((f"{CURRENT}.", "EXTENT."))

@@ -71,6 +71,8 @@ class LogScan:
     strays: list[int] = field(default_factory=list)
     older: list[int] = field(default_factory=list)
     next_frame: int = 1
+    first_offset: int = 0
+    """Where the frames of a file begin."""
     name_of: Callable[[int], str] = file_name
 
     @property
@@ -144,7 +146,9 @@ class _Scanner:
         chain = self._chain(numbers)
         followers = [*chain[1:], None][: len(chain)]
         files = [self._file(number, after) for number, after in zip(chain, followers, strict=True)]
-        written = numbers if any(file.runs for file in files) else []
+        # A log that a snapshot names was written, even if nothing follows the snapshot.
+        is_written = any(file.runs for file in files) or self._start.offset > 0
+        written = numbers if is_written else []
         self._damage += self._layout.complaints(self._fs, self._directory, written)
         return LogScan(
             directory=self._directory,
@@ -153,6 +157,7 @@ class _Scanner:
             strays=[number for number in numbers if number not in chain and number >= self._start.file],
             older=[number for number in numbers if number not in chain and number < self._start.file],
             next_frame=self._next_frame(numbers, files),
+            first_offset=self._layout.first_offset(numbers[-1]) if numbers else 0,
             name_of=self._layout.name,
         )
 

@@ -71,6 +71,8 @@ class Cut:
     next_topic_id: int
     now_ms: int
     routers: tuple[RouterEntry, ...] = ()
+    synced: Mapping[str, LogPosition] = field(default_factory=dict)
+    """How far each log was durable at that moment."""
 
 
 def capture(
@@ -129,6 +131,7 @@ def _capture_topic(topic: Topic) -> TopicCut:
         checkpointed_seq=topic.kept_through,
         queue=topic.queue_entry(),
         trims=tuple(topic.trims.ranges),
+        lost=tuple(floors.lost),
     )
     topic.captured = entry
     files = {file for part in rows for file in part.files()}
@@ -187,6 +190,7 @@ def store(
             msgspec.structs.replace(topic.entry, segments=tuple(topic.segments)) for topic in cut.topics
         ),
         routers=cut.routers,
+        synced={path: LogStart(position.file, position.offset) for path, position in cut.synced.items()},
     )
     for topic_cut in cut.topics:
         _load_grown(topic_cut, tiers.topic(topic_cut.entry.id))

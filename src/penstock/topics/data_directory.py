@@ -62,6 +62,8 @@ class LogGroup:
 
     path: str
     start: LogPosition
+    synced: LogPosition
+    """What the snapshot knows to have been durable."""
 
 
 def check_data_directory(fs: FileSystem, directory: str) -> None:
@@ -162,7 +164,15 @@ def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> lis
         folder = WAL if name in ("", WAL) else os.path.join(WAL, name.removeprefix(f"{WAL}/"))
         starts[folder] = LogPosition(start.file, start.offset)
     none = LogPosition(0, 0)
-    return [LogGroup(path=path, start=starts.get(path, none)) for path in sorted(folders | set(starts))]
+    synced = {} if snapshot is None else snapshot.synced
+    return [
+        LogGroup(
+            path=path,
+            start=starts.get(path, none),
+            synced=LogPosition(synced[path].file, synced[path].offset) if path in synced else none,
+        )
+        for path in sorted(folders | set(starts))
+    ]
 
 
 def scan_log(fs: FileSystem, directory: str, group: LogGroup, *, needed_only: bool = False) -> LogScan:

@@ -255,7 +255,7 @@ class Walk:
         self.tombstone = Tombstone(
             gap_from=first,
             gap_to=end - 1,
-            reason="source_trim",
+            reason="lost" if self._floors.is_lost(first, end) else "source_trim",
             missed_estimate=end - first,
             earliest_seq=end,
             head_seq=self._index.head_seq,

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError
-from penstock.files import AppendLog, DirectoryLock, OsFileSystem
+from penstock.files import AppendLog, DirectoryLock, ExtentFile, OsFileSystem
 from penstock.fs import FileSystem
 from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
@@ -250,6 +250,7 @@ class Engine(QueueCalls, RouterCalls):
             WalFormat(),
             found=next((log.found for log in found.logs if log.path == folder), None),
             file_bytes=self.config.wal_file_bytes,
+            extent=ExtentFile(self._fs, os.path.join(self._data_dir, folder)),
         )
 
     def _shard(self, log: AppendLog, number: int) -> Shard:

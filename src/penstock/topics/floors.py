@@ -1,13 +1,14 @@
 """What a topic lost without anybody having deleted it, and how a reader is told.
 
 Two watermarks answer every reader. `earliest_seq` is the first live record; deletion moves it too. The floor
-is the first sequence number that was not lost to a cap, to age or to a trimmed source; deletion never moves
-it. A reader behind the floor gets a tombstone; one behind `earliest_seq` only skips a deleted gap in silence.
+is the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion
+never moves it. A reader before the floor gets a tombstone; one before `earliest_seq` only skips a deleted gap
+in silence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.topics.index import Removed
 from penstock.topics.model import Tombstone, TombstoneReason
@@ -22,6 +23,9 @@ class Floors:
     cap: int = 1
     ttl: int = 1
     trim: int = 1
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """What was lost with damaged files of the log: first, and the number after the last. It is told as its
+    own reason, wherever a reader meets it."""
 
     @property
     def floor(self) -> int:
@@ -44,12 +48,18 @@ class Floors:
 
     def reason(self, gap_from: int) -> TombstoneReason:
         """Why the records from `gap_from` on are missing."""
+        if self.is_lost(gap_from, self.floor):
+            return "lost"
         cap, ttl = self.cap > gap_from, self.ttl > gap_from
         if cap and ttl:
             return "mixed"
         if cap:
             return "cap"
         return "ttl" if ttl else "source_trim"
+
+    def is_lost(self, first: int, end: int) -> bool:
+        """Whether some of these numbers, `end` not included, were lost with files of the log."""
+        return any(low < end and first < high for low, high in self.lost)
 
 
 def tombstone_for(floors: Floors, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:

@@ -26,6 +26,8 @@ from penstock.topics.payload import DATA_WRAP_BYTES
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE, IDX_STRIDE
 
 __all__ = [
+    "APPEND_FRAME_BYTES_MIN",
+    "CURSOR_FRAME_BYTES_MIN",
     "DURABLE",
     "ESCAPED",
     "FRAME_BYTES_MIN",
@@ -49,6 +51,10 @@ HEADER = struct.Struct("<IBBQQQHHI")
 HEADER_BYTES: Final = HEADER.size
 CHECKSUM = struct.Struct("<Q")
 FRAME_BYTES_MIN: Final = HEADER_BYTES + CHECKSUM.size
+APPEND_FRAME_BYTES_MIN: Final = FRAME_BYTES_MIN + len(b'{"d":0}')
+"""The frame of the smallest record: so many bytes of the log stand for one sequence number at most."""
+CURSOR_FRAME_BYTES_MIN: Final = FRAME_BYTES_MIN + 72
+"""The frame of one pass of a router."""
 _BODY = struct.Struct("<BBQQQHHI")
 _LENGTH = struct.Struct("<I")
 _APPEND: Final = 1

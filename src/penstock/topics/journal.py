@@ -105,6 +105,8 @@ class Shard:
         self.on_failure: Callable[[Shard], None] = lambda _: None
         self.decided = log.end
         """Everything before this position was published, and nothing behind it."""
+        self.synced = LogPosition(0, 0)
+        """Everything before this position is durable."""
         self.submitted_bytes = 0
         self._unpublished = ""
         """Why something that is committed is not visible: what is written now would come behind a gap."""
@@ -259,6 +261,8 @@ class Shard:
         if last is not None and last.position is not None:
             file, offset = last.position
             self.decided = LogPosition(file, offset + last.byte_count)
+            if last.sync and last.byte_count:
+                self.synced = self.decided
         if failed:
             self._fail(failed)
 

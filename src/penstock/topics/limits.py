@@ -22,6 +22,7 @@ __all__ = [
     "PAGE_SIZE_MAX",
     "RECORD_BYTES_MAX",
     "ROUTER_HOPS_MAX",
+    "ROUTER_PASS_RECORDS_MAX",
     "SEQS_MAX",
     "SEQ_MAX",
     "TAG_BYTES_MAX",
@@ -50,6 +51,8 @@ PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 ROUTER_HOPS_MAX: Final = 8
 """A copy that went through so many routers is not copied again: a cycle ends here."""
+ROUTER_PASS_RECORDS_MAX: Final = 256
+"""How many records a router copies in one pass, and so how many numbers one of its frames gives out."""
 WATCH_TOPICS_MAX: Final = 256
 """Topics of one watch session, and of one WebSocket."""
 WATCH_BATCH_BYTES_DEFAULT: Final = 256 * 1024

@@ -26,7 +26,9 @@ __all__ = [
     "WriteResult",
 ]
 
-TombstoneReason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated", "from_seq_too_old"]
+TombstoneReason: TypeAlias = Literal[
+    "cap", "ttl", "mixed", "source_trim", "lost", "recreated", "from_seq_too_old"
+]
 """The last one is only for who watches: already the place where it began was gone, by whatever cause."""
 
 

@@ -8,6 +8,8 @@
 4. A torn tail is cut, and so is a write of which only some records were on their way.
 5. Damage elsewhere is reported and stays on disk. Records it took with it are known to be missing: readers
    that meet them are told.
+6. Where a log ends before what was durable in it, it is not known which records are lost. Each topic that may
+   have had some continues after every number that can have been given out, and readers get a tombstone.
 """
 
 from __future__ import annotations
@@ -23,21 +25,23 @@ import numpy as np
 
 from penstock.errors import Corrupt
 from penstock.files import LogScan, ScannedFile, scan
+from penstock.files.log_extent import LostBytes, lost_bytes, read_extent
 from penstock.files.log_file import LogHeader, LogPosition
 from penstock.files.log_scan import FrameRun, LogDamage
 from penstock.fs import FileSystem
 from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
-from penstock.topics.data_directory import META, LogGroup, log_groups
+from penstock.topics.data_directory import META, WAL, LogGroup, log_groups
 from penstock.topics.derivation import Derivation, LostOriginals, SourceFrames
 from penstock.topics.errors import Damaged
 from penstock.topics.forward import Forward
-from penstock.topics.frame import MORE, FrameType
+from penstock.topics.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
 from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.index import TopicIndex
-from penstock.topics.journal import shard_number
+from penstock.topics.journal import shard_folders, shard_number
 from penstock.topics.lease_log import replay_lease
+from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
 from penstock.topics.router import RouterEntry
 from penstock.topics.router_recovery import RouterRecovery
 from penstock.topics.segment import LOST, SegmentEntry
@@ -55,6 +59,8 @@ _CONFIG = msgspec.json.Decoder(TopicConfig)
 _FORMAT = WalFormat()
 _FOLLOWED: Final = (FrameType.APPEND, FrameType.ROUTER_CURSOR)
 """Frames that may be a part of something larger."""
+_NUMBERED: Final = (FrameType.APPEND, FrameType.ROUTER_CURSOR)
+"""Frames that give out sequence numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +157,8 @@ class _Recovery:
         self._source_runs: dict[int, list[Columns]] = {}
         """The segments of topics, live or not, for copies that have to be made of them again."""
         self._sources: dict[int, SourceFrames] = {}
+        self._lost: dict[str, list[LostBytes]] = {}
+        """By log: what of it was durable and cannot be read."""
 
     def run(self) -> Recovered:
         there = log_groups(self._fs, self._data_dir, self._snapshot)
@@ -175,13 +183,15 @@ class _Recovery:
             self._topics[source_id].is_referred = True
         return Recovered(
             topics=sorted(self._topics.values(), key=lambda topic: topic.name),
-            next_topic_id=max([self._snapshot.next_topic_id, *(number + 1 for number in self._seen_ids())]),
+            next_topic_id=self._lost_ids()
+            + max([self._snapshot.next_topic_id, *(number + 1 for number in self._seen_ids())]),
             snapshot_number=self._loaded.next_number,
             loaded_number=self._loaded.number,
             wal={group.path: group.start for group in groups},
             logs=logs,
             folders=[group.path for group in there],
-            moved=self._has_moved() or self._routers.lowered,
+            # What was lost is known from the logs as they are now: it is written down before they change.
+            moved=self._has_moved() or self._routers.lowered or any(self._lost.values()),
             problems=self._problems,
             routers=routers,
             referred={
@@ -214,6 +224,10 @@ class _Recovery:
     def _read_log(self, group: LogGroup) -> FoundLog:
         folder = os.path.join(self._data_dir, group.path)
         found = scan(self._fs, folder, _FORMAT, start=group.start if group.start.file else None)
+        damage, self._lost[group.path] = lost_bytes(
+            read_extent(self._fs, folder), found, group.start, group.synced
+        )
+        found.damage.extend(damage)
         self._problems += [f"{group.path}/{damage}" for damage in found.damage]
         found = _without_half_writes(found)
         for file in found.files:
@@ -309,6 +323,7 @@ class _Recovery:
         topic.segments = segments
         topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
         topic.trims = Trims(entry.trims)
+        topic.floors.lost = [(first, end) for first, end in entry.lost]
         topic.delete_below = entry.delete_below
         topic.reserved_seq = entry.reserved_head
         if topic.leases is not None and entry.queue is not None:
@@ -339,6 +354,15 @@ class _Recovery:
                 self._control(topic, piece.frames, place)
                 start = place + 1
             self._append(topic, piece, file, start, len(kinds))
+        known_seq = topic.index.head_seq
+        lost = self._lost_numbers(topic)
+        if lost:
+            lost = max(lost, topic.reserved_seq - known_seq)
+            self._problems.append(
+                f'topic "{topic.name}": records from {known_seq + 1} on are lost with the log, at most up to '
+                f"{known_seq + lost}; the next record gets number {known_seq + lost + 1}"
+            )
+            topic.lose_log(lost)
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
             topic.index.skip_to(topic.reserved_seq)
         gone = max(topic.floors.floor, topic.delete_below)
@@ -346,6 +370,41 @@ class _Recovery:
         topic.index.skip_to(gone - 1)
         topic.index.delete_prefix(gone)
         topic.settle(self._now_ms)
+
+    # ---- what is lost with the log -------------------------------------------------------------------
+
+    def _lost_numbers(self, topic: Topic) -> int:
+        """How many numbers after the topic's last record the lost parts of the logs can have given out.
+
+        What was lost before a record that can be read is known exactly, see `_bridge`.
+        """
+        if topic.is_ephemeral:
+            return 0
+        last: dict[str, LogPosition] = {}
+        for piece in self._pieces.get(topic.id, []):
+            given = np.flatnonzero(np.isin(piece.frames.heads["type"], _NUMBERED))
+            if len(given):
+                position = LogPosition(piece.file, int(piece.frames.starts[given[-1]]))
+                last[piece.log] = max(last.get(piece.log, position), position)
+        size = sum(
+            part.count
+            for log, parts in self._lost.items()
+            if self._may_hold(log, topic.id)
+            for part in parts
+            if log not in last or part.position > last[log]
+        )
+        if self._routers.feeds(topic.id):
+            return size * ROUTER_PASS_RECORDS_MAX // CURSOR_FRAME_BYTES_MIN + bool(size)
+        return size // APPEND_FRAME_BYTES_MIN + bool(size)
+
+    def _may_hold(self, log: str, topic_id: int) -> bool:
+        """Whether frames of a topic can have been in a log."""
+        folders = shard_folders(WAL, len(self._named)) if self._named else []
+        return log not in folders or log == folders[shard_number(topic_id, len(folders))]
+
+    def _lost_ids(self) -> int:
+        """How many topics and routers the lost parts of the logs can have created."""
+        return sum(part.count // APPEND_FRAME_BYTES_MIN for parts in self._lost.values() for part in parts)
 
     def _home(self, topic_id: int) -> str:
         """The log directory that a topic will be written to."""

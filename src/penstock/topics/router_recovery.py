@@ -35,6 +35,10 @@ class RouterRecovery:
         """Every number that a router has or had."""
         return self._entries.keys() | self._gone | self._passes.keys()
 
+    def feeds(self, topic_id: int) -> bool:
+        """Whether a router copies, or copied, into this topic."""
+        return any(entry.dest_id == topic_id for entry in self._entries.values())
+
     def read(self, frames: FrameTable) -> None:
         """Frames that belong to no topic, in the order in which they were written."""
         kinds, ids = frames.heads["type"], frames.heads["seq"]

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.topics.columns import Columns
 from penstock.topics.config import Durability
 from penstock.topics.copying import CopyStyle, StoredRecord, stored_records, styled
-from penstock.topics.limits import ROUTER_HOPS_MAX
+from penstock.topics.limits import ROUTER_HOPS_MAX, ROUTER_PASS_RECORDS_MAX
 from penstock.topics.model import Predicate
 from penstock.topics.recovery import ADOPTED_FROM
 from penstock.topics.rendering import is_meant
@@ -30,7 +30,7 @@ __all__ = [
     "style_of",
 ]
 
-PASS_RECORDS_MAX: Final = 256
+PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX
 PASS_BYTES_MAX: Final = 1024**2
 """Accounted bytes of one pass, unless a single record has more."""
 PASS_ROWS_MAX: Final = 1024

@@ -79,6 +79,8 @@ class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """None for a log."""
     trims: tuple[tuple[int, int], ...] = ()
     """What no router could copy here, behind live records: first, and the number after the last."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """What was lost with damaged files of the log, in the same form; no such number is given out again."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -90,6 +92,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """By the name of the log's directory."""
     topics: tuple[TopicEntry, ...]
     routers: tuple[RouterEntry, ...] = ()
+    synced: dict[str, LogStart] = {}
+    """By log: everything before this position was durable when the snapshot was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,6 +269,12 @@ class Topic:
             self.kept_through = self.index.head_seq
         self.waiters.wake()
 
+    def lose_log(self, count: int) -> None:
+        """At most `count` sequence numbers after the head were given out and are lost with the log."""
+        first_seq = self.index.head_seq + 1
+        self.floors.lost.append((first_seq, first_seq + count))
+        self.lose(count)
+
     def recall(self, batch: EncodedBatch) -> None:
         """Copies as they were before a crash."""
         self._next_chunk += 1

@@ -289,7 +289,13 @@ class Upkeep:
         wal = {
             folder: shard.decided for folder, shard in zip(self._folders, self._journal.shards, strict=True)
         }
-        return capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
+        cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
+        cut.synced = {
+            folder: shard.synced
+            for folder, shard in zip(self._folders, self._journal.shards, strict=True)
+            if shard.synced.file
+        }
+        return cut
 
     def _store(self, cut: Cut, number: int, copied: Mapping[tuple[int, int], SegmentEntry]) -> None:
         self._retract()

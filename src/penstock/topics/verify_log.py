@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.files import FileSystem, LogScan, ScannedFile
+from penstock.files.log_extent import EXTENT, lost_bytes, read_extent
 from penstock.files.log_file import LogHeader, LogPosition, file_name
 from penstock.topics.data_directory import META, LogGroup, log_groups, removed_topics, scan_log
 from penstock.topics.frame import FrameType
@@ -39,8 +40,16 @@ class LogCheck:
         removed: set[int] = set()
         for group in log_groups(self._fs, self._report.directory, self._snapshot):
             tell(f"checking the log in {group.path}")
+            # Before the log is read: beside a running server the log only grows.
+            extent = read_extent(self._fs, os.path.join(self._report.directory, group.path))
             found = scan_log(self._fs, self._report.directory, group)
+            if not extent.readable:
+                text = "it cannot be read: a loss at the end of the log may go unnoticed until the next start"
+                place = os.path.join(group.path, EXTENT)
+                self._report.findings.append(Finding(severity=Severity.NOTE, path=place, text=text))
             self._check_files(group, found)
+            for damage in lost_bytes(extent, found, group.start, group.synced)[0]:
+                self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
             self._check_beginning(group, found)
             if not self._is_covered(group):
                 self._sort_topics(group, found)
@@ -57,7 +66,9 @@ class LogCheck:
             self._report.count(file.end)
             self._report.log_frames += file.frame_count
         for damage in found.damage:
-            read = damage.end is None or (damage.file, damage.end) > group.start
+            # A file that says nothing of itself, or is not the one it should be, is no matter of a range.
+            whole = damage.end is None or damage.start >= damage.end or damage.start == 0
+            read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start
             if read and not self._is_covered(group):
                 self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
             else:

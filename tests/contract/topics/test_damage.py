@@ -76,3 +76,35 @@ def test_the_command_exits_with_5_and_points_to_verify(server: Server) -> None:
     assert ended.stdout.splitlines() == [b'"record-1"', b'"record-2"']
     assert (ended.returncode, b"penstock topics verify" in ended.stderr) == (5, True), ended.stderr
     assert b"Traceback" not in ended.stderr
+
+
+def test_a_log_that_lost_its_end_is_reported_and_no_number_is_assigned_twice(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data, TOPICS_WAL_SHARDS="1") as running:
+        running.api().put("x", durability="fsync")
+        running.api().write("x", "kept-1", "kept-2")
+    with serving(data, TOPICS_WAL_SHARDS="1") as running:
+        assert running.api().write("x", "lost-3", "lost-4")["last_seq"] == 4
+        running.kill()
+    newest = max(data.glob("wal/wal-*.log"))
+    newest.write_bytes(newest.read_bytes()[: newest.read_bytes().index(b"lost-3") - 60])
+    verified = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "topics", "verify", str(data)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (verified.returncode, newest.name in verified.stdout) == (5, True), verified.stdout
+    with serving(data, TOPICS_WAL_SHARDS="1") as running:
+        api = running.api()
+        written = api.write("x", "new")
+        assert written["first_seq"] > 4
+        page = api.diff("x", from_seq=4)
+        assert [record["data"] for record in page["records"]] == ["new"], "a reader that was ahead"
+        page = api.diff("x", from_seq=2)
+        gap = page["tombstone"]
+        assert (gap["reason"], gap["gap_from"], gap["gap_to"]) == ("lost", 3, written["first_seq"] - 1)
+        assert [record["data"] for record in page["records"]] == ["new"]
+        assert 'topic "x": records from 3 on are lost with the log' in running.log.read_text()

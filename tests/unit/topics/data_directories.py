@@ -105,6 +105,7 @@ class DataDirectory:
             next_topic_id=2,
             created_ms=1,
             wal={"wal": LogStart(file, offset)},
+            synced={"wal": LogStart(file, offset)},
             topics=(topic_entry(*(entries or self.entries)),),
         )
         FS.make_dirs(str(self.path / "meta"))

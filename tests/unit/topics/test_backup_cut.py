@@ -20,7 +20,9 @@ from penstock.topics.snapshot import load_latest
 
 def read_log(world: World, topic: str) -> tuple[str, LogScan]:
     path = shard(world, topic).log._directory.removeprefix(f"{DATA}/")
-    return path, scan_log(world.disk, DATA, LogGroup(path=path, start=LogPosition(0, 0)))
+    return path, scan_log(
+        world.disk, DATA, LogGroup(path=path, start=LogPosition(0, 0), synced=LogPosition(0, 0))
+    )
 
 
 def kinds(log: LogScan) -> list[int]:
@@ -66,7 +68,7 @@ async def test_records_in_segments_count_as_read() -> None:
     needed = scan_log(
         world.disk,
         DATA,
-        LogGroup(path=path, start=LogPosition(start.file, start.offset)),
+        LogGroup(path=path, start=LogPosition(start.file, start.offset), synced=LogPosition(0, 0)),
         needed_only=True,
     )
     source = read_log(world, "a")

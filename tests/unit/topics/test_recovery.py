@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 
@@ -21,7 +22,7 @@ from tests.unit.topics.engine_doubles import (
 
 from penstock.errors import PenstockError, Rejected
 from penstock.testing.clock import ManualClock
-from penstock.testing.disk import FakeDisk, Survival
+from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 from penstock.topics import Damaged, Durability, Engine, Predicate, TopicConfig
 
 
@@ -304,6 +305,79 @@ async def test_a_lost_log_file_is_told_and_so_are_the_records_in_it(world: World
     await engine.checkpoint()
     engine = await world.kill()
     assert (await engine.write("t", recs("on"))).first_seq == 22
+
+
+async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
+    """Checkpoint, write two records more, kill, and take the log away from before the snapshot's offset."""
+    engine = await world.open()
+    await engine.write("t", recs(1, 2), config=FSYNC)
+    await engine.checkpoint()
+    offset = world.engine._journal.shards[0].decided.offset  # type: ignore[union-attr]
+    last = (await engine.write("t", recs(3, 4))).last_seq
+    world.unplug(Survival.EVERYTHING)
+    path = f"/data/{max(name for name in world.files() if name.endswith('.log'))}"
+    size = world.disk.stat(path).size
+    world.disk.truncate(path, offset - 20)
+    if zeros:
+        kept = world.disk.read(path)
+        world.disk.unlink(path)
+        world.disk.allocate(path, size)
+        file = world.disk.open_log(path)
+        file.write_durably_at(0, [kept])
+        file.close()
+    if not extent:
+        world.disk.unlink("/data/wal/EXTENT")
+    return last
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["truncated", "zeroed"])
+@pytest.mark.parametrize("extent", [True, False], ids=["extent", "the snapshot alone"])
+async def test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again(
+    world: World, extent: bool, zeros: bool
+) -> None:
+    last = await _without_its_end(world, extent=extent, zeros=zeros)
+    engine = await world.open()
+    assert any("ends before what was durable" in problem for problem in engine.problems)
+    assert any('topic "t": records from 3 on are lost' in problem for problem in engine.problems)
+    page = await engine.diff("t", 2)
+    assert page.tombstone is not None
+    assert (page.tombstone.reason, page.tombstone.gap_from) == ("lost", 3)
+    assert page.tombstone.gap_to == engine.state("t").head_seq
+    written = await engine.write("t", recs("new"))
+    assert written.first_seq == page.tombstone.gap_to + 1 > last
+    assert await read_all(engine, "t", last) == {written.first_seq: "new"}
+    for again in (world.kill, world.restart):
+        engine = await again()
+        assert engine.problems == []
+        page = await engine.diff("t", 2)
+        assert page.tombstone is not None
+        assert page.tombstone.reason == "lost", "what was lost stays known"
+
+
+async def test_a_loss_is_known_after_a_crash_before_it_was_written_down(world: World) -> None:
+    last = await _without_its_end(world, extent=True, zeros=False)
+    calls = len(world.disk.calls)
+    heads = set()
+    damaged = world.disk
+    for call in range(60):
+        world.disk = damaged.crash(Survival.EVERYTHING)
+        world.disk.plan = PlannedFault(call=len(world.disk.calls) + call, kind=DiskFault.CRASH_AFTER)
+        with contextlib.suppress(PowerCut):
+            await world.open()
+        engine = await world.crash(Survival.EVERYTHING)
+        heads.add(engine.state("t").head_seq)
+    assert calls
+    assert len(heads) == 1, "each start comes to the same end"
+    assert heads.pop() > last
+
+
+async def test_an_idle_log_that_lost_nothing_is_not_called_damaged(world: World) -> None:
+    engine = await world.open()
+    for n in range(5):
+        await engine.write("t", recs(n), config=FSYNC)
+        engine = await world.crash() if n % 2 else await world.restart()
+        assert engine.problems == []
+        assert engine.state("t").head_seq == n + 1
 
 
 # ---- every bit of every file -------------------------------------------------------------------------

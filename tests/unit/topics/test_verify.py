@@ -220,6 +220,25 @@ def test_a_log_file_that_the_snapshot_needs_must_be_there(made: DataDirectory) -
     assert made.active_log() in [finding.path for finding in check(made).problems]
 
 
+@pytest.mark.parametrize("text", [None, b"", b"nothing\n", b"wal-0000000000009999.log\n"])
+def test_a_current_that_is_missing_or_damaged_is_a_problem(made: DataDirectory, text: bytes | None) -> None:
+    current = made.path / "wal" / "CURRENT"
+    current.unlink() if text is None else current.write_bytes(text)
+    assert any("CURRENT" in finding.text for finding in check(made).problems)
+
+
+def test_an_empty_log_file_is_a_problem(made: DataDirectory) -> None:
+    (made.path / made.active_log()).write_bytes(b"")
+    assert made.active_log() in [finding.path for finding in check(made).problems]
+
+
+def test_a_log_that_ends_before_the_offset_in_the_snapshot_is_a_problem(made: DataDirectory) -> None:
+    path = made.path / made.active_log()
+    path.write_bytes(path.read_bytes()[: made.log.end.offset - 60])
+    (finding,) = check(made).problems
+    assert (finding.path, finding.end) == (made.active_log(), made.log.end.offset)
+
+
 def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tmp_path: Path) -> None:
     cold = tmp_path / "cold"
     store = made.root.topic(1)

@@ -20,6 +20,7 @@ _REASONS: Final = {
     "ttl": "expired by the topic's age limit",
     "mixed": "evicted by the cap and expired by age",
     "source_trim": "their source was trimmed before they were copied",
+    "lost": "they were lost with damaged files of the log",
     "recreated": "the topic was removed and made anew",
     "from_seq_too_old": "gone before anybody asked",
 }

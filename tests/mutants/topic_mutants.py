@@ -29,7 +29,6 @@ ROUTERS = "tests/unit/topics/test_routers.py"
 ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
 ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
 APPEND = "tests/unit/buffer/test_append.py"
-CONTRACT_DAMAGE = "tests/contract/topics/test_damage.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
@@ -54,7 +53,7 @@ TOPIC_MUTANTS = (
         file="files/append_log.py",
         old="            self._extent.reach(self._frames_end)\n",
         new="            self._extent.reach(0)\n",
-        test=f"{CONTRACT_DAMAGE}::test_a_log_that_lost_its_end_is_reported_and_no_number_is_assigned_twice",
+        test=f"{RECOVERY}::test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed",
     ),
     Mutant(
         name="numbers that were lost with the log are assigned again",

@@ -516,8 +516,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="the log takes a cursor forward again that went back",
         file="topics/recovery.py",
-        old="            moved=self._has_moved() or self._routers.lowered,\n",
-        new="            moved=self._has_moved(),\n",
+        old="            moved=self._has_moved() or self._routers.lowered or any(self._lost.values()),\n",
+        new="            moved=self._has_moved() or any(self._lost.values()),\n",
         test=f"{ROUTER_RECOVERY}::test_a_cursor_that_is_ahead_of_its_source_goes_back_for_good",
     ),
     Mutant(

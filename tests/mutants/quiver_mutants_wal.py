@@ -51,10 +51,26 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a cursor beyond the log is believed",
-        file="quiver/wal.py",
-        old="        if replay.sidecar is not None and replay.sidecar != replay.cursor:\n",
-        new="        if False:\n",
+        file="quiver/wal_layout.py",
+        old="        position = max(self.floor, self.position(before) if before.file else self.base)\n",
+        new="        position = self.position(before) if before.file else self.base\n",
         test=f"{WAL}::test_a_cursor_beyond_the_log_does_not_hide_what_comes_next",
+    ),
+    Mutant(
+        name="a log that ends before what was durable is not compared with the acknowledgements",
+        file="quiver/recovery.py",
+        old="    replay.expect(book.logged[0])\n",
+        new="",
+        test="tests/crash/quiver/test_damage_sweep.py"
+        "::test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber",
+    ),
+    Mutant(
+        name="delivered payloads stay in the log after a clean shutdown",
+        file="quiver/core.py",
+        old="                self.wal.clear()\n",
+        new="                pass\n",
+        test="tests/unit/quiver/test_delivered_payloads.py"
+        "::test_a_clean_shutdown_leaves_no_delivered_payload_and_no_file_made_ahead",
     ),
     Mutant(
         name="a new file takes the active name before the old one is safe under its own",

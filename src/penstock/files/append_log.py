@@ -292,6 +292,12 @@ class AppendLog:
                 self._preparing = False
                 self._mutex.notify_all()
 
+    def discard_prepared(self) -> None:
+        """Remove the file that was allocated ahead, if there is one: nothing more is appended."""
+        path = self._take_prepared()
+        if path is not None:
+            self._discard(path)
+
     def view(self, file: int) -> memoryview:
         """The bytes of a file that is still here. Raises `KeyError` for one that was dropped.
 

@@ -21,7 +21,7 @@ from penstock.errors import InvalidInput, PenstockError
 from penstock.fs import FileSystem
 from penstock.quiver.ack_inbox import remove_note
 from penstock.quiver.ack_journal import AckJournal, AckSettings
-from penstock.quiver.ack_losses import Dropped, Reconciled, record_losses
+from penstock.quiver.ack_losses import Dropped, Reconciled, record_losses, record_unlogged
 from penstock.quiver.ack_record import WHOLE_SEGMENT, Outcome
 from penstock.quiver.ack_replay import replay
 from penstock.quiver.ack_state import AckState, Gone
@@ -106,6 +106,11 @@ class AckBook:
         """The lowest number for the next log entry, as far as checkpoints know."""
         return self._state.next_wal_seq
 
+    @property
+    def logged(self) -> tuple[int, int]:
+        """The position and the bundle up to which the write-ahead log is known to have been durable."""
+        return self._state.logged_end, self._state.logged_seq
+
     def compare(self, infos: Iterable[SegmentInfo]) -> None:
         """Know of these segments, for who only looks: nothing is concluded from what is not among them."""
         with self.lock:
@@ -123,12 +128,13 @@ class AckBook:
         expired_before_ns: int | None = None,
         highest_seq: int = 0,
         set_aside: Mapping[int, SegmentInfo | None] | None = None,
+        unlogged: int = 0,
     ) -> Reconciled:
         """Compare with the segments that are there; to be called once, before anything else.
 
         What somebody waited for and is missing is recorded as dropped, and so is what was `set_aside`
         because it is damaged; what came in before `expired_before_ns` as expired. `highest_seq` is the
-        highest number among files of any kind.
+        highest number among files of any kind. `unlogged` bundles were accepted and are nowhere.
         """
         aside = set_aside if set_aside is not None else {}
         with self.lock:
@@ -138,6 +144,8 @@ class AckBook:
                 self._journal.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
                 self._state.skip_through(highest_seq)
             lost = record_losses(self._state, self._journal, holes, aside)
+            if unlogged:
+                record_unlogged(self._state, self._journal, unlogged)
             for entry in self._state.subscribers.values():
                 self._state.advance(entry)
             expired = self._expire(expired_before_ns) if expired_before_ns is not None else ()
@@ -145,7 +153,7 @@ class AckBook:
             self._tell()
         self._confirm()
         self._journal.keep_reserve()
-        return replace(lost, expired=expired)
+        return replace(lost, expired=expired, unlogged=unlogged)
 
     def _expire(self, before_ns: int) -> tuple[Dropped, ...]:
         old = [seq for seq in self._state.known if self._state.infos[seq].ingest_ns_max < before_ns]
@@ -441,20 +449,37 @@ class AckBook:
         self._note_next(next_segment_seq, next_wal_seq)
         self._journal.checkpoint()
 
-    def tend(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
-        """Sync and checkpoint as far as they are due; to be called every now and then. Raises as they do."""
+    def tend(
+        self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Sync and checkpoint as far as they are due; to be called every now and then. Raises as they do.
+
+        `logged` is how far the write-ahead log is durable. It is recorded, and so is the last segment that
+        was written: a start then notices when either is not there any more.
+        """
         self._note_next(next_segment_seq, next_wal_seq)
+        self._note_logged(logged)
         self._journal.tend()
 
-    def close(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
+    def close(
+        self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
+    ) -> None:
         """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
         self._note_next(next_segment_seq, next_wal_seq)
+        self._note_logged(logged)
         self._journal.close()
 
     def _note_next(self, next_segment_seq: int, next_wal_seq: int) -> None:
         with self.lock:
             self._next_segment_seq = max(self._next_segment_seq, next_segment_seq)
             self._state.next_wal_seq = max(self._state.next_wal_seq, next_wal_seq)
+
+    def _note_logged(self, logged: tuple[int, int]) -> None:
+        with self.lock:
+            state = self._state
+            if logged[0] > state.logged_end:
+                state.note_logged(*logged)
+                self._journal.append_logged(*logged, max(0, self._next_segment_seq - 1))
 
     def _save(self, generation: int, last_number: Callable[[], int]) -> CheckpointState:
         with self.lock:

@@ -105,6 +105,13 @@ class AckJournal:
             ts_ns=self.now_ns(),
         )
 
+    def append_logged(self, end: int, seq: int, written_seq: int) -> int:
+        """The log is durable up to a position and a bundle; segments up to a number are written."""
+        high, low = divmod(seq, 1 << 32)
+        return self._log.append(
+            RecordKind.LOGGED, segment_seq=end, bundle=low, attempt=high, ts_ns=written_seq
+        )
+
     def append_state(self, entry: SubscriberEntry) -> int:
         return self._log.append(
             RecordKind.STATE, outcome=entry.state, subscriber=entry.index, ts_ns=self.now_ns()

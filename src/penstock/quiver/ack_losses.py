@@ -12,7 +12,7 @@ from penstock.quiver.ack_state import AckState, Gone
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.ranges import Ranges
 
-__all__ = ["Dropped", "Reconciled", "record_losses"]
+__all__ = ["Dropped", "Reconciled", "record_losses", "record_unlogged"]
 
 _MISSING_RECORDS_MAX: Final = 10_000
 
@@ -38,6 +38,8 @@ class Reconciled:
     corrupt: tuple[Dropped, ...] = ()
     """Segments that somebody waited for and that were set aside."""
     expired: tuple[Dropped, ...] = ()
+    unlogged: int = 0
+    """Bundles that were accepted and are neither in a segment nor in the log."""
 
 
 def record_losses(
@@ -83,3 +85,18 @@ def _record_missing(state: AckState, journal: AckJournal, first: int, last: int)
                 journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
     journal.append_gone(first, last, Gone.MISSING)
     state.absent.add(first, last)
+
+
+def record_unlogged(state: AckState, journal: AckJournal, bundles: int) -> None:
+    """Record bundles that the write-ahead log lost as dropped for every subscriber.
+
+    They never got into a segment, so a segment number of their own stands for them. The caller holds the
+    lock of the book.
+    """
+    seq = state.highest_seq + 1
+    state.skip_through(seq)
+    for entry in state.subscribers.values():
+        if entry.progress.resolve_segment(seq):
+            entry.counters[Outcome.DROPPED] += bundles
+            journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
+    journal.append_gone(seq, seq, Gone.MISSING)

@@ -52,6 +52,10 @@ class RecordKind(enum.IntEnum):
     DELETED = 3
     NAME = 4
     STATE = 5
+    LOGGED = 6
+    """The write-ahead log is durable up to the position in `segment_seq`; its last bundle's number is in
+    `attempt` (high half) and `bundle` (low half), and the last segment that was written in `ts_ns`.
+    """
 
 
 class Outcome(enum.IntEnum):

@@ -54,6 +54,8 @@ class AckState:
         """Segments to be removed, by number; the record that says so."""
         self.highest_seq = 0
         self.next_wal_seq = 0
+        self.logged_end = self.logged_seq = 0
+        """Up to which position, and which bundle, the write-ahead log is known to have been durable."""
         self.abandoned_through = 0
         self.unknown_subscribers = 0
         """Outcomes in the log of subscribers that are not defined in it: their definition was lost."""
@@ -68,6 +70,7 @@ class AckState:
         state = cls()
         state.highest_seq = saved.next_segment_seq - 1
         state.next_wal_seq = saved.next_wal_seq
+        state.logged_end, state.logged_seq = saved.logged_end, saved.logged_seq
         state.abandoned_through = saved.abandoned_through
         state.absent = Ranges(saved.absent)
         state.doomed = dict.fromkeys(saved.doomed, saved.last_number)
@@ -97,6 +100,8 @@ class AckState:
             last_number=last_number,
             next_segment_seq=max(next_segment_seq, self.highest_seq + 1),
             next_wal_seq=max(next_wal_seq, self.next_wal_seq),
+            logged_end=self.logged_end,
+            logged_seq=self.logged_seq,
             abandoned_through=self.abandoned_through,
             absent=tuple(self.absent),
             doomed=tuple(sorted(self.doomed)),
@@ -124,6 +129,15 @@ class AckState:
             self._leave(self._by_index.get(record.subscriber), record.segment_seq)
         elif record.kind == RecordKind.DELETED:
             self._apply_deleted(record)
+        elif record.kind == RecordKind.LOGGED:
+            self.note_logged(record.segment_seq, (record.attempt << 32) + record.bundle)
+            self.highest_seq = max(self.highest_seq, record.ts_ns)
+
+    def note_logged(self, end: int, seq: int) -> None:
+        """The log was durable up to `end`, with bundles up to number `seq`. Lower values change nothing."""
+        self.logged_end = max(self.logged_end, end)
+        self.logged_seq = max(self.logged_seq, seq)
+        self.next_wal_seq = max(self.next_wal_seq, seq + 1)
 
     def _apply_outcome(self, record: AckRecord) -> None:
         entry = self._by_index.get(record.subscriber)

@@ -40,6 +40,8 @@ _MAGIC: Final = b"QUIVER\0C"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sHHQQQQQIII")
 _ENTRY: Final = struct.Struct("<HBBQq5QII")
+_LOGGED: Final = struct.Struct("<QQ")
+"""Follows the header, and is part of its length, once there is a log to speak of."""
 _RANGE: Final = struct.Struct("<QQ")
 _GAP: Final = struct.Struct("<QI")
 _SEQ: Final = struct.Struct("<Q")
@@ -69,6 +71,9 @@ class CheckpointState:
     last_number: int
     next_segment_seq: int
     next_wal_seq: int
+    logged_end: int = 0
+    logged_seq: int = 0
+    """Position and bundle number up to which the write-ahead log was durable; 0 when nobody noted it."""
     abandoned_through: int = 0
     """Segments up to this one need no subscriber to be let go: the last one left when they were there."""
     absent: tuple[tuple[int, int], ...] = ()
@@ -89,11 +94,12 @@ class LoadedCheckpoint:
 
 def encode_checkpoint(state: CheckpointState) -> bytes:
     """The bytes of a checkpoint, with their checksum at the end."""
+    logged = _LOGGED.pack(state.logged_end, state.logged_seq) if state.logged_end else b""
     parts = [
         _HEAD.pack(
             _MAGIC,
             _VERSION,
-            _HEAD.size,
+            _HEAD.size + len(logged),
             state.generation,
             state.last_number,
             state.next_segment_seq,
@@ -102,7 +108,8 @@ def encode_checkpoint(state: CheckpointState) -> bytes:
             len(state.subscribers),
             len(state.absent),
             len(state.doomed),
-        )
+        ),
+        logged,
     ]
     parts += [_RANGE.pack(*span) for span in state.absent]
     parts += [_SEQ.pack(seq) for seq in state.doomed]
@@ -154,6 +161,8 @@ class _Reader:
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data
         self._at = start
+        has_logged = start >= _HEAD.size + _LOGGED.size
+        self._logged = _LOGGED.unpack_from(data, _HEAD.size) if has_logged else (0, 0)
 
     def state(self, head: tuple[int, ...]) -> CheckpointState:
         _, _, _, generation, last_number, next_segment_seq, next_wal_seq, abandoned, subs, spans, doomed = (
@@ -164,6 +173,8 @@ class _Reader:
             last_number=last_number,
             next_segment_seq=next_segment_seq,
             next_wal_seq=next_wal_seq,
+            logged_end=self._logged[0],
+            logged_seq=self._logged[1],
             abandoned_through=abandoned,
             absent=self._spans(spans),
             doomed=tuple(self._take(_SEQ)[0] for _ in range(doomed)),

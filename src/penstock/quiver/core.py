@@ -215,6 +215,7 @@ class Core:
                 return True  # somebody else came upon it and put it right
             info = self.store.get(seq)
             self.metrics.corrupt.inc()
+            self.damage.append(f"segment {seq} of bundles {info.wal_seq_min} to {info.wal_seq_max}: {reason}")
             if self._rescue(info, reason):
                 return True
             self._drop_corrupt(seq, reason)
@@ -270,6 +271,7 @@ class Core:
             stack.callback(self.deliveries.close)
             if self.uploader is not None:
                 stack.callback(self.uploader.stop)
+            stack.callback(self._clear_log)
             stack.callback(self.finalizer.stop)
             stack.callback(self._last_flush)
             stack.callback(self.intake.close)
@@ -283,8 +285,20 @@ class Core:
                 raise
             _LOGGER.error("what is open stays in the log: %s", error)
 
+    def _clear_log(self) -> None:
+        """Leave no segment that everybody has, and no payload in the log once no segment is left.
+
+        As long as one is, the log stays: a damaged segment can be put together again from it.
+        """
+        try:
+            self.upkeep.sweep_last()
+            if self.wal is not None and not self.store.infos() and not self.buffer.memory_bytes:
+                self.wal.clear()
+        except PenstockError as error:
+            _LOGGER.warning("delivered data stays until the next start: %s", error)
+
     def _close_book(self) -> None:
-        self.book.close(self.finalizer.first_unwritten_seq, self.intake.next_seq)
+        self.book.close(self.finalizer.first_unwritten_seq, self.intake.next_seq, logged=self.intake.logged)
 
 
 def _delivery_settings(config: QuiverConfig) -> DeliverySettings:

@@ -368,6 +368,8 @@ class Deliveries:
         self.count_losses(found.expired, "age")
         for first, last in found.missing:
             self._count_unknown(last - first + 1, "missing")
+        if found.unlogged:
+            self.metrics.lost_bundles.labels(reason="missing", signal="unknown").inc(found.unlogged)
 
     def unregister(self, name: str) -> Subscriber:
         """Forget a subscriber, durably, and what it holds; what it had not taken counts as dropped."""

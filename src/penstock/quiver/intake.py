@@ -67,6 +67,7 @@ class Intake:
         self._door = threading.Lock()
         self._failed = False
         self._is_closed = False
+        self._logged = (0, 0)
         self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Time of one sync of the log.")
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
@@ -92,6 +93,11 @@ class Intake:
     def next_seq(self) -> int:
         """The number that the next bundle gets."""
         return self._next_seq
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """How far the log is durable: a position, and its last bundle. (0, 0) where nothing is synced."""
+        return self._logged
 
     def take(self, bundle: Prepared, settle: Settle) -> None:
         """Accept a bundle; `settle` hears of it when it is safe, or that it is not.
@@ -158,6 +164,9 @@ class Intake:
             end = start + entry.byte_count
             pending += _taken(entry).bundle.pending(_taken(entry).receipt, start, end)
         self._buffer.add(pending, end=end, arrived=arrived)
+        if end and self._config.syncs:
+            seqs = [_taken(one).receipt.wal_seq for one in entries if one.position and one.error is None]
+            self._logged = (end, max(seqs))
         for entry in entries:
             taken = _taken(entry)
             if entry.position is None or entry.error is not None:

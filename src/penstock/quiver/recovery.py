@@ -25,7 +25,7 @@ from penstock.quiver.model import Pending
 from penstock.quiver.segment_rescue import rescue_segments
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.wal import Wal
-from penstock.quiver.wal_entry import SlotPart, WalEntry
+from penstock.quiver.wal_entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
 from penstock.quiver.wal_payload import decode_batch
 from penstock.quiver.wal_replay import FoundEntry, WalReplay, quarantine_damage, read_wal
 from penstock.units import parse_duration, parse_size
@@ -112,6 +112,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     first_seq = _first_seq(replay)
     _refuse_damage(replay, config)
     book = AckBook.open(fs, core_dir, _ack_settings(config), clock)
+    replay.expect(book.logged[0])
+    _refuse_damage(replay, config)
     store = SegmentStore.open(
         fs,
         os.path.join(core_dir, "segments"),
@@ -127,11 +129,13 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         committed = _committed(store, first_seq)
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
+    unlogged = _unlogged(replay, store, book.logged)
     reconciled = book.reconcile(
         store.infos(),
         expired_before_ns=expired_before_ns,
         highest_seq=store.highest_seq,
         set_aside=store.set_aside,
+        unlogged=unlogged,
     )
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))
@@ -154,6 +158,9 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
         numbers.append(replay.end)
     found.next_wal_seq = max(book.next_wal_seq_floor, 1 + max(numbers))
+    if replay.is_short:
+        # Nobody knows how many bundles were in what is gone, but that they fitted into the log.
+        found.next_wal_seq += config.wal.max_bytes // ENTRY_BYTES_MIN
     return found
 
 
@@ -174,10 +181,34 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
     copies = quarantine_damage(fs, replay, quarantine)
     for damage in replay.damage:
         found.report(f"the log is damaged: {damage}")
+    if found.reconciled.unlogged:
+        found.report(
+            f"{found.reconciled.unlogged} accepted bundles up to number {found.book.logged[1]} are neither "
+            "in a segment nor in the log: they are recorded as dropped for every subscriber"
+        )
+    for first, last in found.reconciled.missing:
+        found.damage.append(f"segments {first} to {last} are missing and recorded as dropped")
     for copy in copies:
         _LOGGER.error("the damaged part of the log was copied to %s", copy)
     found.damage += [f"segment {one.seq} is {one.action.value}: {one.reason}" for one in found.store.damage]
     found.damage += found.book.damage
+
+
+def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -> int:
+    """How many bundles were durable in the log and are neither there nor in a committed segment.
+
+    An upper bound: a number that was given to a bundle whose write failed cannot be told apart.
+    """
+    end, last = logged
+    if not replay.is_short or end <= (replay.sidecar or 0):
+        return 0
+    infos = store.infos()
+    cursor = replay.sidecar or 0
+    cut = [info.wal_seq_max for info in infos if info.wal_end <= cursor]
+    first = 1 + max([replay.highest_seq, *cut])
+    committed = set().union(*_committed(store, first).values())
+    missing = last + 1 - first - sum(first <= seq <= last for seq in committed)
+    return max(0, min(missing, (end - cursor) // ENTRY_BYTES_MIN))
 
 
 def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set[int]]:

@@ -133,9 +133,15 @@ class Upkeep:
             self._check_open()
             # Each step is tried, whatever became of the others; what runs first is called last.
             stack.callback(self._measure)
+            stack.callback(self._forget_delivered)
             stack.callback(self._sweep)
             stack.callback(core.advance)
-            stack.callback(core.book.tend, core.finalizer.first_unwritten_seq, core.intake.next_seq)
+            stack.callback(
+                core.book.tend,
+                core.finalizer.first_unwritten_seq,
+                core.intake.next_seq,
+                logged=core.intake.logged,
+            )
             stack.callback(self._drop_orphans)
             stack.callback(self._take_notes)
             stack.callback(core.deliveries.expire)
@@ -191,6 +197,18 @@ class Upkeep:
     def _sweep(self) -> None:
         self._count()
         self._sweeper.sweep()
+
+    def _forget_delivered(self) -> None:
+        """Start a new file of the log when every bundle in it is delivered, so that no payload stays."""
+        core = self._core
+        is_delivered = not core.store.infos() and core.buffer.needed() >= core.buffer.end
+        if is_delivered and self._log_bytes > 0 and core.wal is not None and core.wal.has_entries:
+            core.intake.rotate()
+            core.cut()
+
+    def sweep_last(self) -> None:
+        """Remove the segments that everybody has, after everything else has come to rest."""
+        self._sweep()
 
     def _measure(self) -> None:
         now_s = self._clock.monotonic()

@@ -6,7 +6,7 @@ import threading
 
 from penstock.files import AppendLog, FileSystem, LogPosition
 from penstock.quiver.wal_cursor import write_cursor
-from penstock.quiver.wal_entry import WalFormat
+from penstock.quiver.wal_entry import OPENING_BYTES, WalFormat
 from penstock.quiver.wal_layout import HEADER_BYTES
 from penstock.quiver.wal_replay import WalReplay
 
@@ -35,8 +35,7 @@ class Wal:
         Cuts a torn tail. What was damaged has been copied before, if it is to be kept.
         """
         fs.make_dirs(directory)
-        if replay.sidecar is not None and replay.sidecar != replay.cursor:
-            # Before anything is appended: a cursor beyond the log would hide what comes next.
+        if replay.sidecar is not None and replay.sidecar < replay.cursor:
             write_cursor(fs, directory, replay.cursor)
         log = AppendLog.open(
             fs,
@@ -47,7 +46,10 @@ class Wal:
             layout=replay.layout,
             reserve_only=True,
         )
-        return cls(fs, directory, replay, log)
+        wal = cls(fs, directory, replay, log)
+        if replay.is_short and wal.cursor >= wal.active_start:
+            wal.tidy()
+        return wal
 
     @property
     def cursor(self) -> int:
@@ -105,6 +107,22 @@ class Wal:
         if needed:
             self.log.drop_before(needed[-1])
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether the files hold anything beyond the start of an empty one."""
+        return self.rotated_count > 0 or self.log.end.offset > HEADER_BYTES + OPENING_BYTES
+
+    def clear(self) -> None:
+        """Remove every entry: a new, empty file takes the place of all others.
+
+        For a log that nobody appends to any more and of which nothing is needed.
+        """
+        if self.has_entries:
+            self.log.rotate()
+            self.advance(self.active_start)
+            self.tidy()
+
     def close(self) -> None:
-        """Release the active file; syncs nothing."""
+        """Release the active file, and remove what was made ahead; syncs nothing."""
+        self.log.discard_prepared()
         self.log.close()

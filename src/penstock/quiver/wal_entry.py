@@ -25,6 +25,7 @@ from penstock.files import Buffer, FrameEnds, chase
 
 __all__ = [
     "ENTRY_BYTES_MAX",
+    "ENTRY_BYTES_MIN",
     "OPENING_BYTES",
     "EntryType",
     "Opening",
@@ -46,6 +47,7 @@ _HEAD = struct.Struct("<IBqQQ")
 _SLOT = struct.Struct("<H32sII")
 _SUM = struct.Struct("<Q")
 OPENING_BYTES: Final = _HEAD.size + _SUM.size
+ENTRY_BYTES_MIN: Final = _HEAD.size + _SLOT.size + _SUM.size
 """Of an opening, and of a mark."""
 _AROUND: Final = _LENGTH.size + _SUM.size
 

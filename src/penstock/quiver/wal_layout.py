@@ -60,6 +60,8 @@ class QuiverLayout:
 
     def __init__(self, *, base: int = 0) -> None:
         self.base = base
+        self.floor = 0
+        """No new file starts below it: positions before it were used, even if no file has them any more."""
         self._active: int | None = None
         self._move_unsynced = False
         self._protects = True
@@ -153,7 +155,7 @@ class QuiverLayout:
 
     def head(self, number: int, header: LogHeader, carried: bytes) -> bytes:
         before = header.previous
-        position = self.position(before) if before.file else self.base
+        position = max(self.floor, self.position(before) if before.file else self.base)
         self._starts[number] = position
         fixed = _HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, layout_hash(), position)
         return fixed + Opening(position=position, number=number, salt=header.salt).encode() + carried

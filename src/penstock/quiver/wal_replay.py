@@ -26,7 +26,7 @@ class FoundEntry:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WalReplay:
-    """A log that was read. `cursor` is the sidecar's position, within what the log has.
+    """A log that was read. `cursor` is the sidecar's position, or where the log begins if that is later.
 
     `damage` is what was durable and cannot be read; `entries` adds to it what it cannot take apart.
     `highest_seq` is that of every bundle in the files, also of those before the cursor.
@@ -39,11 +39,31 @@ class WalReplay:
     damage: list[LogDamage] = field(default_factory=list)
     unknown_entries: int = 0
     highest_seq: int = 0
+    is_short: bool = False
+    """Whether the log ends before a position up to which it was durable."""
 
     @property
     def end(self) -> int:
         """The position behind the last entry; the cursor if there is no file."""
         return self.layout.position(self.found.end) if self.found.files else self.cursor
+
+    def expect(self, position: int) -> None:
+        """Everything up to `position` was durable once. What the files do not have of it is damage.
+
+        Later entries get positions above it, whatever is in the files.
+        """
+        end = self.end if self.found.files else 0
+        if position > max(end, self.layout.floor):
+            number = self.found.end.file or 1
+            name = self.found.name_of(number) if self.found.files else ACTIVE
+            is_there = f"the log ends at position {end}" if self.found.files else "the file is missing"
+            reason = f"{is_there}, but the log was written up to position {position}"
+            start = self.found.end.offset
+            self.damage.append(LogDamage(file=number, start=start, end=start, reason=reason, name=name))
+            self.is_short = True
+        self.layout.floor = max(self.layout.floor, position)
+        if not self.found.files:
+            self.layout.base = max(self.layout.base, position)
 
     def raise_base(self, position: int) -> None:
         """Let a log without files start at `position` or above."""
@@ -95,6 +115,8 @@ def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
     replay.cursor = _within(replay, sidecar)
     if sidecar is not None and sidecar < replay.cursor:
         replay.damage.insert(0, _lost(replay, sidecar))
+    # The active file is there before the cursor is, and is durable up to it before the cursor moves there.
+    replay.expect(sidecar or 0)
     return replay
 
 
@@ -107,11 +129,11 @@ def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int
 
 
 def _within(replay: WalReplay, sidecar: int | None) -> int:
-    """The sidecar's position, at least where the log begins and at most where it ends."""
+    """The sidecar's position, at least where the log begins."""
     if not replay.found.files:
         return replay.layout.base
     oldest = replay.layout.start(replay.found.files[0].number)
-    return oldest if sidecar is None else min(max(sidecar, oldest), replay.end)
+    return oldest if sidecar is None else max(sidecar, oldest)
 
 
 def _lost(replay: WalReplay, sidecar: int) -> LogDamage:

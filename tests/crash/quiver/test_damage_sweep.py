@@ -1,0 +1,130 @@
+"""Every durable file of a Quiver, damaged in every way: reported or complete, and no number twice."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quiver, rows, take_all
+
+from penstock.errors import Corrupt, PenstockError, Unsupported
+from penstock.metrics import Registry
+from penstock.quiver.fsck import check
+from penstock.testing.disk import FakeDisk, Survival
+
+pytestmark = pytest.mark.crash
+
+COUNT = 14
+LATER = 1_000_000
+
+
+def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
+    """Replace a file, durably; None removes it."""
+    with contextlib.suppress(PenstockError):
+        disk.unlink(path)
+    if data is not None:
+        file = disk.create(path)
+        file.write([data])
+        file.datasync()
+    disk.sync_dir(path.rpartition("/")[0])
+
+
+def prepared() -> tuple[FakeDisk, dict[str, list[bytes]], int]:
+    """A directory at rest, older copies of its files, and the highest bundle number that was given."""
+    clock = StepClock()
+    disk = FakeDisk(clock=clock)
+    quiver = open_quiver(disk, clock, config(wal={"rotation_target": 4096}))
+    quiver.register("lake")
+    quiver.activate("lake")
+    older: dict[str, list[bytes]] = {}
+    highest = 0
+    for n in range(COUNT):
+        highest = quiver.ingest(rows(n * 100, 8), slot=50 + n % 2).wal_seq
+        clock.step(0.2)
+        quiver.maintain()
+        if n == COUNT // 2:
+            quiver.core.book.checkpoint()
+        if n in (2, COUNT // 2, COUNT - 3):
+            for name, _ in disk.list_files(CORE):
+                older.setdefault(name, []).append(disk.read(f"{CORE}/{name}"))
+    clock.step(0.2)
+    quiver.maintain()
+    return disk.crash(Survival.NOTHING), older, highest
+
+
+def damages(data: bytes, older: list[bytes]) -> list[tuple[str, bytes | None]]:
+    used = len(data.rstrip(b"\0"))
+    found: list[tuple[str, bytes | None]] = [("missing", None)]
+    for part in range(8):
+        at = used * part // 8
+        found.append((f"cut to {at}", data[:at]))
+        found.append((f"zero from {at}", data[:at] + bytes(len(data) - at)))
+    found += [(f"older copy {n}", old) for n, old in enumerate(older) if old != data]
+    return found
+
+
+def lost_silently(disk: FakeDisk, highest: int) -> str | None:
+    """What is wrong after a start over a damaged directory; None when it is reported or complete."""
+    told = bool(check(disk, 0, CORE).problems)
+    registry = Registry()
+    try:
+        quiver = open_quiver(disk, StepClock(), registry=registry)
+    except (Corrupt, Unsupported):
+        return None
+    if not quiver.core.book.has("lake"):
+        quiver.register("lake")
+    quiver.activate("lake")
+    number = quiver.ingest(rows(LATER, 3), slot=50).wal_seq
+    if number <= highest:
+        return f"bundle number {number} is given twice"
+    quiver.flush()
+    firsts = {values[0] for _, values in take_all(quiver, "lake")}
+    if LATER not in firsts:
+        return "what came after the damage is not delivered"
+    missing = COUNT - len(firsts - {LATER})
+    if missing and not quiver.stats().damage:
+        return f"{missing} bundles are gone without a word"
+    if missing and not told and not quiver.core.store.damage:
+        return f"{missing} bundles are gone and fsck is clean"
+    return None
+
+
+def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_is_given_twice() -> None:
+    disk, older, highest = prepared()
+    tried, silent = 0, []
+    for name, _ in disk.list_files(CORE):
+        if name in ("LOCK", "ack/reserve"):
+            continue
+        data = disk.read(f"{CORE}/{name}")
+        for how, damaged in damages(data, older.get(name, [])):
+            disk, work = disk.crash(Survival.EVERYTHING), disk.crash(Survival.EVERYTHING)
+            write(work, f"{CORE}/{name}", damaged)
+            tried += 1
+            wrong = lost_silently(work, highest)
+            if wrong is not None:
+                silent.append(f"{name}, {how}: {wrong}")
+    print(f"{tried} damages tried, {len(silent)} silent losses")
+    assert tried > 200
+    assert not silent, "\n".join(silent)
+
+
+def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() -> None:
+    clock = StepClock()
+    disk = FakeDisk(clock=clock)
+    quiver = open_quiver(disk, clock)
+    for name in ("lake", "archive"):
+        quiver.register(name)
+    quiver.ingest(rows(0, 3), slot=50)
+    quiver.flush()
+    for n in range(1, 5):
+        quiver.ingest(rows(n * 100, 3), slot=50)
+    clock.step(0.2)
+    quiver.maintain()
+    disk = disk.crash(Survival.NOTHING)
+    write(disk, f"{CORE}/wal/quiver.wal", None)
+    assert any("missing" in finding.text for finding in check(disk, 0, CORE).problems)
+    again = open_quiver(disk, StepClock())
+    assert any("4 accepted bundles" in text for text in again.stats().damage)
+    assert {one.name: one.dropped for one in again.stats().subscribers} == {"lake": 4, "archive": 4}
+    once_more = open_quiver(disk.crash(Survival.NOTHING), StepClock())
+    assert {one.dropped for one in once_more.stats().subscribers} == {4}, "each loss is counted once"

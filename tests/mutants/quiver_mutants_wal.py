@@ -62,7 +62,7 @@ QUIVER_WAL_MUTANTS = (
         old="    replay.expect(book.logged[0])\n",
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
-        "::test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber",
+        "::test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded",
     ),
     Mutant(
         name="delivered payloads stay in the log after a clean shutdown",

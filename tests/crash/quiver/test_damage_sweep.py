@@ -128,3 +128,22 @@ def test_bundles_that_a_truncated_log_lost_are_counted_for_every_subscriber() ->
     assert {one.name: one.dropped for one in again.stats().subscribers} == {"lake": 4, "archive": 4}
     once_more = open_quiver(disk.crash(Survival.NOTHING), StepClock())
     assert {one.dropped for one in once_more.stats().subscribers} == {4}, "each loss is counted once"
+
+
+def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded() -> None:
+    clock = StepClock()
+    disk = FakeDisk(clock=clock)
+    quiver = open_quiver(disk, clock)
+    quiver.register("lake")
+    kept = 0
+    for n in range(4):
+        quiver.ingest(rows(n * 100, 3), slot=50)
+        kept = kept or len(disk.read(f"{CORE}/wal/quiver.wal").rstrip(b"\0"))
+    clock.step(0.2)
+    quiver.maintain()
+    disk = disk.crash(Survival.NOTHING)
+    write(disk, f"{CORE}/wal/quiver.wal", disk.read(f"{CORE}/wal/quiver.wal")[:kept])
+    assert check(disk, 0, CORE).problems
+    again = open_quiver(disk, StepClock())
+    assert any("3 accepted bundles up to number 4" in text for text in again.stats().damage)
+    assert [one.dropped for one in again.stats().subscribers] == [3]

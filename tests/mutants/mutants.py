@@ -268,6 +268,13 @@ MUTANTS = (
     ),
     # Collecting garbage
     Mutant(
+        name="a collector takes the batches of a queue below its prefix",
+        file="buffer/gc.py",
+        old="        ms = batch_minted_ms(info.key) if is_own(info.key, prefix) else None\n",
+        new="        ms = batch_minted_ms(info.key)\n",
+        test=_promise("test_a_queue_below_the_prefix_keeps_its_unread_batches"),
+    ),
+    Mutant(
         name="garbage is deleted without publishing a floor",
         file="buffer/gc.py",
         old="        floor = await self._raise_floor(max(ms for _, ms in found))\n",

@@ -540,19 +540,35 @@ def _listed(*minted_ms: int) -> list[ObjectInfo]:
 
 def test_a_young_batch_is_not_garbage() -> None:
     listed = _listed(1_000_000)
-    assert candidates(listed, [], now_ms=1_599_999, grace_ms=600_000) == []
-    assert len(candidates(listed, [], now_ms=1_600_000, grace_ms=600_000)) == 1
+    assert candidates(listed, [], prefix="ingest", now_ms=1_599_999, grace_ms=600_000) == []
+    assert len(candidates(listed, [], prefix="ingest", now_ms=1_600_000, grace_ms=600_000)) == 1
 
 
 def test_a_batch_not_older_than_the_oldest_entry_is_not_garbage() -> None:
     older, oldest, newer = _listed(1_000, 2_000, 3_000)
-    found = candidates([older, oldest, newer], [oldest.key], now_ms=10_000_000, grace_ms=1)
+    found = candidates([older, oldest, newer], [oldest.key], prefix="ingest", now_ms=10_000_000, grace_ms=1)
     assert found == [(older.key, 1_000)]
+
+
+async def test_a_queue_below_the_prefix_keeps_its_unread_batches(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    paths = {"data_path_prefix": "ingest/eu", "manifest_path": "ingest/eu/manifest"}
+    async with make_producer(store, clock, **paths) as inner:
+        await produce(inner, b"inner")
+    await clock.advance(3 * GRACE_S)
+    outer = await make_consumer(store, clock)
+    report = await outer.gc.collect()
+    await outer.release()
+    assert report.deleted == ()
+    raw = bytes((await store.get("ingest/eu/manifest")).data)
+    (entry,) = manifest.decode(raw).entries
+    assert await store.head(entry.location)
 
 
 def test_a_referenced_batch_is_not_garbage_whatever_its_age() -> None:
     only, foreign = _listed(1_000)[0], "ingest/01HF7YAT000000000000000001/00000000000000ff"
-    assert candidates([only], [only.key, foreign], now_ms=10_000_000, grace_ms=1) == []
+    assert candidates([only], [only.key, foreign], prefix="ingest", now_ms=10_000_000, grace_ms=1) == []
 
 
 def test_the_floor_is_never_lowered() -> None:

@@ -321,3 +321,19 @@ def test_a_store_that_does_not_answer_is_3_and_secrets_are_not_shown() -> None:
     run = penstock("buffer", "produce", "s3://bucket", *flags, given=b"a\n", code=3, **impatient)
     assert b"no record was accepted" in run.stderr
     assert b"hunter" not in run.stderr + run.stdout
+
+
+def test_collecting_the_outer_queue_leaves_the_unread_batches_of_an_inner_one(tmp_path: Path) -> None:
+    inner = ("--prefix", "ingest/eu", "--manifest", "ingest/eu/manifest")
+    penstock("buffer", "produce", tmp_path, given=b"outer\n")
+    penstock("buffer", "produce", tmp_path, *inner, given=b"inner\n")
+    (batch,) = (tmp_path / "ingest").glob("*.batch")
+    long_ago = time.time() - 86_400
+    for stored in (tmp_path / "ingest").rglob("*.batch"):
+        os.utime(stored, (long_ago, long_ago))
+    with Consumer.open(ConsumerConfig(store=str(tmp_path), gc_enabled=False)) as consumer:
+        assert consumer.next_batch() is not None
+        consumer.ack(0)
+    penstock("buffer", "gc", tmp_path, "--grace", "0s", "--fence", "--yes")
+    assert not batch.exists()
+    assert penstock("buffer", "tail", tmp_path, *inner, "--raw").stdout == b"inner\n"

@@ -12,6 +12,7 @@ from penstock import errors
 from penstock.buffer import book
 from penstock.buffer.config import ProducerConfig, QueueConfig
 from penstock.buffer.errors import InvalidInputError, StaleTransaction, StorageUnavailable, storage_error
+from penstock.buffer.gc import is_own
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
@@ -54,7 +55,7 @@ async def append_batches(
     rng: random.Random = SYSTEM_RNG,
     registry: Registry | None = None,
 ) -> Appended:
-    """Put batches that are stored below the queue's prefix into it, in order, all or none, in one write.
+    """Put batches that are stored in the queue's own folder into it, in order, all or none, in one write.
 
     Under a transaction this may be repeated, after any error and by another process: what is committed is
     not appended again. Of `batches` only the first run's count, as those of a repetition are not looked at.
@@ -65,9 +66,9 @@ async def append_batches(
     """
     if not batches:
         return Appended(first=None, count=0, repeated=False)
-    outside = [batch.location for batch in batches if not batch.location.startswith(f"{config.prefix}/")]
+    outside = [batch.location for batch in batches if not is_own(batch.location, config.prefix)]
     if outside:
-        raise InvalidInputError(f"{outside[0]} is not below {config.prefix}/: store it for this queue")
+        raise InvalidInputError(f"{outside[0]} is not in {config.prefix}/ itself: store it for this queue")
     policy = RetryPolicy(deadline_s=config.append_deadline_s)
     async with _opened(config, store, config.append_deadline_s) as opened:
         file = ManifestFile(opened, config.manifest_key)

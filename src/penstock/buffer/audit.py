@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -91,6 +92,12 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
             )
         else:
             yield _note(info.key, f"has a foreign name ({info.size} bytes)", "the collector never deletes it")
+    for folder, size in sorted(Counter(_folder(info.key, prefix) for info in inventory.nested).items()):
+        yield _note(
+            folder,
+            f"{size} objects in a folder below {prefix}/: another queue's, or not a queue's at all",
+            "the collector of this queue never deletes them",
+        )
     for info in inventory.probes:
         yield _note(info.key, "was left by a check that was cut short", "it may be deleted")
     if inventory.unreferenced:
@@ -100,6 +107,11 @@ def check_objects(index: EntryIndex, inventory: Inventory, prefix: str) -> Itera
             f"{len(inventory.unreferenced)} unreferenced batches ({size} bytes): consumed or never appended",
             "the consumer's garbage collection deletes them after the grace period",
         )
+
+
+def _folder(key: str, prefix: str) -> str:
+    """The folder next below `prefix` that holds `key`."""
+    return f"{prefix}/{key.removeprefix(f'{prefix}/').partition('/')[0]}"
 
 
 def check_side(
@@ -192,7 +204,7 @@ async def audit(
     if undecoded:
         return findings
     findings += check_layout(index, _dequeued(raw_ledger), prefix)
-    inventory = sort_objects(listed, (location for _, location in index.locations()), file.path)
+    inventory = sort_objects(listed, (location for _, location in index.locations()), file.path, prefix)
     found = list(check_objects(index, inventory, prefix))
     found = await _still_there(reader, found)
     findings += found

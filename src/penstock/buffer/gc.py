@@ -1,7 +1,7 @@
 """The garbage collector: deletes batch objects that nothing refers to and nothing can refer to again.
 
-The rules of the format decide what is a candidate (name, not referenced, older than the oldest entry,
-past the grace period). The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
+The rules of the format decide what is a candidate (directly in the queue's folder, name, not referenced,
+older than the oldest entry, past the grace period). The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
 clocks do.
 """
 
@@ -27,7 +27,7 @@ from penstock.metrics import Registry
 from penstock.objects import ObjectInfo, ObjectStore, Version, open_store
 from penstock.retry import Backoff, RetryPolicy
 
-__all__ = ["GarbageCollector", "GcReport", "batch_minted_ms", "candidates"]
+__all__ = ["GarbageCollector", "GcReport", "batch_minted_ms", "candidates", "is_own"]
 
 _log = logging.getLogger(__name__)
 _SUFFIX = ".batch"
@@ -40,21 +40,27 @@ def batch_minted_ms(key: str) -> int | None:
     return ulid_ms(stem) if stem != name and is_ulid(stem) else None
 
 
+def is_own(key: str, prefix: str) -> bool:
+    """Whether `key` lies directly in the folder `prefix`: what lies deeper may be another queue's."""
+    return key.rpartition("/")[0] == prefix
+
+
 def candidates(
-    listed: Iterable[ObjectInfo], referenced: Iterable[str], *, now_ms: int, grace_ms: int
+    listed: Iterable[ObjectInfo], referenced: Iterable[str], *, prefix: str, now_ms: int, grace_ms: int
 ) -> list[tuple[str, int]]:
     """(key, minted) of what the format's rules call garbage.
 
-    A batch qualifies if it is named `{ULID}.batch`, is not referenced, was minted strictly before every
+    A batch qualifies if it is `{prefix}/{ULID}.batch`, is not referenced, was minted strictly before every
     referenced batch whose name tells its time, and both its name and the store say that it is past the
-    grace period.
+    grace period. A listing is recursive and may show the batches of a queue in a folder below: they are
+    that queue's, whatever this one refers to.
     """
     kept = set(referenced)
     minted = [ms for ms in map(batch_minted_ms, kept) if ms is not None]
     oldest_ms = min(minted, default=None)
     found: list[tuple[str, int]] = []
     for info in listed:
-        ms = batch_minted_ms(info.key)
+        ms = batch_minted_ms(info.key) if is_own(info.key, prefix) else None
         if ms is None or info.key in kept or (oldest_ms is not None and ms >= oldest_ms):
             continue
         if now_ms - ms >= grace_ms and now_ms - info.modified_ms >= grace_ms:
@@ -136,6 +142,7 @@ class GarbageCollector:
         found = candidates(
             listed,
             (location for _, location in manifest.index(snapshot.raw).locations()),
+            prefix=self._config.prefix,
             now_ms=self._clock.now_ms(),
             grace_ms=int(self._config.gc_grace_period_s * 1000),
         )

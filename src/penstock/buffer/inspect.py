@@ -16,7 +16,7 @@ from penstock.buffer import manifest
 from penstock.buffer.errors import SerializationError, StorageRejected, storage_error
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
-from penstock.buffer.gc import batch_minted_ms, candidates
+from penstock.buffer.gc import batch_minted_ms, candidates, is_own
 from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
@@ -139,20 +139,26 @@ class Inventory:
     probes: tuple[ObjectInfo, ...]
     """Left behind by a check of conditional writes that was cut short."""
     foreign: tuple[ObjectInfo, ...]
-    """Everything else; the garbage collector never touches it."""
+    """Everything else in the folder itself; the garbage collector never touches it."""
+    nested: tuple[ObjectInfo, ...] = ()
+    """In a folder below, such as the objects of another queue there; the garbage collector never touches it."""
 
 
-def sort_objects(listed: Iterable[ObjectInfo], referenced: Iterable[str], manifest_path: str) -> Inventory:
+def sort_objects(
+    listed: Iterable[ObjectInfo], referenced: Iterable[str], manifest_path: str, prefix: str
+) -> Inventory:
     """Tell the objects of a listing apart."""
     kept = set(referenced)
     piles: dict[str, list[ObjectInfo]] = {
-        name: [] for name in ("referenced", "unreferenced", "side", "probes", "foreign")
+        name: [] for name in ("referenced", "unreferenced", "side", "probes", "foreign", "nested")
     }
     for info in listed:
         if info.key in kept:
             pile = "referenced"
         elif info.key == manifest_path or info.key.startswith(f"{manifest_path}."):
             pile = "side"
+        elif not is_own(info.key, prefix):
+            pile = "nested"
         elif batch_minted_ms(info.key) is not None:
             pile = "unreferenced"
         elif _PROBE.fullmatch(info.key.rpartition("/")[2]):
@@ -195,6 +201,7 @@ def summarise(
     listed: Iterable[ObjectInfo],
     *,
     manifest_path: str,
+    prefix: str,
     floor: Floor,
     dead_letters: int,
     now_ms: int,
@@ -204,7 +211,7 @@ def summarise(
     index = manifest.index(snapshot.raw)
     locations = [location for _, location in index.locations()]
     listed = list(listed)
-    inventory = sort_objects(listed, locations, manifest_path)
+    inventory = sort_objects(listed, locations, manifest_path, prefix)
     first = entry_time_ms(index[0]) if len(index) else None
     last = entry_time_ms(index[len(index) - 1]) if len(index) else None
     times = [ms for ms in (entry_time_ms(index[n]) for n in range(len(index))) if ms is not None]
@@ -224,7 +231,9 @@ def summarise(
         data_bytes=sum(info.size for info in data),
         unreferenced_objects=len(inventory.unreferenced),
         unreferenced_bytes=sum(info.size for info in inventory.unreferenced),
-        collectable_objects=len(candidates(listed, locations, now_ms=now_ms, grace_ms=grace_ms)),
+        collectable_objects=len(
+            candidates(listed, locations, prefix=prefix, now_ms=now_ms, grace_ms=grace_ms)
+        ),
         foreign_objects=len(inventory.foreign) + len(inventory.probes),
         dead_letters=dead_letters,
         floor_ms=None if floor.floor_ms < 0 else floor.floor_ms,
@@ -248,6 +257,7 @@ async def survey(reader: QueueReader, prefix: str, *, now_ms: int, grace_ms: int
         snapshot,
         listed,
         manifest_path=file.path,
+        prefix=prefix,
         floor=NO_FLOOR if raw_floor is None else read_floor(raw_floor),
         dead_letters=sum(info.key.endswith(".json") for info in letters),
         now_ms=now_ms,

@@ -113,6 +113,17 @@ async def test_another_queue_in_the_same_folder_is_a_problem() -> None:
     assert "another queue" in finding.text
 
 
+async def test_a_queue_below_the_prefix_is_noted_and_its_batches_are_not_called_garbage() -> None:
+    store = await filled()
+    config = ProducerConfig(store=store, data_path_prefix="ingest/eu", manifest_path="ingest/eu/manifest")
+    async with Producer(config) as producer:
+        await producer.produce([b"of the inner queue"])
+    await store.put("ingest/eu/manifest.floor", b"of the inner queue")
+    (finding,) = await audit(QueueReader(store, MANIFEST), "ingest")
+    assert (finding.severity, finding.subject) == (Severity.NOTE, "ingest/eu")
+    assert "3 objects" in finding.text
+
+
 async def test_foreign_names_probes_and_dead_letters_are_noted_and_harmless() -> None:
     store = await filled(1)
     await store.put("ingest/readme.txt", b"foreign")

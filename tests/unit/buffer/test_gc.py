@@ -32,7 +32,9 @@ def name(ms: int, folder: str = "ingest") -> str:
 
 def found(listed: list[tuple[str, int]], referenced: list[str], now_ms: int = T0) -> list[str]:
     infos = [ObjectInfo(key=key, size=1, modified_ms=modified) for key, modified in listed]
-    return [key for key, _ in candidates(infos, referenced, now_ms=now_ms, grace_ms=GRACE_MS)]
+    return [
+        key for key, _ in candidates(infos, referenced, prefix="ingest", now_ms=now_ms, grace_ms=GRACE_MS)
+    ]
 
 
 OLD, OLDER, YOUNG = name(T0 - GRACE_MS), name(T0 - 2 * GRACE_MS), name(T0 - GRACE_MS + 1)
@@ -49,6 +51,8 @@ OLD, OLDER, YOUNG = name(T0 - GRACE_MS), name(T0 - 2 * GRACE_MS), name(T0 - GRAC
         pytest.param([OLD], ["other/01/00000000000000ff"], [OLD], id="no entry tells its time"),
         pytest.param([OLDER], ["other/no-ulid", OLD], [OLDER], id="one entry tells its time"),
         pytest.param([name(T0 + 10**9)], [], [], id="from the future"),
+        pytest.param([name(T0 - 2 * GRACE_MS, "ingest/eu")], [], [], id="of a queue in a folder below"),
+        pytest.param([name(T0 - 2 * GRACE_MS, "ingest.shards/0001")], [], [], id="of a shard"),
     ],
 )
 def test_what_the_format_calls_garbage(listed: list[str], referenced: list[str], garbage: list[str]) -> None:
@@ -385,3 +389,35 @@ async def test_a_consumer_that_takes_the_queue_back_collects_again(q: Queue) -> 
     assert garbage in await q.keys()
     await q.clock.advance(301)
     assert garbage not in await q.keys()
+
+
+EU = {"data_path_prefix": "ingest/eu", "manifest_path": "ingest/eu/manifest"}
+
+
+async def test_a_collector_spares_the_unread_batches_of_a_queue_below_its_prefix(q: Queue) -> None:
+    await q.fill(3, **EU)
+    own = await orphan(q)
+    await q.clock.advance(3 * GRACE_MS / 1000)
+    outer = await q.consumer()
+    report = await outer.gc.collect()
+    assert report.deleted == (own,)
+    inner = await q.consumer(**EU)
+    batches = [await inner.next_batch() for _ in range(3)]
+    assert [batch.entries for batch in batches if batch] == [[b"0"], [b"1"], [b"2"]]
+
+
+async def test_a_collector_beside_the_consumer_spares_a_queue_below_its_prefix_too(q: Queue) -> None:
+    await q.fill(1, **EU)
+    await orphan(q)
+    await q.clock.advance(3 * GRACE_MS / 1000)
+    await (await q.consumer()).gc.collect()
+    assert (await standalone(q).collect()).candidates == ()
+    assert len([key for key in await q.keys("ingest/eu") if key.endswith(".batch")]) == 1
+
+
+async def test_the_inner_queue_still_collects_its_own_garbage(q: Queue) -> None:
+    garbage = await store_at(q, name(q.clock.now_ms() - 2 * GRACE_MS, "ingest/eu"), 2 * GRACE_MS)
+    outer = await orphan(q)
+    report = await (await q.consumer(**EU)).gc.collect()
+    assert report.deleted == (garbage,)
+    assert outer in await q.keys("ingest")

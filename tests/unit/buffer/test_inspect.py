@@ -113,12 +113,24 @@ def test_only_what_is_past_the_grace_period_counts_as_collectable() -> None:
         Snapshot(raw=EMPTY_MANIFEST, version=None),
         listed,
         manifest_path=MANIFEST,
+        prefix="ingest",
         floor=NO_FLOOR,
         dead_letters=0,
         now_ms=10_000,
         grace_ms=5000,
     )
     assert (found.unreferenced_objects, found.unreferenced_bytes, found.collectable_objects) == (2, 20, 1)
+
+
+async def test_a_survey_leaves_out_a_queue_below_its_prefix() -> None:
+    store = MemoryStore()
+    await fill(store, 2)
+    alone = await survey(QueueReader(store, MANIFEST), "ingest", now_ms=2**47, grace_ms=0)
+    async with Producer(
+        ProducerConfig(store=store, data_path_prefix="ingest/eu", manifest_path="ingest/eu/manifest")
+    ) as producer:
+        await producer.produce([b"of the inner queue"])
+    assert await survey(QueueReader(store, MANIFEST), "ingest", now_ms=2**47, grace_ms=0) == alone
 
 
 async def test_an_empty_queue_has_no_lag_rather_than_a_lag_of_zero() -> None:

@@ -102,7 +102,8 @@ class ProducerConfig(QueueConfig):
     """Where and how a producer stores what it is given."""
 
     flush_interval: DurationLike = "100ms"
-    """A batch is stored this long after its first call: the latency people accept for an ack."""
+    """A batch is stored this long after it was opened: the latency people accept for an ack. Calls that
+    waited for a free upload are stored together, as many as there are."""
     flush_size_bytes: SizeLike = "64MiB"
     """Or as soon as it holds this many bytes: requests stay cheap and memory small."""
     max_buffered_inputs: int = 1000

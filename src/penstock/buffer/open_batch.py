@@ -43,9 +43,14 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class OpenBatch:
-    """Calls in order, with one metadata item each (or per run of equal ones, when merging)."""
+    """Calls in order, with one metadata item each (or per run of equal ones, when merging).
+
+    Its age is counted from `opened_at`, the moment the first call was taken into it. The calls themselves
+    may be older: they waited while uploads were slow, and are all to be stored together.
+    """
 
     ordinal: int
+    opened_at: float = 0.0
     merge: bool = False
     calls: list[Call] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
@@ -71,6 +76,14 @@ class OpenBatch:
         self.size += call.size
         self.record_bytes += call.record_bytes
         self.weight += call.weight
+
+    def fits(self, call: Call) -> bool:
+        """Whether the batch still decodes with this call in it."""
+        return self.weight + call.weight <= BATCH_WEIGHT_MAX
+
+    def is_due(self, now: float, flush_interval_s: float) -> bool:
+        """Whether the batch has been open for the flush interval."""
+        return bool(self.calls) and now - self.opened_at >= flush_interval_s
 
     def _repeats(self, call: Call) -> bool:
         return bool(self.metadata) and (

@@ -285,37 +285,38 @@ class Producer:
             await self._wake_batcher.wait()
             self._wake_batcher.clear()
             self._untaken_bytes = 0
-            while self._incoming:
-                item = self._incoming[0]
-                if isinstance(item, _FlushMark):
-                    await self._seal()
-                    item.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
-                    item.reached.set()
-                else:
-                    await self._take(*item)
-                # Not before: whatever ends this task in between must find the item and settle it.
-                self._incoming.popleft()
-                # Looked at after every call: a queue that never runs empty must not starve the deadline.
-                if self._is_due():
-                    await self._seal()
-            if self._is_due():
+            while self._take_waiting() or self._is_due():
                 await self._seal()
+                while self._incoming and isinstance(mark := self._incoming[0], _FlushMark):
+                    mark.watchers = [call.watcher for upload in self._pipeline for call in upload.batch.calls]
+                    mark.reached.set()
+                    # Not before: whatever ends this task in between must find the mark and answer it.
+                    self._incoming.popleft()
 
-    async def _take(self, call: Call, records: Held) -> None:
-        if self._open.weight + call.weight > BATCH_WEIGHT_MAX:
-            await self._seal()
-        if not self._open.calls:
-            self._timer = self._spawn(self._expire(self._open.ordinal))
-        self._open.add(call, records)
-        self._admission.leave_queue()
-        if self._open.size >= self._flush_size:
-            await self._seal()
+    def _take_waiting(self) -> bool:
+        """Take every call that waits, up to the flush size; returns whether the batch must be sealed now.
+
+        It must when it is full or a flush is next in line. Nothing is awaited here, so a queue that never
+        runs empty cannot starve the deadline: that is looked at after every turn.
+        """
+        while self._incoming:
+            item = self._incoming[0]
+            if isinstance(item, _FlushMark) or self._is_full() or not self._open.fits(item[0]):
+                return True
+            if not self._open.calls:
+                self._open.opened_at = self._clock.monotonic()
+                self._timer = self._spawn(self._expire(self._open.ordinal))
+            self._open.add(*item)
+            self._incoming.popleft()
+            self._admission.leave_queue()
+        return self._is_full()
+
+    def _is_full(self) -> bool:
+        return self._open.size >= self._flush_size
 
     def _is_due(self) -> bool:
-        calls = self._open.calls
-        return bool(calls) and (
-            self._expired == self._open.ordinal
-            or self._clock.monotonic() - calls[0].accepted_at >= self._flush_interval_s
+        return self._expired == self._open.ordinal or self._open.is_due(
+            self._clock.monotonic(), self._flush_interval_s
         )
 
     async def _expire(self, ordinal: int) -> None:
@@ -325,10 +326,15 @@ class Producer:
             self._wake_batcher.set()
 
     async def _seal(self) -> None:
-        """Hand the open batch to an upload; waits for a free slot, which in time holds back the callers."""
+        """Hand the open batch to an upload; waits for a free slot, which in time holds back the callers.
+
+        What came in during the wait is stored with it, up to the flush size: when uploads are slow, batches
+        grow instead of becoming more.
+        """
         if not self._open.calls:
             return
         await self._slots.acquire()
+        self._take_waiting()
         if self._timer is not None:
             self._timer.cancel()
         batch = self._open

@@ -1049,7 +1049,7 @@ async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(producer, "_take", broken)
+    monkeypatch.setattr(producer, "_take_waiting", broken)
     await producer.produce([b"b"])
     await turns()
     with pytest.raises(StorageError, match="internal error"):

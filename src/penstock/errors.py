@@ -80,7 +80,16 @@ class StorageFull(Unavailable):
 
 
 class Conflict(PenstockError):
-    """A conditional write lost: the object is not in the expected state. Re-read and retry."""
+    """A conditional write lost: the object is not in the expected state. Re-read and retry.
+
+    `definite` says that the store answered the one request that was sent, so this write was not applied.
+    It is False where a repeated request may have met its own first try, and for an answer that decides
+    nothing.
+    """
+
+    def __init__(self, *args: object, definite: bool = False) -> None:
+        super().__init__(*args)
+        self.definite = definite
 
 
 class OutcomeUnknown(PenstockError):

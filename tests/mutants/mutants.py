@@ -136,12 +136,29 @@ MUTANTS = (
         test=_promise("test_batches_are_queued_in_the_order_of_their_calls"),
     ),
     Mutant(
-        name="the flush interval is looked at only when the queue is empty",
+        name="the flush interval is not looked at while calls come in",
         file="buffer/producer.py",
-        old="                if self._is_due():\n                    await self._seal()\n"
-        "            if self._is_due():\n",
-        new="            if self._is_due():\n",
+        old="            while self._take_waiting() or self._is_due():\n",
+        new="            while self._take_waiting():\n",
         test=_promise("test_a_queue_that_never_runs_empty_does_not_starve_the_flush_interval"),
+    ),
+    Mutant(
+        name="the age of a batch is counted from produce",
+        file="buffer/producer.py",
+        old="            self._open.add(*item)\n            self._incoming.popleft()\n"
+        "            self._admission.leave_queue()\n",
+        new="            self._open.add(*item)\n            self._incoming.popleft()\n"
+        "            self._admission.leave_queue()\n"
+        "            if self._clock.monotonic() - item[0].accepted_at >= self._flush_interval_s:\n"
+        "                return True\n",
+        test=_promise("test_calls_that_waited_for_an_upload_share_a_batch"),
+    ),
+    Mutant(
+        name="a definite conflict is taken for an unknown outcome",
+        file="buffer/queue_producer.py",
+        old="            if conflict.definite:\n",
+        new="            if False:\n",
+        test=_promise("test_a_definite_conflict_is_no_unknown_outcome_under_a_foreign_consumer"),
     ),
     Mutant(
         name="no backpressure",

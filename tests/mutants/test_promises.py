@@ -30,6 +30,7 @@ from penstock.buffer import (
     manifest,
     store_batch,
 )
+from penstock.buffer.batch import decode_batch
 from penstock.buffer.book import merge, read_book
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.gc import batch_minted_ms, candidates
@@ -281,23 +282,90 @@ async def test_batches_are_queued_in_the_order_of_their_calls(store: HookedStore
     await producer.close()
 
 
-class TickingClock(ManualClock):
-    """Every look at it costs ten milliseconds."""
-
-    def monotonic(self) -> float:
-        self._elapsed_ns += 10_000_000
-        return super().monotonic()
-
-
-async def test_a_queue_that_never_runs_empty_does_not_starve_the_flush_interval() -> None:
-    clock = TickingClock()
-    store = HookedStore(clock)
+async def test_a_queue_that_never_runs_empty_does_not_starve_the_flush_interval(
+    store: HookedStore, clock: ManualClock
+) -> None:
     producer = make_producer(store, clock, flush_size_bytes="1MiB", flush_interval="100ms")
     for n in range(100):
         await producer.produce([b"%d" % n])
-    await producer.flush()
+        await clock.advance(0.01)
+    await turns()
     assert len(await store.entries()) > 5
     await producer.close()
+
+
+async def test_calls_that_waited_longer_than_the_flush_interval_share_a_batch(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    producer = make_producer(store, clock, flush_size_bytes="1MiB", flush_interval="100ms")
+    for n in range(500):
+        await producer.produce([b"%d" % n])
+    await clock.advance(0.15)
+    await clock.advance(0.1)
+    await turns()
+    assert len(await store.entries()) == 1
+    await producer.close()
+
+
+async def test_calls_that_waited_for_an_upload_share_a_batch(store: HookedStore, clock: ManualClock) -> None:
+    gate = asyncio.Event()
+
+    async def stall(op: str, key: str) -> None:
+        if op == "put" and key.endswith(".batch"):
+            await gate.wait()
+
+    store.before = stall
+    producer = make_producer(
+        store, clock, flush_size_bytes="1MiB", flush_interval="100ms", max_parallel_uploads=1
+    )
+    for n in range(300):
+        await producer.produce([b"%d" % n])
+        await clock.advance(0.01)
+    gate.set()
+    await producer.flush()
+    counts = [len(entry.metadata) for entry in await store.entries()]
+    assert sum(counts) == 300
+    assert len(counts) <= 3
+    await producer.close()
+
+
+async def _foreign_consumer(store: HookedStore) -> list[str]:
+    """Dequeue everything as another implementation does: the format alone, no ledger, no floor, no book."""
+    blob = await MemoryStore.get(store, MANIFEST)
+    raw = bytes(blob.data)
+    taken = [entry.location for entry in manifest.decode(raw).entries]
+    last = manifest.read_footer(raw).next_sequence - 1
+    await MemoryStore.put_if_match(store, MANIFEST, manifest.dequeue(raw, last), blob.version)
+    return taken
+
+
+async def test_a_definite_conflict_is_no_unknown_outcome_under_a_foreign_consumer(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    consumed: list[str] = []
+    config = ProducerConfig(store=store, flush_interval="1h")
+    first, second = (Producer(config, clock, rng=random.Random(seed)) for seed in (1, 2))
+
+    async def work(producer: Producer, name: str) -> None:
+        for n in range(40):
+            handle = await producer.produce([f"{name}{n}".encode()])
+            await producer.flush()
+            await handle.watcher.await_durable()
+
+    async def dequeue_after_every_batch(op: str, key: str) -> None:
+        if key == MANIFEST:
+            consumed.extend(await _foreign_consumer(store))
+
+    store.after = dequeue_after_every_batch
+    both = asyncio.gather(work(first, "a"), work(second, "b"))
+    while not both.done():
+        await clock.advance(0.05)
+    await both
+    assert first.conflict_rate() + second.conflict_rate() > 0
+    blobs = [await MemoryStore.get(store, location) for location in consumed]
+    records = sorted(record for blob in blobs for record in decode_batch(blob.data).to_list())
+    assert records == sorted(f"{name}{n}".encode() for name in "ab" for n in range(40))
+    await asyncio.gather(first.close(), second.close())
 
 
 async def test_a_full_producer_holds_back_its_callers(store: HookedStore, clock: ManualClock) -> None:

@@ -37,6 +37,8 @@ class Attempt:
     base: Version | None
     first: int
     locations: tuple[str, ...]
+    refused: bool = False
+    """Whether the store said for certain that this write was not applied."""
 
     @property
     def last(self) -> int:

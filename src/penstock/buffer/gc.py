@@ -1,7 +1,8 @@
 """The garbage collector: deletes batch objects that nothing refers to and nothing can refer to again.
 
 The rules of the format decide what is a candidate (directly in the queue's folder, name, not referenced,
-older than the oldest entry, past the grace period). The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
+older than the oldest entry, past the grace period).
+The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
 clocks do.
 """
 

@@ -141,7 +141,7 @@ class Inventory:
     foreign: tuple[ObjectInfo, ...]
     """Everything else in the folder itself; the garbage collector never touches it."""
     nested: tuple[ObjectInfo, ...] = ()
-    """In a folder below, such as the objects of another queue there; the garbage collector never touches it."""
+    """In a folder below, such as another queue's objects; the garbage collector never touches them."""
 
 
 def sort_objects(

@@ -303,7 +303,7 @@ def decode(raw: bytes) -> Manifest:
 class EntryIndex:
     """Where each entry of a manifest lies: found once, decoded on demand, extended when it grows."""
 
-    __slots__ = ("_ends", "_raw", "_starts", "first", "footer")
+    __slots__ = ("_decoded", "_ends", "_raw", "_starts", "first", "footer")
 
     def __init__(self, raw: bytes, footer: Footer, starts: list[int], ends: list[int], first: int) -> None:
         self._raw = raw
@@ -311,6 +311,7 @@ class EntryIndex:
         self._ends = ends
         self.footer = footer
         self.first = first
+        self._decoded: dict[int, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -319,9 +320,18 @@ class EntryIndex:
         return _read_entry(self._raw, self._starts[number], self._ends[number])
 
     def after(self, sequence: int | None, limit: int) -> list[Entry]:
-        """Up to `limit` entries with a number above `sequence` (None: from the first)."""
+        """Up to `limit` entries with a number above `sequence` (None: from the first).
+
+        What the last call returned is not decoded again: a caller that looks ahead asks for most of it twice.
+        """
         skip = 0 if sequence is None else max(0, sequence + 1 - self.first)
-        return [self[number] for number in range(skip, min(len(self), skip + limit))]
+        before = self._decoded
+        found = [
+            before.get(self.first + number) or self[number]
+            for number in range(skip, min(len(self), skip + limit))
+        ]
+        self._decoded = {entry.sequence: entry for entry in found}
+        return found
 
     def locations(self) -> Iterator[tuple[int, str]]:
         """(sequence, location) of every entry, without its metadata."""
@@ -341,12 +351,15 @@ class EntryIndex:
         if drop < 0 or drop > len(self):
             return None
         cut = self._starts[drop] if drop < len(self) else len(self._raw) - FOOTER_BYTES
-        known = memoryview(self._raw)[cut : len(self._raw) - FOOTER_BYTES]
-        if footer.entry_count < len(self) - drop or memoryview(raw)[: len(known)] != known:
+        known = self._raw[cut : len(self._raw) - FOOTER_BYTES]
+        # `startswith` compares memory; comparing memoryviews unpacks them byte by byte.
+        if footer.entry_count < len(self) - drop or not raw.startswith(known):
             return None
         starts = [start - cut for start in self._starts[drop:]]
         ends = [end - cut for end in self._ends[drop:]]
-        return _index_tail(raw, footer, starts, ends, len(known), first)
+        grown = _index_tail(raw, footer, starts, ends, len(known), first)
+        grown._decoded = self._decoded  # the same bytes, so the same entries
+        return grown
 
 
 def index(raw: bytes) -> EntryIndex:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from penstock import errors
@@ -29,6 +30,9 @@ from penstock.units import format_size
 __all__ = ["QueueProducer", "Upload"]
 
 T = TypeVar("T")
+
+CONTENDED_READS = 3
+"""After a conflict this many reads must find the manifest unchanged before the cached one is used again."""
 
 
 class Upload(Protocol):
@@ -69,6 +73,7 @@ class QueueProducer:
         self._cached: Snapshot | None = None
         self._floor: tuple[int, Floor] | None = None
         self._open_attempts: list[Attempt] = []
+        self._contended = 0
         self.writes = 0
         self.conflicts = 0
 
@@ -80,7 +85,7 @@ class QueueProducer:
     @property
     def in_doubt(self) -> bool:
         """Whether the append now under way, should it be abandoned, may be in the queue."""
-        return bool(self._open_attempts)
+        return bool(_doubtful(self._open_attempts))
 
     async def append(self, uploads: Sequence[Upload]) -> Attempt:
         """Append all batches in order, in one write; returns the attempt that landed.
@@ -103,12 +108,12 @@ class QueueProducer:
         try:
             return await self._append(uploads, open_attempts, done)
         except BufferError as error:
-            if isinstance(error, OutcomeUnknown) or not open_attempts:
+            if isinstance(error, OutcomeUnknown) or not _doubtful(open_attempts):
                 raise
-            raise self._unknown(open_attempts, error) from error
+            raise self._unknown(_doubtful(open_attempts), error) from error
         except errors.PenstockError as error:
-            if open_attempts:
-                raise self._unknown(open_attempts, error) from error
+            if doubtful := _doubtful(open_attempts):
+                raise self._unknown(doubtful, error) from error
             raise storage_error(error, f"appending to {self._file.path}") from error
 
     async def _append(
@@ -120,7 +125,7 @@ class QueueProducer:
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         while True:
             try:
-                snapshot = self._cached or await self._file.read()
+                snapshot = await self._base()
                 landed = await self._settle(open_attempts, snapshot)
                 if landed is not None:
                     self._cached = snapshot
@@ -140,6 +145,16 @@ class QueueProducer:
                 self._cached = None
                 if not await backoff.pause():
                     return await self._last_look(open_attempts, error)
+
+    async def _base(self) -> Snapshot:
+        """The manifest to append to: the cached one while nobody else writes, else a fresh one."""
+        if self._cached is None:
+            return await self._file.read()
+        if not self._contended:
+            return self._cached
+        fresh = await self._file.reread(self._cached)
+        self._contended = self._contended - 1 if fresh is self._cached else CONTENDED_READS
+        return fresh
 
     async def _attempt(
         self, uploads: Sequence[Upload], base: Snapshot, open_attempts: list[Attempt]
@@ -161,8 +176,11 @@ class QueueProducer:
         self._instruments.manifest_writes.inc(role="producer")
         try:
             written = await self._file.write(raw, base)
-        except errors.Conflict:
+        except errors.Conflict as conflict:
             self.conflicts += 1
+            self._contended = CONTENDED_READS
+            if conflict.definite:
+                open_attempts[-1] = replace(attempt, refused=True)
             self._instruments.manifest_conflicts.inc(role="producer")
             raise
         except (errors.Rejected, errors.Unavailable):
@@ -178,7 +196,9 @@ class QueueProducer:
     async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> Attempt | None:
         """Look for every earlier attempt; returns the one that landed, if any.
 
-        Attempts that can no longer land are forgotten. Raises `OutcomeUnknown` when one cannot be judged.
+        Attempts that can no longer land are forgotten. One that the store refused for certain is looked for
+        too (a proxy may have sent it twice), but it is never in doubt.
+        Raises `OutcomeUnknown` when one cannot be judged.
         """
         undecided: list[Attempt] = []
         for attempt in tuple(open_attempts):
@@ -188,6 +208,8 @@ class QueueProducer:
                 fate = judge_by_ledger(attempt, ledger)
                 if fate is not Fate.DEQUEUED:
                     self._instruments.append_unknown.inc(resolved="true")
+            if attempt.refused and fate is not Fate.LANDED:
+                fate = Fate.LOST
             if fate is Fate.LANDED:
                 open_attempts.clear()
                 return attempt
@@ -225,8 +247,8 @@ class QueueProducer:
             landed = await self._settle(open_attempts, snapshot)
             if landed is not None:
                 return landed
-        if open_attempts:
-            raise self._unknown(open_attempts, last_error) from last_error
+        if doubtful := _doubtful(open_attempts):
+            raise self._unknown(doubtful, last_error) from last_error
         raise RetriesExhausted(
             f"appending to {self._file.path} did not succeed within {self._policy.deadline_s:g} s "
             f"({self.conflicts} of {self.writes} manifest writes conflicted): {last_error}"
@@ -237,6 +259,10 @@ class QueueProducer:
         names = ", ".join(attempt.locations[-1] for attempt in attempts)
         because = f" ({cause})" if cause else ": its number was dequeued before it could be looked up"
         return OutcomeUnknown(f"the append of {names} to {self._file.path} may have landed{because}")
+
+
+def _doubtful(attempts: Sequence[Attempt]) -> list[Attempt]:
+    return [attempt for attempt in attempts if not attempt.refused]
 
 
 async def _never(snapshot: Snapshot) -> bool:

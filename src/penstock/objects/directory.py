@@ -123,7 +123,7 @@ class ObjectDirectory:
             with self._lock(key):
                 if self._current(key) is not None:
                     self._settle(os.path.dirname(self._path(key)))
-                    raise Conflict(f"{key} already exists in {self.url}")
+                    raise Conflict(f"{key} already exists in {self.url}", definite=True)
                 return self._replace(key, views)
 
     def put_if_match(self, key: str, data: Data, version: Version) -> Version:
@@ -132,9 +132,9 @@ class ObjectDirectory:
         with self._writing(key), self._lock(key):
             current = self._current(key)
             if current is None:
-                raise Conflict(f"{key} is gone from {self.url}")
+                raise Conflict(f"{key} is gone from {self.url}", definite=True)
             if current != version:
-                raise Conflict(f"{key} in {self.url} changed since it was read")
+                raise Conflict(f"{key} in {self.url} changed since it was read", definite=True)
             self._settle_names(os.path.dirname(self._path(key)))
             return self._replace(key, views)
 

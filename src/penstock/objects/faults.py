@@ -176,11 +176,14 @@ def _missing(fault: Fault, call: Call) -> PenstockError | None:
 def _lost(fault: Fault, call: Call) -> PenstockError | None:
     if not call.conditional:
         return None
-    if fault.kind in ("AlreadyExistsError", "PreconditionError", "FileNotFoundError", "NotFoundError"):
-        return Conflict(f"{call}: it is not in the expected state ({fault}); read it again")
-    if fault.status in (404, 409, 412):
-        return Conflict(f"{call}: it is not in the expected state ({fault}); read it again")
-    return None
+    known = ("AlreadyExistsError", "PreconditionError", "FileNotFoundError", "NotFoundError")
+    if fault.kind not in known and fault.status not in (404, 409, 412):
+        return None
+    # Conditional writes are sent once. A 409 decides nothing: two writes came at the same moment.
+    return Conflict(
+        f"{call}: it is not in the expected state ({fault}); read it again",
+        definite=fault.status in (404, 412),
+    )
 
 
 def _rejected(fault: Fault, call: Call) -> PenstockError | None:

@@ -61,7 +61,7 @@ class MemoryStore:
         key = normalise_key(key)
         with self._mutex:
             if key in self._entries:
-                raise Conflict(f"{key} already exists in {self.url}")
+                raise Conflict(f"{key} already exists in {self.url}", definite=True)
             return self._write(key, data)
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
@@ -72,7 +72,8 @@ class MemoryStore:
                 raise Conflict(
                     f"{key} in {self.url} changed since it was read"
                     if entry
-                    else f"{key} is gone from {self.url}"
+                    else f"{key} is gone from {self.url}",
+                    definite=True,
                 )
             return self._write(key, data)
 

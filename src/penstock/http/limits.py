@@ -14,13 +14,16 @@ class HttpLimits:
     body_bytes_max: int = 64 * 1024**2
     head_bytes_max: int = 64 * 1024
     """Request line and headers of one request."""
+    head_fields_max: int = 256
+    """Headers of one request, however short they are."""
     body_screened_bytes: int = 64 * 1024
     """A larger body is read only after the application has judged the head: no upload for a wrong key."""
     connections_max: int = 16_384
     pipelined_max: int = 32
     """Requests of one connection that may wait for the one being answered."""
     held_bytes_max: int = 512 * 1024**2
-    """Request bodies above the screened size, and answers that clients do not read, over all connections."""
+    """Every byte that is kept for clients, over all connections: requests from their first byte on, and
+    answers that clients do not read."""
     streams_max: int = 1024
     """Concurrent requests of one HTTP/2 connection."""
     stream_window_bytes: int = 1024**2
@@ -29,6 +32,9 @@ class HttpLimits:
     """Answers of one HTTP/2 connection that wait for its windows; beyond that no new request is started."""
     resets_per_tick_max: int = 200
     """Requests that an HTTP/2 client may take back within a second."""
+    idle_frames_per_tick_max: int = 1000
+    """Frames of HTTP/2 within a second that bring no request: pings, settings, windows and the like. An answer
+    allows for more, so that a client may move its windows as it reads."""
     head_timeout_s: int = 60
     body_timeout_s: int = 60
     """Without a single byte."""

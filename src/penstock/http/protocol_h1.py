@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final, NoReturn, cast
+from collections.abc import Mapping
+from typing import Final, NamedTuple, NoReturn, cast
 
 import httptools
 
@@ -18,6 +19,16 @@ __all__ = ["H1Connection"]
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_LENGTH: Final = b"0"
+_STEP_BYTES: Final = 4096
+"""How much the parser takes at once of anything but a body: that many bytes may be hundreds of requests."""
+_TURN_BYTES: Final = 4 * _STEP_BYTES
+"""How much it takes before other connections get their turn."""
+_PIECE_BYTES: Final = 64
+"""What a piece of a body costs besides its bytes."""
+_FIELD_BYTES: Final = 128
+"""What a header costs besides its bytes."""
+_QUEUED_BYTES: Final = 1024
+"""What a request that waits costs besides its bytes."""
 
 
 class _Refused(Exception):
@@ -25,6 +36,22 @@ class _Refused(Exception):
 
     def __init__(self, response: Response) -> None:
         self.response = response
+
+
+class _Arrival(NamedTuple):
+    """A request that is complete, and what its answer depends on."""
+
+    request: Request
+    held_bytes: int
+    """How much counts in the budget until it is answered."""
+    stays: bool
+    """Whether the connection stays open after the answer."""
+    knows_chunks: bool
+    """Whether the client of this request speaks HTTP/1.1."""
+
+
+def _size(headers: Mapping[bytes, bytes]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 class H1Connection(asyncio.Protocol):
@@ -48,8 +75,15 @@ class H1Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._body_length = 0
+        """What the head says of it; 0 for a chunked one."""
         self._body_held_bytes = 0
-        """How much of it counts in the budget."""
+        """What the head and the body of this request count in the budget."""
+        self._head_held_bytes = 0
+        """What an unfinished head counts in the budget."""
+        self._fields = 0
+        self._unread = b""
+        """Received and left for the next turn; it counts in the budget."""
         self._in_body = False
         self._quiet_bytes = 0
         """Bytes parsed since anything came of them: a head, a piece of a body, an end."""
@@ -58,10 +92,11 @@ class H1Connection(asyncio.Protocol):
         """What a head said about another protocol, while it is read again without that."""
         self._continue_due = False
         # The requests being answered.
-        self._waiting: deque[tuple[Request, int, bool]] = deque()
+        self._waiting: deque[_Arrival] = deque()
         self._flight: Flight | None = None
         self._flight_held_bytes = 0
         self._keep_alive = True
+        self._knows_chunks = True
         self._is_head_request = False
         self._sender: asyncio.Task[None] | None = None
         self._last: Response | None = None
@@ -84,23 +119,71 @@ class H1Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        is_between = self._is_between
-        if is_between and (request := self._host.heads.request(data)) is not None:
-            self._arrived(request, 0, True)
+        if self._unread:
+            self._read_later(data)
             return
+        is_between, budget = self._is_between, self._host.budget
+        if is_between and not budget.is_spent and (request := self._host.heads.request(data)) is not None:
+            held_bytes = len(request.body)
+            budget.take(held_bytes)
+            self._arrived(_Arrival(request, held_bytes, True, True))
+            return
+        self._read(data)
+        if is_between and self._is_between and self._latest is not None and not self._unread:
+            self._host.heads.learn(data, *self._latest)
+        self._latest = None
+
+    def _read(self, data: bytes) -> None:
+        """Parse in steps. What is too much for one turn, or waits for room in the queue, is left for later."""
+        at = taken = 0
+        while at < len(data) and not self._is_deaf:
+            if taken >= _TURN_BYTES or len(self._waiting) >= self._host.limits.pipelined_max:
+                self._read_later(data[at:])
+                break
+            # The rest of a body is one callback, however long it is.
+            body_left = self._body_length - self._body_bytes if self._in_body else 0
+            step = data[at : at + max(_STEP_BYTES, body_left)]
+            taken += min(len(step), _STEP_BYTES)
+            at += self._feed(step)
+        if not self._is_deaf:
+            self._hold_head()
+        elif at < len(data) and self._transport.get_protocol() is not self:
+            # The connection belongs to another protocol by now, and so does what came after its request.
+            cast(asyncio.Protocol, self._transport.get_protocol()).data_received(data[at:])
+
+    def _feed(self, data: bytes) -> int:
+        """Let the parser read; returns how many of the bytes it took."""
         self._quiet_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._read_on_without_upgrade(data[upgrade.args[0] :])
+            self._read_on_without_upgrade()
+            return int(upgrade.args[0])
         except httptools.HttpParserError as error:
             self._refuse(error)
         else:
             if self._quiet_bytes > self._host.limits.head_bytes_max:
                 self._end_with(self._head_too_large())
-            elif is_between and self._is_between and self._latest is not None:
-                self._host.heads.learn(data, *self._latest)
+        return len(data)
+
+    def _read_later(self, data: bytes) -> None:
+        self._host.budget.take(len(data))
+        self._unread += data
+        self._transport.pause_reading()
+        self._host.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """The next turn."""
+        if not self._unread or self._is_deaf or self._transport.is_closing():
+            return
+        if len(self._waiting) >= self._host.limits.pipelined_max:
+            return  # `_next` comes here again
+        data, self._unread = self._unread, b""
+        self._host.budget.give(len(data))
+        self._read(data)
         self._latest = None
+        if not self._unread and not self._is_deaf and len(self._waiting) < self._host.limits.pipelined_max:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """A client that stops sending has left, unless its answer is about to come."""
@@ -131,11 +214,17 @@ class H1Connection(asyncio.Protocol):
 
     def _drop_requests(self) -> None:
         """Forget what was read and not begun, and give its bytes back."""
-        waiting_bytes = sum(held for _, held, _ in self._waiting)
-        self._host.budget.give(waiting_bytes + self._body_held_bytes + self._flight_held_bytes)
-        self._body_held_bytes = self._flight_held_bytes = 0
+        waiting_bytes = sum(arrival.held_bytes for arrival in self._waiting)
+        self._host.budget.give(waiting_bytes + self._flight_held_bytes)
+        self._flight_held_bytes = 0
         self._waiting.clear()
-        self._body = []
+        self._drop_unread()
+
+    def _drop_unread(self) -> None:
+        """Forget what never became a request."""
+        self._host.budget.give(self._body_held_bytes + self._head_held_bytes + len(self._unread))
+        self._body_held_bytes = self._head_held_bytes = 0
+        self._unread, self._body = b"", []
 
     def _give_back_answer(self) -> None:
         self._host.budget.give(self._held_answer_bytes)
@@ -153,7 +242,12 @@ class H1Connection(asyncio.Protocol):
         if self._in_body:
             return  # a trailer: nothing here has a meaning for one
         name = name.lower()
+        self._fields += 1
+        if self._fields > self._host.limits.head_fields_max:
+            raise _Refused(self._malformed(f"the request has more than {self._fields - 1} headers"))
         if name in self._headers:
+            if name == b"host":
+                raise _Refused(self._malformed("the request has more than one Host header"))
             value = self._headers[name] + b", " + value
         self._headers[name] = value
 
@@ -161,12 +255,14 @@ class H1Connection(asyncio.Protocol):
         headers, limits = self._headers, self._host.limits
         if self._quiet_bytes > limits.head_bytes_max and self._head_size() > limits.head_bytes_max:
             raise _Refused(self._head_too_large())
-        self._quiet_bytes = 0
+        head_bytes, self._quiet_bytes, self._fields = self._quiet_bytes, 0, 0
         if self._parser.should_upgrade() and not self._replayed_head:
             self._replayed_head = self._head_without_upgrade()
             return
         self._in_body = True
-        length = int(headers.get(b"content-length", _NO_LENGTH))
+        if head_bytes > _STEP_BYTES:
+            self._hold(self._head_size())
+        length = self._body_length = int(headers.get(b"content-length", _NO_LENGTH))
         if length > limits.body_screened_bytes or b"transfer-encoding" in headers or b"expect" in headers:
             self._screen(length)
 
@@ -176,15 +272,16 @@ class H1Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         self._body.append(body)
         self._body_bytes += len(body)
-        if self._body_bytes > self._host.limits.body_screened_bytes:
-            self._hold_body()
+        if self._body_bytes > self._host.limits.body_bytes_max:
+            raise _Refused(self._body_too_large())
+        self._hold(len(body) + _PIECE_BYTES)
 
     def on_message_complete(self) -> None:
         self._quiet_bytes = 0
         if not self._in_body:
             return  # the head of a request that asks for another protocol; it is read again without that
         if self._is_deaf:
-            self._drop_requests()  # it came behind the last one that is answered
+            self._drop_unread()  # it came after the last one that is answered
             return
         body = self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
@@ -192,26 +289,32 @@ class H1Connection(asyncio.Protocol):
             self._headers |= self._wishes
         request = Request(self._parser.get_method(), self._url, self._headers, whole)
         held_bytes, stays = self._body_held_bytes, self._stays()
-        self._latest = (request, self._url) if self._is_ordinary(held_bytes, stays) else None
+        knows_chunks = self._parser.get_http_version() != "1.0"
+        self._latest = (request, self._url) if self._is_ordinary(stays) else None
         self._url, self._headers, self._body = b"", {}, []
-        self._body_bytes = self._body_held_bytes = 0
+        self._body_bytes = self._body_held_bytes = self._body_length = 0
         self._in_body = self._continue_due = False
         self._is_between = stays
-        self._arrived(request, held_bytes, stays)
+        self._arrived(_Arrival(request, held_bytes, stays, knows_chunks))
 
-    def _is_ordinary(self, held_bytes: int, stays: bool) -> bool:
+    def _is_ordinary(self, stays: bool) -> bool:
         """Whether another request with the same head can be taken without asking the parser."""
-        if held_bytes or not stays or self._wishes or self._parser.get_http_version() != "1.1":
+        if self._body_bytes > self._host.limits.body_screened_bytes or not stays or self._wishes:
+            return False
+        if self._parser.get_http_version() != "1.1":
             return False
         return b"transfer-encoding" not in self._headers and b"expect" not in self._headers
 
-    def _arrived(self, request: Request, held_bytes: int, stays: bool) -> None:
+    def _arrived(self, arrival: _Arrival) -> None:
         if self._flight is None and not self._waiting:
-            self._start(request, held_bytes, stays)
-        else:
-            self._waiting.append((request, held_bytes, stays))
-            if len(self._waiting) == self._host.limits.pipelined_max:
-                self._transport.pause_reading()
+            self._start(arrival)
+            return
+        request = arrival.request
+        held_bytes = _QUEUED_BYTES + len(request.path) + len(request.query_text) + _size(request.headers)
+        self._host.budget.take(held_bytes)
+        self._waiting.append(arrival._replace(held_bytes=arrival.held_bytes + held_bytes))
+        if len(self._waiting) >= self._host.limits.pipelined_max:
+            self._transport.pause_reading()
 
     def _stays(self) -> bool:
         """Whether the connection stays open; a client of HTTP/1.0 gets a new one each time."""
@@ -241,28 +344,39 @@ class H1Connection(asyncio.Protocol):
             self._continue_due = False
             self._transport.write(_CONTINUE)
 
-    def _hold_body(self) -> None:
-        """Count what came of a large body in the budget."""
-        if self._body_bytes > self._host.limits.body_bytes_max:
-            raise _Refused(self._body_too_large())
+    def _hold(self, size: int) -> None:
+        """Count a part of the request in the budget, or refuse the request."""
         if self._host.budget.is_spent:
             raise _Refused(self._overloaded(self._head()))
-        self._host.budget.take(self._body_bytes - self._body_held_bytes)
-        self._body_held_bytes = self._body_bytes
+        self._host.budget.take(size)
+        self._body_held_bytes += size
+
+    def _hold_head(self) -> None:
+        """Count what the parser keeps of a head that is not complete."""
+        size = self._quiet_bytes + self._fields * _FIELD_BYTES
+        more = size - self._head_held_bytes
+        if more > 0 and self._host.budget.is_spent:
+            self._end_with(self._overloaded())
+            return
+        self._host.budget.take(more)
+        self._head_held_bytes = size
 
     def _head_size(self) -> int:
-        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        return len(self._url) + _size(self._headers)
+
+    def _malformed(self, words: str) -> Response:
+        return self._host.app.fault(Fault.MALFORMED, words)
 
     def _head_too_large(self) -> Response:
         most = self._host.limits.head_bytes_max
-        return self._host.app.fault(Fault.MALFORMED, f"the request's head is larger than {most} bytes")
+        return self._malformed(f"the request's head is larger than {most} bytes")
 
     def _body_too_large(self) -> Response:
         most = self._host.limits.body_bytes_max
         words = f"the request's body is larger than {most} bytes"
         return self._host.app.fault(Fault.TOO_LARGE, words, self._head())
 
-    def _overloaded(self, head: Request) -> Response:
+    def _overloaded(self, head: Request | None = None) -> Response:
         words = "the server holds as many bytes for clients as it may"
         return self._host.app.fault(Fault.OVERLOADED, words, head)
 
@@ -276,16 +390,22 @@ class H1Connection(asyncio.Protocol):
         The request has the wish in its headers all the same.
         """
         names = (b"connection", b"upgrade", b"http2-settings")
-        self._wishes = {name: value for name, value in self._headers.items() if name in names}
-        kept = [
-            b"%b: %b\r\n" % (name, value) for name, value in self._headers.items() if name not in self._wishes
-        ]
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self._parser.get_method(), self._url, b"".join(kept))
+        version = self._parser.get_http_version().encode()
+        # A client of HTTP/1.0 cannot change the protocol (RFC 9110, 7.8): its wish is not for anybody.
+        wishes = {name: value for name, value in self._headers.items() if name in names}
+        self._wishes = wishes if version != b"1.0" else {}
+        kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers.items() if name not in names]
+        # The other options of the connection hold all the same, `close` above all.
+        options = [option.strip() for option in self._headers.get(b"connection", b"").split(b",")]
+        options = [option for option in options if option.lower() not in (b"", b"upgrade", b"http2-settings")]
+        if options:
+            kept.append(b"connection: %b\r\n" % b", ".join(options))
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, b"".join(kept))
 
-    def _read_on_without_upgrade(self, rest: bytes) -> None:
+    def _read_on_without_upgrade(self) -> None:
         head, self._url, self._headers = self._replayed_head, b"", {}
         if head.startswith(b"CONNECT "):
-            self._end_with(self._host.app.fault(Fault.MALFORMED, "this server is not a proxy"))
+            self._end_with(self._malformed("this server is not a proxy"))
             return
         self._parser = httptools.HttpRequestParser(self)
         try:
@@ -294,9 +414,6 @@ class H1Connection(asyncio.Protocol):
             self._refuse(error)
             return
         self._replayed_head, self._wishes = b"", {}
-        if rest:
-            # Not necessarily to us: the connection may belong to another protocol by now.
-            cast(asyncio.Protocol, self._transport.get_protocol()).data_received(rest)
 
     def _refuse(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__
@@ -305,7 +422,7 @@ class H1Connection(asyncio.Protocol):
         elif isinstance(error, httptools.HttpParserCallbackError) and cause is not None:
             self._crash(cause)
         else:
-            self._end_with(self._host.app.fault(Fault.MALFORMED, f"not an HTTP request: {error}"))
+            self._end_with(self._malformed(f"not an HTTP request: {error}"))
 
     def _crash(self, cause: BaseException) -> NoReturn:
         self.abort()
@@ -314,7 +431,7 @@ class H1Connection(asyncio.Protocol):
     def _end_with(self, response: Response) -> None:
         self._is_deaf = True
         self._last = response
-        self._body = []
+        self._drop_unread()
         if self._flight is None and not self._waiting:
             self._send_last(response)
 
@@ -331,9 +448,10 @@ class H1Connection(asyncio.Protocol):
 
     # --- answering -----------------------------------------------------------------------------------------
 
-    def _start(self, request: Request, held_bytes: int, keep_alive: bool) -> None:
+    def _start(self, arrival: _Arrival) -> None:
+        request, held_bytes, stays, self._knows_chunks = arrival
         self._flight_held_bytes = held_bytes
-        self._keep_alive = keep_alive and not self._host.draining
+        self._keep_alive = stays and not self._host.draining
         self._is_head_request = request.method == b"HEAD"
         if self._host.budget.is_spent and not held_bytes:
             self._deliver(self._overloaded(request))
@@ -378,9 +496,13 @@ class H1Connection(asyncio.Protocol):
     def _next(self) -> None:
         if self._flight is not None or not self._waiting or self._transport.is_closing():
             return
-        if len(self._waiting) == self._host.limits.pipelined_max and not self._is_deaf:
-            self._transport.resume_reading()
-        self._start(*self._waiting.popleft())
+        arrival = self._waiting.popleft()
+        if len(self._waiting) == self._host.limits.pipelined_max - 1 and not self._is_deaf:
+            if self._unread:
+                self._host.loop.call_soon(self._read_on)
+            else:
+                self._transport.resume_reading()
+        self._start(arrival)
 
     def _write(self, response: Response) -> None:
         if self._transport.is_closing():
@@ -405,7 +527,7 @@ class H1Connection(asyncio.Protocol):
             self._host,
             self._transport,
             response,
-            is_chunked=self._parser.get_http_version() != "1.0",
+            is_chunked=self._knows_chunks,
             is_writable=self._can_write is None,
         )
 
@@ -413,7 +535,7 @@ class H1Connection(asyncio.Protocol):
         """Piece by piece, in chunks, or to the end of the connection for a client that knows no chunks."""
         stream = response.stream
         assert stream is not None
-        is_chunked = self._parser.get_http_version() != "1.0"
+        is_chunked = self._knows_chunks
         self._keep_alive = self._keep_alive and is_chunked
         head = response_head(
             response, None, self._host.date, keep_alive=self._keep_alive, is_chunked=is_chunked

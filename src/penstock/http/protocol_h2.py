@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Iterable
 from typing import Final, cast
 
 import h2.config
@@ -13,11 +13,11 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from penstock.http.frame_lengths import FrameLengths
+from penstock.http.frame_lengths import FrameLengths, next_turn
 from penstock.http.host import Host
 from penstock.http.live_h2 import H2Sink
 from penstock.http.message import Fault, Response
-from penstock.http.stream_h2 import H2Stream
+from penstock.http.stream_h2 import H2Stream, MalformedHead
 
 __all__ = ["PREFACE", "H2Connection"]
 
@@ -25,13 +25,19 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _PING: Final = b"penstock"
 _WINDOW_AT_FIRST: Final = 65_535
 _FLUSH_AT_BYTES: Final = 64 * 1024
+_TURN_WORK: Final = 64
+"""Frames that are handled before other connections get their turn."""
+_IDLE_PER_ANSWER: Final = 4
+_IDLE_BYTES: Final = 1024
+"""An answer allows its client that many idle frames, and one more for so many bytes."""
 
 
 class H2Connection(asyncio.Protocol):
     """One HTTP/2 client.
 
     Answers wait here for the client's windows, up to a cap; while more than that waits, no further request is
-    begun. A client that takes back requests by the hundreds, or reads nothing for long, is cut off.
+    begun. A client that takes back requests by the hundreds, floods with frames that bring nothing, or reads
+    nothing for long, is cut off. Every byte that is kept counts in the budget of all connections.
     """
 
     def __init__(self, host: Host) -> None:
@@ -39,7 +45,12 @@ class H2Connection(asyncio.Protocol):
         self._h2 = _new_state_machine(host)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._streams: dict[int, H2Stream] = {}
-        self._waiting: deque[H2Stream] = deque()
+        self._waiting: dict[int, H2Stream] = {}
+        self._unread = b""
+        """Frames that are not complete, or left for the next turn; they count in the budget."""
+        self._is_behind = False
+        """Whether some of them are complete."""
+        self._idle_frames = 0
         self._outbox_bytes = 0
         self._can_write = True
         self._held_answer_bytes = 0
@@ -52,7 +63,7 @@ class H2Connection(asyncio.Protocol):
         self._lengths = FrameLengths(
             length_max=self._h2.max_inbound_frame_size,
             head_length_max=host.limits.head_bytes_max,
-            skip=len(PREFACE),
+            skip=0,
         )
         self._silent_ticks = 0
         self._pieces_sent = 0
@@ -71,20 +82,59 @@ class H2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_closed:
             return
+        if not self._received:
+            self._h2.receive_data(PREFACE)
+            data = data[len(PREFACE) :]
         self._received += 1
         if not self._lengths.allow(data):
             self._close(h2.errors.ErrorCodes.FRAME_SIZE_ERROR)
+        elif self._is_behind:
+            self._keep(self._unread + data)
+        else:
+            self._read(self._unread + data if self._unread else data)
+
+    def _read(self, data: bytes) -> None:
+        """Handle one turn's frames; the rest waits for the next one."""
+        turn = next_turn(data, _TURN_WORK)
+        self._idle_frames += turn.idle
+        if turn.is_flood or self._idle_frames > self._host.limits.idle_frames_per_tick_max:
+            self._close(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
             return
+        self._keep(data[turn.size :])
+        if turn.size:
+            self._handle(data[: turn.size])
+        if self._is_closed:
+            return
+        was_behind, self._is_behind = self._is_behind, next_turn(self._unread, 1).size > 0
+        if self._is_behind:
+            self._transport.pause_reading()
+            self._host.loop.call_soon(self._read_on)
+        elif self._unread and self._host.budget.is_spent:
+            self._close(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+        elif was_behind and self._can_write:
+            self._transport.resume_reading()
+
+    def _read_on(self) -> None:
+        """The next turn."""
+        if self._is_behind and self._can_write and not self._is_closed:
+            self._read(self._unread)
+
+    def _keep(self, unread: bytes) -> None:
+        self._host.budget.give(len(self._unread))
+        self._host.budget.take(len(unread))
+        self._unread = unread
+
+    def _handle(self, frames: bytes) -> None:
         try:
-            events = self._h2.receive_data(data)
+            events = self._h2.receive_data(frames)
         except h2.exceptions.ProtocolError:
             # What is wrong is in the GOAWAY frame that is waiting to be sent.
             self._close()
             return
         for event in events:
             self._take(event)
-        if self._is_closed:
-            return
+            if self._is_closed:
+                return
         self._send_waiting()
         self._start_waiting()
         self._flush()
@@ -93,6 +143,7 @@ class H2Connection(asyncio.Protocol):
         self._is_closed = True
         self._host.connections.discard(self)
         self._give_back_answer()
+        self._keep(b"")
         for stream in list(self._streams.values()):
             self._drop(stream)
 
@@ -107,7 +158,10 @@ class H2Connection(asyncio.Protocol):
         self._can_write = True
         self._give_back_answer()
         if not self._is_closed and not self._transport.is_closing():
-            self._transport.resume_reading()
+            if self._is_behind:
+                self._host.loop.call_soon(self._read_on)
+            else:
+                self._transport.resume_reading()
             self._send_waiting()
             self._tell_live()
             self._start_waiting()
@@ -127,6 +181,7 @@ class H2Connection(asyncio.Protocol):
         if error is not None:
             self._h2.close_connection(error)
         self._flush()
+        self._keep(b"")
         self._transport.close()
 
     # --- what the client sends -----------------------------------------------------------------------------
@@ -140,17 +195,22 @@ class H2Connection(asyncio.Protocol):
             stream = self._streams.get(event.stream_id)
             if stream is not None and not stream.is_answered:
                 stream.is_complete = True
-                self._waiting.append(stream)
+                self._waiting[stream.id] = stream
         elif isinstance(event, h2.events.StreamReset):
             self._take_back(event.stream_id)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self._close()
 
     def _open(self, event: h2.events.RequestReceived) -> None:
-        stream = H2Stream(event.stream_id, event.headers)
+        try:
+            stream = H2Stream(event.stream_id, event.headers, self._host.limits.head_fields_max)
+        except MalformedHead:
+            self._close(h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            return
         stream.is_complete = event.stream_ended is not None
         self._streams[stream.id] = stream
-        refusal = self._screen(stream)
+        refusal = self._overloaded(stream) if self._host.budget.is_spent else self._screen(stream)
+        self._hold(stream, stream.head_bytes)
         if refusal is not None:
             self._answer(stream, refusal)
 
@@ -175,18 +235,17 @@ class H2Connection(asyncio.Protocol):
         if stream is None or stream.is_answered:
             return
         stream.is_complete = event.stream_ended is not None
-        stream.body.append(event.data or b"")
-        stream.body_bytes += len(event.data or b"")
-        limits, budget = self._host.limits, self._host.budget
-        if stream.body_bytes <= limits.body_screened_bytes:
-            return
-        if stream.body_bytes > limits.body_bytes_max:
+        held_bytes = stream.add_body(event.data or b"")
+        if stream.body_bytes > self._host.limits.body_bytes_max:
             self._answer(stream, self._too_large(stream))
-        elif budget.is_spent:
+        elif held_bytes and self._host.budget.is_spent:
             self._answer(stream, self._overloaded(stream))
         else:
-            budget.take(stream.body_bytes - stream.held_bytes)
-            stream.held_bytes = stream.body_bytes
+            self._hold(stream, held_bytes)
+
+    def _hold(self, stream: H2Stream, size: int) -> None:
+        self._host.budget.take(size)
+        stream.held_bytes += size
 
     def _take_back(self, stream_id: int) -> None:
         stream = self._streams.get(stream_id)
@@ -209,13 +268,8 @@ class H2Connection(asyncio.Protocol):
 
     def _start_waiting(self) -> None:
         while self._waiting and self._can_write and self._outbox_bytes <= self._host.limits.outbox_bytes_max:
-            stream = self._waiting.popleft()
-            if stream.id not in self._streams:
-                continue
-            if self._host.budget.is_spent and not stream.held_bytes:
-                self._answer(stream, self._overloaded(stream))
-            else:
-                stream.fly(self._host.app, self._deliver)
+            stream = self._waiting.pop(next(iter(self._waiting)))
+            stream.fly(self._host.app, self._deliver)
 
     def _deliver(self, stream: H2Stream, response: Response) -> None:
         if stream.id in self._streams and not self._is_closed:
@@ -224,7 +278,9 @@ class H2Connection(asyncio.Protocol):
 
     def _answer(self, stream: H2Stream, response: Response) -> None:
         stream.is_answered = True
-        self._forget_body(stream)
+        self._waiting.pop(stream.id, None)
+        self._give_back(stream, max(stream.held_bytes - stream.head_bytes, 0))
+        stream.body = []
         head = stream.response_headers(response, self._host.date)
         is_open = response.stream is not None or response.live is not None
         is_bare = stream.is_head_request or (not is_open and not response.body)
@@ -242,9 +298,18 @@ class H2Connection(asyncio.Protocol):
             response.live.attach(sink)
         else:
             body = response.body
-            self._outbox_bytes += stream.put([body] if isinstance(body, bytes) else body)
+            self._put(stream, [body] if isinstance(body, bytes) else body)
             stream.has_all = True
             self._send(stream)
+
+    def _put(self, stream: H2Stream, pieces: Iterable[bytes]) -> None:
+        size = stream.put(pieces)
+        self._outbox_bytes += size
+        self._host.budget.take(size)
+
+    def _taken_out(self, size: int) -> None:
+        self._outbox_bytes -= size
+        self._host.budget.give(size)
 
     def _send_waiting(self) -> None:
         if self._outbox_bytes:
@@ -260,8 +325,9 @@ class H2Connection(asyncio.Protocol):
                 if room <= 0:
                     return
                 piece = stream.next_piece(room)
-                self._outbox_bytes -= len(piece)
+                self._taken_out(len(piece))
                 self._pieces_sent += 1
+                self._idle_frames -= len(piece) // _IDLE_BYTES
                 self._h2.send_data(stream.id, piece)
             if not stream.outbox:
                 stream.wake()
@@ -278,7 +344,7 @@ class H2Connection(asyncio.Protocol):
             async for piece in pieces:
                 if not piece:
                     continue
-                self._outbox_bytes += stream.put([piece])
+                self._put(stream, [piece])
                 self._send(stream)
                 self._flush()
                 await stream.emptied()
@@ -297,7 +363,7 @@ class H2Connection(asyncio.Protocol):
     def send_live(self, stream: H2Stream, data: bytes) -> bool:
         if stream.id not in self._streams or self._is_closed:
             return False
-        self._outbox_bytes += stream.put([data])
+        self._put(stream, [data])
         self._send(stream)
         self._unflushed_bytes += len(data)
         if self._unflushed_bytes > _FLUSH_AT_BYTES:
@@ -339,6 +405,8 @@ class H2Connection(asyncio.Protocol):
     def _end(self, stream: H2Stream) -> None:
         """The response is complete; if the client is still sending, that is of no use any more."""
         self._streams.pop(stream.id, None)
+        self._give_back(stream, stream.held_bytes)
+        self._idle_frames -= _IDLE_PER_ANSWER
         if not stream.is_complete:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.NO_ERROR)
         if self._host.draining and not self._streams:
@@ -346,19 +414,20 @@ class H2Connection(asyncio.Protocol):
 
     def _drop(self, stream: H2Stream) -> None:
         self._streams.pop(stream.id, None)
-        self._forget_body(stream)
-        self._outbox_bytes -= stream.outbox_bytes
+        self._waiting.pop(stream.id, None)
+        self._give_back(stream, stream.held_bytes)
+        self._taken_out(stream.outbox_bytes)
+        stream.body = []
         stream.abandon()
 
-    def _forget_body(self, stream: H2Stream) -> None:
-        self._host.budget.give(stream.held_bytes)
-        stream.held_bytes = 0
-        stream.body = []
+    def _give_back(self, stream: H2Stream, size: int) -> None:
+        self._host.budget.give(size)
+        stream.held_bytes -= size
 
     # --- patience ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        self._resets = 0
+        self._resets = self._idle_frames = 0
         if not self._is_closed:
             self._watch_bodies()
             self._watch_outbox()
@@ -407,11 +476,15 @@ def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     config = h2.config.H2Configuration(
         client_side=False,
         header_encoding=None,
+        # `H2Stream` checks heads: the library looks at each character, which a client pays for with one byte
+        # for thousands of them.
+        validate_inbound_headers=False,
         validate_outbound_headers=False,
         normalize_outbound_headers=False,
     )
     codes, limits = h2.settings.SettingCodes, host.limits
     machine = h2.connection.H2Connection(config)
+    machine.decoder.max_header_list_size = limits.head_bytes_max
     # As initial values, so that they hold from the first frame and not from the client's acknowledgement.
     machine.local_settings = h2.settings.Settings(
         client=False,

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.http.flight import Flight
 from penstock.http.message import Application, Request, Response
 
-__all__ = ["H2Stream"]
+__all__ = ["H2Stream", "MalformedHead"]
+
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_THE_CONNECTION: Final = frozenset(
+    {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+)
+_STREAM_BYTES: Final = 4096
+"""What a stream costs besides its bytes."""
+_PIECE_BYTES: Final = 64
+"""What a piece of a body costs besides its bytes."""
+
+
+class MalformedHead(Exception):
+    """The head of a request breaks the rules of HTTP/2."""
 
 
 class LiveStream(Protocol):
@@ -35,6 +50,7 @@ class H2Stream:
         "body",
         "body_bytes",
         "has_all",
+        "head_bytes",
         "held_bytes",
         "id",
         "is_answered",
@@ -45,16 +61,18 @@ class H2Stream:
         "sender",
     )
 
-    def __init__(self, stream_id: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def __init__(self, stream_id: int, headers: Iterable[tuple[bytes, bytes]], fields_max: int = 256) -> None:
+        """Raises `MalformedHead`."""
         self.id = stream_id
         self._method = self._target = b""
         self._headers: dict[bytes, bytes] = {}
-        for name, value in headers:
-            self._add_header(bytes(name), bytes(value))
+        self._read_head(list(headers), fields_max)
         self.body: list[bytes] = []
         self.body_bytes = 0
+        self.head_bytes = _STREAM_BYTES + sum(len(name) + len(value) for name, value in self._headers.items())
+        """What the stream counts in the budget as long as it is open."""
         self.held_bytes = 0
-        """How much of the body counts in the budget."""
+        """What it counts now: that, and its body until it is answered."""
         self.is_complete = False
         self.is_answered = False
         self.outbox: deque[memoryview] = deque()
@@ -68,16 +86,38 @@ class H2Stream:
         self._flight: Flight | None = None
         self._emptied: asyncio.Future[None] | None = None
 
-    def _add_header(self, name: bytes, value: bytes) -> None:
-        if name == b":method":
-            self._method = value
-        elif name == b":path":
-            self._target = value
-        elif name == b":authority":
-            self._headers[b"host"] = value
-        elif not name.startswith(b":"):
-            before = self._headers.get(name)
-            self._headers[name] = value if before is None else before + b", " + value
+    def _read_head(self, fields: list[tuple[bytes, bytes]], fields_max: int) -> None:
+        """Check a head by RFC 9113, 8.2 and 8.3, in time that hardly depends on its size."""
+        if len(fields) > fields_max:
+            raise MalformedHead(f"more than {fields_max} headers")
+        pseudo: dict[bytes, bytes] = {}
+        joined: dict[bytes, list[bytes]] = {}
+        for name, value in fields:
+            if b"\0" in value or b"\n" in value or b"\r" in value or value != value.strip(b" \t"):
+                raise MalformedHead("a value with blanks around it or a line break within")
+            if name in _PSEUDO and name not in pseudo and not joined:
+                pseudo[bytes(name)] = bytes(value)
+            elif _NAME(name) is None or name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):
+                raise MalformedHead("a header that HTTP/2 does not have")
+            else:
+                joined.setdefault(bytes(name), []).append(bytes(value))
+        self._method, self._target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
+        if not (self._method and self._target and pseudo.get(b":scheme")):
+            raise MalformedHead("no :method, :scheme or :path")
+        authority, hosts = pseudo.get(b":authority"), joined.get(b"host", [])
+        if len(hosts) > 1 or (authority is not None and hosts and hosts[0] != authority):
+            raise MalformedHead("more than one host")
+        self._headers = {name: b", ".join(values) for name, values in joined.items()}
+        if authority is not None:
+            self._headers[b"host"] = authority
+
+    def add_body(self, data: bytes) -> int:
+        """Keep a piece of the body; returns what it counts in the budget."""
+        if not data:
+            return 0
+        self.body.append(data)
+        self.body_bytes += len(data)
+        return len(data) + _PIECE_BYTES
 
     @property
     def is_head_request(self) -> bool:

@@ -45,6 +45,12 @@ def listening_options(port: int) -> Callable[[C], C]:
         click.option("--port-file", metavar="PATH", help="Where to write host:port once it listens."),
         click.option("--allow-no-keys", is_flag=True, help="Let other machines in without a key."),
         click.option(
+            "--allow-host",
+            multiple=True,
+            metavar="NAME",
+            help="Without keys: a further name of this server, and of pages that may use it; * for any.",
+        ),
+        click.option(
             "--json", "as_json", is_flag=True, help="Tell what happens as lines of JSON on standard output."
         ),
     )

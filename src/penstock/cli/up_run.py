@@ -39,13 +39,14 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
         runner.run(_Up(prepared, printer).run())
 
 
-def _host_check(host: str) -> Callable[[Request], None]:
+def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
     """The console's own check of the name that a request comes by."""
     from penstock.server.auth import Keyring
     from penstock.server.console.access import Access
     from penstock.server.exposure import is_loopback
 
-    return Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host)).check_host
+    access = Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host), names=names)
+    return access.check_host
 
 
 class _Own(logging.Handler):
@@ -121,7 +122,8 @@ class _Up:
         from penstock.http.listener import Listener
         from penstock.services.fleet.health import Front
 
-        listener = Listener(Front(self._fleet, check=_host_check(host)))
+        names = self._prepared.plan.settings.allowed_hosts
+        listener = Listener(Front(self._fleet, check=_host_check(host, names)))
         try:
             bound = await listener.bind(host, port)
         except OSError as error:
@@ -137,14 +139,15 @@ class _Up:
         from penstock.services.fleet.health import Front
 
         keys = self._prepared.plan.settings.console.keys
+        names = self._prepared.plan.settings.allowed_hosts
         keyring = Keyring.parse(keys.reveal() if keys else "", KEYS_VARIABLE)
         fleet_host = FleetHost(self._fleet)
         stack.callback(fleet_host.close)
         sessions = self._prepared.plan.layout.inner("console-sessions.json")
         console = Console(
             fleet_host,
-            ConsoleSettings(host=host, port=port, keys=keyring, sessions_file=sessions),
-            front=lambda app: Front(self._fleet, app, check=_host_check(host)),
+            ConsoleSettings(host=host, port=port, keys=keyring, sessions_file=sessions, allowed_hosts=names),
+            front=lambda app: Front(self._fleet, app, check=_host_check(host, names)),
         )
         bound = await console.start()
         stack.push_async_callback(console.close)

@@ -7,14 +7,19 @@ from typing import Final
 
 from penstock.collector.address import Address
 from penstock.errors import Unavailable
-from penstock.http import Fault, HttpLimits, Listener, Request, Response
+from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
 from penstock.metrics import Registry
 
 __all__ = ["AdminServer"]
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LIMITS: Final = HttpLimits(body_bytes_max=1024, body_screened_bytes=1024, connections_max=64)
-_STATUS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413, Fault.OVERLOADED: 503}
+_STATUS: Final = {
+    Fault.MALFORMED: 400,
+    Fault.TOO_LARGE: 413,
+    Fault.OVERLOADED: 503,
+    Fault.FORBIDDEN: 403,
+}
 
 
 class _AdminApp:
@@ -52,8 +57,8 @@ class _AdminApp:
 class AdminServer:
     """One port for operators."""
 
-    def __init__(self, registry: Registry, is_ready: Callable[[], bool]) -> None:
-        self._listener = Listener(_AdminApp(registry, is_ready), _LIMITS)
+    def __init__(self, registry: Registry, is_ready: Callable[[], bool], sites: Sites | None = None) -> None:
+        self._listener = Listener(_AdminApp(registry, is_ready), _LIMITS, sites=sites)
 
     async def bind(self, address: Address) -> Address:
         """Raises `Unavailable` when the port is taken."""

@@ -28,6 +28,7 @@ from penstock.collector.store import open_store
 from penstock.collector.urn import Kind
 from penstock.collector.vault import Vault
 from penstock.errors import PenstockError
+from penstock.http import Sites
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 
@@ -130,7 +131,8 @@ class Collector:
         if address.port:
             # Each core tells of itself: the first on the port of the file, the next ones behind it.
             address = Address(address.host, address.port + self._core_id)
-        admin = AdminServer(self._registry, lambda: self.is_ready)
+        sites = Sites(address.host, self._plan.telemetry.allowed_hosts)
+        admin = AdminServer(self._registry, lambda: self.is_ready, sites)
         self.addresses["telemetry"] = [await admin.bind(address)]
         self._admin = admin
 
@@ -213,7 +215,12 @@ class Collector:
             self._receivers.append(grpc)
             bound.append(await grpc.bind(settings.grpc_address))
         if settings.http_address is not None:
-            http = HttpReceiver(gate, request_bytes_max=settings.max_bytes, reuse_port=reuse_port)
+            http = HttpReceiver(
+                gate,
+                request_bytes_max=settings.max_bytes,
+                sites=settings.sites,
+                reuse_port=reuse_port,
+            )
             self._receivers.append(http)
             bound.append(await http.bind(settings.http_address))
 

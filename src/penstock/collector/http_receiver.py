@@ -17,7 +17,7 @@ from penstock.collector.inflate import ENCODINGS, inflate
 from penstock.collector.intake import TAKEN
 from penstock.collector.seam import Accepted
 from penstock.errors import PermissionDenied, Unavailable, Unsupported
-from penstock.http import Fault, HttpLimits, Listener, Request, Response
+from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
 from penstock.otlp.signal import Signal
 
 __all__ = ["HttpReceiver", "OtlpApplication"]
@@ -105,6 +105,7 @@ _FAULTS: Final = {
     Fault.MALFORMED: Refusal(code="INVALID_ARGUMENT", status=400, message=""),
     Fault.TOO_LARGE: Refusal(code="RESOURCE_EXHAUSTED", status=413, message=""),
     Fault.OVERLOADED: Refusal(code="UNAVAILABLE", status=503, message="", retry_after_s=RETRY_AFTER_S),
+    Fault.FORBIDDEN: Refusal(code="PERMISSION_DENIED", status=403, message=""),
 }
 
 
@@ -169,11 +170,15 @@ def _refused(
 class HttpReceiver:
     """One HTTP port."""
 
-    def __init__(self, gate: Gate, *, request_bytes_max: int, reuse_port: bool = False) -> None:
+    def __init__(
+        self, gate: Gate, *, request_bytes_max: int, sites: Sites | None = None, reuse_port: bool = False
+    ) -> None:
+        """`sites` keeps web pages of others out of a receiver without tokens."""
         self._gate = gate
         self._reuse_port = reuse_port
         limits = HttpLimits.for_bodies(request_bytes_max)
-        self._listener = Listener(OtlpApplication(gate, request_bytes_max=request_bytes_max), limits)
+        app = OtlpApplication(gate, request_bytes_max=request_bytes_max)
+        self._listener = Listener(app, limits, sites=sites)
 
     async def bind(self, address: Address) -> Address:
         """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""

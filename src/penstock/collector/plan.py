@@ -26,6 +26,7 @@ from penstock.collector.urn import Kind
 from penstock.collector.variables import fill
 from penstock.config import Setting, build, load_mapping
 from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
 from penstock.units import DurationLike, parse_duration
 
 if TYPE_CHECKING:
@@ -104,9 +105,11 @@ class TelemetrySettings:
     otlp: OtlpExporterSettings | None = None
     """Where to send the same metrics."""
     interval: DurationLike = "60s"
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in `Host` besides addresses, localhost and this machine's name; `*` for any."""
 
     def __post_init__(self) -> None:
-        _ = self.address
+        _ = self.address, allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.interval_s <= 0:
             raise ConfigError("interval must be above 0")
 

@@ -11,6 +11,7 @@ from penstock.collector.circuit import CircuitPolicy
 from penstock.collector.outcome import AuthErrors
 from penstock.config import Secret
 from penstock.errors import ConfigError
+from penstock.http.sites import Sites, allowed_hosts
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = [
@@ -74,10 +75,14 @@ class OtlpReceiverSettings:
     """Listen where other machines reach it although there are no tokens."""
     tls: TlsSettings | None = None
     """For gRPC; for HTTP put a proxy in front."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Without tokens: names in `Host` and `Origin` of HTTP besides addresses, localhost and this machine's
+    name; `*` for any."""
 
     def __post_init__(self) -> None:
         for address in self.addresses:
             self._check_exposure(address)
+        _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.max_in_flight < 1:
             raise ConfigError("max_in_flight must be at least 1")
         if self.in_flight_bytes < 1 or self.max_bytes < 1:
@@ -96,6 +101,13 @@ class OtlpReceiverSettings:
         if self.http_listening_addr is None and self.listening_addr is not None:
             return None
         return parse_address(self.http_listening_addr or HTTP_ADDRESS)
+
+    @property
+    def sites(self) -> Sites | None:
+        """What keeps web pages of others out of HTTP; with tokens nothing has to."""
+        if self.tokens or self.http_address is None:
+            return None
+        return Sites(self.http_address.host, self.allowed_hosts)
 
     @property
     def addresses(self) -> list[Address]:

@@ -10,5 +10,16 @@ from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.http.message import Application, Fault, Request, Response
 from penstock.http.routes import Match, Router
+from penstock.http.sites import Sites
 
-__all__ = ["Application", "Fault", "HttpLimits", "Listener", "Match", "Request", "Response", "Router"]
+__all__ = [
+    "Application",
+    "Fault",
+    "HttpLimits",
+    "Listener",
+    "Match",
+    "Request",
+    "Response",
+    "Router",
+    "Sites",
+]

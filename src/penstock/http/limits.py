@@ -33,8 +33,8 @@ class HttpLimits:
     resets_per_tick_max: int = 200
     """Requests that an HTTP/2 client may take back within a second."""
     idle_frames_per_tick_max: int = 1000
-    """Frames of HTTP/2 within a second that bring no request: pings, settings, windows and the like. An answer
-    allows for more, so that a client may move its windows as it reads."""
+    """Frames of HTTP/2 within a second that bring no request: pings, settings, windows and the like. An
+    answer allows for more, so that a client may move its windows as it reads."""
     head_timeout_s: int = 60
     body_timeout_s: int = 60
     """Without a single byte."""

@@ -14,6 +14,7 @@ from penstock.http.limits import HttpLimits
 from penstock.http.message import Application, Fault
 from penstock.http.protocol_h1 import H1Connection
 from penstock.http.protocol_h2 import PREFACE, H2Connection
+from penstock.http.sites import Guarded, Sites
 
 __all__ = ["Listener"]
 
@@ -81,9 +82,15 @@ class Listener:
     """
 
     def __init__(
-        self, app: Application, limits: HttpLimits | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        app: Application,
+        limits: HttpLimits | None = None,
+        *,
+        sites: Sites | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._app = app
+        """`sites` keeps web pages of others out. None is for servers with keys, and for those that ask it."""
+        self._app = app if sites is None else Guarded(app, sites)
         self._limits = limits or HttpLimits()
         self._clock = clock
         self._host: Host | None = None

@@ -86,6 +86,7 @@ class Fault(enum.Enum):
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
     OVERLOADED = "overloaded"
+    FORBIDDEN = "forbidden"
 
 
 class Application(Protocol):

@@ -134,7 +134,7 @@ class H1Connection(asyncio.Protocol):
         self._latest = None
 
     def _read(self, data: bytes) -> None:
-        """Parse in steps. What is too much for one turn, or waits for room in the queue, is left for later."""
+        """Parse in steps. What is too much for one turn, or finds the queue full, is left for later."""
         at = taken = 0
         while at < len(data) and not self._is_deaf:
             if taken >= _TURN_BYTES or len(self._waiting) >= self._host.limits.pipelined_max:

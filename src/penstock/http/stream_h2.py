@@ -97,7 +97,9 @@ class H2Stream:
                 raise MalformedHead("a value with blanks around it or a line break within")
             if name in _PSEUDO and name not in pseudo and not joined:
                 pseudo[bytes(name)] = bytes(value)
-            elif _NAME(name) is None or name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers"):
+            elif (
+                _NAME(name) is None or name in _OF_THE_CONNECTION or (name == b"te" and value != b"trailers")
+            ):
                 raise MalformedHead("a header that HTTP/2 does not have")
             else:
                 joined.setdefault(bytes(name), []).append(bytes(value))

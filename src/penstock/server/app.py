@@ -62,6 +62,7 @@ _FAULTS: Final = {
     Fault.MALFORMED: "invalid_request",
     Fault.TOO_LARGE: "payload_too_large",
     Fault.OVERLOADED: "throttled",
+    Fault.FORBIDDEN: "forbidden",
 }
 _NOBODY: Final = Principal(scopes=Scope.NONE)
 

@@ -19,6 +19,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
+from penstock.http.sites import Sites
 from penstock.server.database_app import DatabaseApp
 from penstock.server.process import DRAIN_S, write_port_file
 
@@ -104,6 +105,7 @@ class ServedDatabase(Generic[D]):
         draining: Callable[[], None],
         source: Callable[[D], Source] | None = None,
         limits: HttpLimits | None = None,
+        sites: Sites | None = None,
         clock: Clock = SYSTEM_CLOCK,
         close_s: float = CLOSE_S,
     ) -> None:
@@ -112,7 +114,7 @@ class ServedDatabase(Generic[D]):
         After `close_s` seconds of closing the rest is given up.
         """
         self._app = app
-        self._listener = Listener(app, limits, clock=clock)
+        self._listener = Listener(app, limits, sites=sites, clock=clock)
         self._place = place
         self._opening = opening
         self._opened = opened

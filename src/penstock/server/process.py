@@ -17,6 +17,7 @@ from penstock.file_access import data_modes
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.http.process import run, settle, tune
+from penstock.server.exposure import sites_of
 from penstock.server.settings import ServerSettings, check_exposure, check_places
 from penstock.server.topics.routes import TopicsApi, topics_app
 from penstock.server.topics.seam import TopicsEngine
@@ -65,7 +66,8 @@ async def serve(
         in_flight_per_key_max=settings.in_flight_per_key_max,
         probes_need_key=settings.probes_need_key,
     )
-    listener = Listener(app, _limits(settings), clock=clock)
+    sites = sites_of(settings.host, settings.keys, settings.allowed_hosts)
+    listener = Listener(app, _limits(settings), sites=sites, clock=clock)
     starting = await _begin(engine)
     try:
         host, port = await _bind(listener, settings)

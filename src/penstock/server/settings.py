@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
 from penstock.objects.settings import StoreAddress
 from penstock.server.auth import Keyring
 from penstock.server.caps import StreamLimits
@@ -24,7 +25,7 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _PREFIX: Final = "TOPICS_"
 _READ: Final = (
     *("HOST", "PORT", "PORT_FILE", "DATA_DIR", "COLD_DIR", "LOG"),
-    *("API_KEYS", "PROBE_AUTH", "ALLOW_INSECURE_NO_AUTH"),
+    *("API_KEYS", "PROBE_AUTH", "ALLOW_INSECURE_NO_AUTH", "ALLOWED_HOSTS"),
     *("WAL_SHARDS", "SEGMENT_MAX_EVENTS", "SEGMENT_MAX_BYTES", "SEGMENT_MAX_AGE_MS"),
     *("HOT_RETAIN_SEGMENTS", "HOT_RETAIN_BYTES"),
     *("MAX_BODY_BYTES", "MAX_TOPICS", "MAX_ROUTERS", "MAX_INFLIGHT_PER_KEY", "MAX_TOTAL_BYTES"),
@@ -51,6 +52,9 @@ class ServerSettings:
     keys: Keyring = field(default_factory=Keyring)
     probes_need_key: bool = False
     allow_no_keys: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: names in `Host` and `Origin` besides addresses, localhost and this machine's name;
+    `*` for any."""
     body_bytes_max: int = 64 * 1024**2
     in_flight_per_key_max: int = 1000
     streams: StreamLimits = field(default_factory=StreamLimits)
@@ -69,6 +73,7 @@ class ServerSettings:
             keys=Keyring.parse(env.text("TOPICS_API_KEYS") or ""),
             probes_need_key=env.flag("TOPICS_PROBE_AUTH"),
             allow_no_keys=env.flag("TOPICS_ALLOW_INSECURE_NO_AUTH"),
+            allowed_hosts=env.hosts(),
             body_bytes_max=env.number("TOPICS_MAX_BODY_BYTES", 64 * 1024**2, least=1),
             in_flight_per_key_max=env.number("TOPICS_MAX_INFLIGHT_PER_KEY", 1000),
             streams=env.streams(),
@@ -91,6 +96,10 @@ class _Environment:
         if text in _FALSE:
             return False
         raise ConfigError(f"{name} is {text!r}: write 1 or true, 0 or false")
+
+    def hosts(self) -> tuple[str, ...]:
+        text = self.text("TOPICS_ALLOWED_HOSTS")
+        return allowed_hosts(text.split(","), "TOPICS_ALLOWED_HOSTS") if text else ()
 
     def number(self, name: str, default: int, *, least: int = 0) -> int:
         text = self.text(name)

@@ -71,6 +71,7 @@ def serve(
     acknowledge_timeout: str,
     config: str | None,
     allow_no_keys: bool,
+    allow_host: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Serve the time series in STORE: PromQL for readers, remote write and OTLP for writers.
@@ -93,6 +94,7 @@ def serve(
         port_file=port_file,
         keys=Keyring.parse(os.environ.get("TIMESERIES_API_KEYS", ""), "TIMESERIES_API_KEYS"),
         allow_no_keys=allow_no_keys,
+        allowed_hosts=allow_host,
         acknowledge=Acknowledge(acknowledge),
         acknowledge_timeout=acknowledge_timeout,
     )

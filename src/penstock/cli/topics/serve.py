@@ -25,6 +25,8 @@ Environment (the defaults are for one machine):
   TOPICS_API_KEYS                 key[:scopes[:prefixes]],…
   TOPICS_PROBE_AUTH               1 asks for a key on health and ready, too
   TOPICS_ALLOW_INSECURE_NO_AUTH   1 lets others in without a key
+  TOPICS_ALLOWED_HOSTS            without keys: further names of this server, and
+                                  of pages that may use it, by commas; * for any
   TOPICS_WAL_SHARDS, TOPICS_SEGMENT_MAX_EVENTS, …_BYTES, …_AGE_MS,
   TOPICS_HOT_RETAIN_SEGMENTS, …_BYTES, TOPICS_MAX_BODY_BYTES, TOPICS_MAX_TOPICS,
   TOPICS_MAX_ROUTERS, TOPICS_MAX_WATCH_SESSIONS, TOPICS_MAX_SSE_CONNECTIONS,

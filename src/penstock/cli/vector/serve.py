@@ -87,6 +87,7 @@ def serve(
     acknowledge_timeout: str,
     config: str | None,
     allow_no_keys: bool,
+    allow_host: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Serve the collection of vectors in STORE: upserts, deletions and searches as JSON over HTTP.
@@ -109,6 +110,7 @@ def serve(
         port_file=port_file,
         keys=Keyring.parse(os.environ.get("VECTOR_API_KEYS", ""), "VECTOR_API_KEYS"),
         allow_no_keys=allow_no_keys,
+        allowed_hosts=allow_host,
         acknowledge=acknowledge,
         acknowledge_timeout=acknowledge_timeout,
     )

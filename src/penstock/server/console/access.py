@@ -19,13 +19,14 @@ import os
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from penstock.clock import Clock
 from penstock.http.message import Request
+from penstock.http.sites import Sites
 from penstock.server.auth import Keyring, Principal, Scope
 from penstock.server.errors import Forbidden, Unauthorized
 
@@ -36,7 +37,6 @@ _LOG = logging.getLogger(__name__)
 _SESSIONS_MAX: Final = 64
 _IDLE_S: Final = 24 * 3600.0
 _FILE_BYTES_MAX: Final = 64 * 1024
-_LOCAL_NAMES: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"::1"})
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 
 
@@ -44,11 +44,19 @@ class Access:
     """Tells who sends a request, or refuses it. Not thread-safe: one event loop owns it."""
 
     def __init__(
-        self, keys: Keyring, clock: Clock, *, host: str, is_loopback: bool, sessions_file: str = ""
+        self,
+        keys: Keyring,
+        clock: Clock,
+        *,
+        host: str,
+        is_loopback: bool,
+        names: Iterable[str] = (),
+        sessions_file: str = "",
     ) -> None:
         self._keys = keys
         self._clock = clock
-        self._hosts = _LOCAL_NAMES | {host.lower().encode()} if is_loopback else None
+        self._sites = Sites(host, names)
+        self._checks_host = is_loopback
         self._cookie = "penstock_console"
         self._token: bytes | None = None
         self._sessions: OrderedDict[bytes, float] = OrderedDict()
@@ -74,17 +82,15 @@ class Access:
 
     def check_host(self, request: Request) -> None:
         """Raises `Forbidden` for a name that only points at this machine."""
-        if self._hosts is None:
-            return
-        name = _host_name(request.headers.get(b"host", b""))
-        if name not in self._hosts:
-            raise Forbidden("the console is reached as localhost or 127.0.0.1, and by no other name")
+        refusal = self._sites.host_refusal(request) if self._checks_host else None
+        if refusal is not None:
+            raise Forbidden(refusal)
 
     def principal(self, request: Request) -> Principal:
         """Who asks. Raises `Unauthorized`, and `Forbidden` for what another site sends."""
         authorization = request.headers.get(b"authorization")
         if request.method not in _SAFE:
-            _check_origin(request, is_ambient=authorization is None)
+            self._check_origin(request, is_ambient=authorization is None)
         if self.asks_keys:
             return self._keys.principal(authorization)
         if self._has_session(request):
@@ -96,7 +102,7 @@ class Access:
 
         Raises `Unauthorized`, and `Forbidden` for what another site sends.
         """
-        _check_origin(request, is_ambient=False)
+        self._check_origin(request, is_ambient=False)
         if self.asks_keys:
             raise Unauthorized("this console has keys: send `Authorization: Bearer <key>` with every call")
         if self._token is None or not hmac.compare_digest(self._token, _digest(token.encode())):
@@ -112,6 +118,12 @@ class Access:
         _remember(self._sessions_file, self._begun_ms)
         cookie = f"{self._cookie}={secret}; Path=/console; HttpOnly; SameSite=Strict"
         return b"set-cookie", cookie.encode()
+
+    def _check_origin(self, request: Request, *, is_ambient: bool) -> None:
+        """Raises `Forbidden` unless the console's own page sends this, or a program with its own secret."""
+        refusal = self._sites.origin_refusal(request, is_ambient=is_ambient)
+        if refusal is not None:
+            raise Forbidden(refusal)
 
     def _has_session(self, request: Request) -> bool:
         found = None
@@ -163,33 +175,9 @@ def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def _host_name(host: bytes) -> bytes:
-    name = host.strip().lower()
-    if name.startswith(b"["):
-        return name.partition(b"]")[0] + b"]"
-    return name.partition(b":")[0]
-
-
 def _cookies(request: Request, name: bytes) -> Iterator[bytes]:
     """The values of a cookie. Other programs of this machine send theirs along, in whatever form."""
     for pair in re.split(rb"[;,]", request.headers.get(b"cookie", b"")):
         has, _, value = pair.strip().partition(b"=")
         if has == name:
             yield value
-
-
-def _check_origin(request: Request, *, is_ambient: bool) -> None:
-    """Raises `Forbidden` unless the console's own page sends this, or a program that brings its own secret.
-
-    `is_ambient`: a browser adds what proves the sender by itself, so the sender has to be known otherwise.
-    """
-    site = request.headers.get(b"sec-fetch-site")
-    origin = request.headers.get(b"origin")
-    if site is not None:
-        fits = site == b"same-origin"
-    elif origin is not None:
-        fits = origin.partition(b"://")[2].lower() == request.headers.get(b"host", b"").lower()
-    else:
-        fits = not is_ambient
-    if not fits:
-        raise Forbidden("this request comes from another site; send it from the console's own page")

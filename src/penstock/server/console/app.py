@@ -73,6 +73,7 @@ _FAULTS: Final = {
     Fault.MALFORMED: "invalid_request",
     Fault.TOO_LARGE: "payload_too_large",
     Fault.OVERLOADED: "throttled",
+    Fault.FORBIDDEN: "forbidden",
 }
 _ENCODE: Final = msgspec.json.Encoder().encode
 

@@ -81,6 +81,7 @@ class Console:
             clock,
             host=settings.host,
             is_loopback=is_loopback(settings.host),
+            names=settings.allowed_hosts,
             sessions_file=settings.sessions_file,
         )
         self._sources = Sources(host, clock)

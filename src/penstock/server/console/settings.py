@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
 from penstock.server.auth import Keyring, Scope
 from penstock.server.exposure import check_reach
 
@@ -24,12 +25,15 @@ class ConsoleSettings:
     """0 takes a free one."""
     keys: Keyring = field(default_factory=Keyring)
     """`read` is enough to look; to redrive takes `write`."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in `Host` and `Origin` besides addresses, localhost and this machine's name; `*` for any."""
     sessions_file: str = ""
     """Where sessions are kept over a restart, as digests; without it they end with the process."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"the console's port is {self.port}: write one from 0 to 65535")
+        _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.keys.has_prefixes:
             raise ConfigError(
                 f"{KEYS_VARIABLE}: keys of the console take no prefixes, because it shows the whole machine"

@@ -23,7 +23,11 @@ _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"
 _FAILED: Final = "the server failed; its log says why"
 _SENDERS: Final = (REMOTE_WRITE_PATH, OTLP_PATH)
-_FAULTS: Final = {Fault.MALFORMED: (400, "bad_data"), Fault.TOO_LARGE: (413, "bad_data")}
+_FAULTS: Final = {
+    Fault.MALFORMED: (400, "bad_data"),
+    Fault.TOO_LARGE: (413, "bad_data"),
+    Fault.FORBIDDEN: (403, "forbidden"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
 from penstock.server.database import Place, ServedDatabase, Source
+from penstock.server.exposure import sites_of
 from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
@@ -59,6 +60,7 @@ async def serve(
         draining=draining,
         source=None if source is None else lambda database: source(database, metrics),
         limits=HttpLimits.for_bodies(settings.body_bytes_max),
+        sites=sites_of(settings.host, settings.keys, settings.allowed_hosts),
         clock=clock,
     )
     await served.serve(stop, on_bound=on_bound)

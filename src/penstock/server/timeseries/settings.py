@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
 from penstock.server.auth import Keyring
 from penstock.server.exposure import check_reach
 from penstock.timeseries.remote_write import BODY_BYTES_MAX
@@ -36,6 +37,9 @@ class TimeSeriesSettings:
     port_file: str | None = None
     keys: Keyring = field(default_factory=Keyring)
     allow_no_keys: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: names in `Host` and `Origin` besides addresses, localhost and this machine's name;
+    `*` for any."""
     acknowledge: Acknowledge = Acknowledge.DURABLE
     write_timeout: DurationLike = "5s"
     """How long a write waits for room before its sender is told to come back."""
@@ -52,6 +56,7 @@ class TimeSeriesSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+        _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
         if self.decoded_bytes_max < self.body_bytes_max:

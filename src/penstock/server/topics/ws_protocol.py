@@ -29,7 +29,8 @@ def handshake(request: Request) -> HeaderList:
     """The headers of the answer that opens a WebSocket. Raises `Refusal` for what asks for none."""
     headers = request.headers
     wants = headers.get(b"upgrade", b"").lower() == b"websocket"
-    if not wants or b"upgrade" not in headers.get(b"connection", b"").lower():
+    options = [option.strip() for option in headers.get(b"connection", b"").lower().split(b",")]
+    if not wants or b"upgrade" not in options:
         raise Refusal("this is a WebSocket: ask for an upgrade over HTTP/1.1")
     if headers.get(b"sec-websocket-version") != b"13":
         raise Refusal("the version of WebSocket is 13", headers=[(b"sec-websocket-version", b"13")])

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 PROTOBUF_JSON: Final = b"application/protobuf+json"
 JSON: Final = b"application/json"
-_FAULTS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413}
+_FAULTS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413, Fault.FORBIDDEN: 403}
 
 
 @dataclass(frozen=True, slots=True)

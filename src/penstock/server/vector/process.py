@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
 from penstock.server.database import Place, ServedDatabase, Source
+from penstock.server.exposure import sites_of
 from penstock.server.vector.routes import VectorApi, vector_app
 from penstock.server.vector.settings import VectorSettings
 from penstock.vector import VectorConfig, VectorStore
@@ -57,6 +58,7 @@ async def serve(
         draining=draining,
         source=None if source is None else lambda store: source(store, registry),
         limits=HttpLimits.for_bodies(settings.body_bytes_max),
+        sites=sites_of(settings.host, settings.keys, settings.allowed_hosts),
         clock=clock,
     )
     await served.serve(stop, on_bound=on_bound)

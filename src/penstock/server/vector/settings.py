@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
 from penstock.server.auth import Keyring
 from penstock.server.exposure import check_reach
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
@@ -22,6 +23,9 @@ class VectorSettings:
     port_file: str | None = None
     keys: Keyring = field(default_factory=Keyring)
     allow_no_keys: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: names in `Host` and `Origin` besides addresses, localhost and this machine's name;
+    `*` for any."""
     acknowledge: str = "durable"
     """What has become of a write when its sender gets the answer: applied, flushed (visible) or durable."""
     write_timeout: DurationLike = "5s"
@@ -38,6 +42,7 @@ class VectorSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
+        _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
         if self.decoded_bytes_max < self.body_bytes_max:

@@ -27,6 +27,7 @@ def collector_mapping(
                     "http_listening_addr": address_of(host, collector.http_port),
                     "tokens": [token.reveal() for token in collector.tokens],
                     "allow_insecure": settings.allow_no_keys,
+                    "allowed_hosts": list(settings.allowed_hosts),
                 },
             },
             "keep": {

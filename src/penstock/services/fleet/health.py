@@ -15,7 +15,12 @@ from penstock.services.fleet.status import PartState, PartStatus
 
 __all__ = ["Front", "metrics_of", "readiness_of"]
 
-_STATUS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413, Fault.OVERLOADED: 503}
+_STATUS: Final = {
+    Fault.MALFORMED: 400,
+    Fault.TOO_LARGE: 413,
+    Fault.OVERLOADED: 503,
+    Fault.FORBIDDEN: 403,
+}
 _HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -186,6 +186,8 @@ class _Planner:
         }
         if self._settings.allow_no_keys:
             environment["TOPICS_ALLOW_INSECURE_NO_AUTH"] = "1"
+        if self._settings.allowed_hosts:
+            environment["TOPICS_ALLOWED_HOSTS"] = ",".join(self._settings.allowed_hosts)
         key = self._key if topics.keys else None
         part = PartPlan(
             name=name,
@@ -313,6 +315,8 @@ class _Planner:
             arguments += ["--buffer", place.store, "--manifest", place.manifest_path]
         if self._settings.allow_no_keys:
             arguments.append("--allow-no-keys")
+        for allowed in self._settings.allowed_hosts:
+            arguments += ["--allow-host", allowed]
         part = PartPlan(
             name=name,
             kind=kind,

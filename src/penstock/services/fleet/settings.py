@@ -211,6 +211,9 @@ class UpSettings:
     """Where parts listen that do not say it themselves."""
     allow_no_keys: bool = False
     """Let other machines in without a key."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: names of every part in `Host` and `Origin` besides addresses, localhost and this
+    machine's name; `*` for any."""
     stop_timeout: DurationLike = "60s"
     """How long each part may take to stop before it is killed."""
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)

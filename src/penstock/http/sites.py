@@ -1,0 +1,170 @@
+"""Which web pages may use a server: `Host`, `Origin` and `Sec-Fetch-Site` of a request, judged in one place.
+
+A browser sends requests for whatever page it shows, from inside the network of its user. Without keys a
+server cannot tell such a request from one of a program, except by these headers:
+
+- DNS rebinding: a name of another site that points at this machine is in `Host`. An address cannot be
+  rebound, so a `Host` that is one always passes, as does a request without `Host`, which no browser sends.
+- Cross-site requests: a page of another site is in `Origin`, and in `Sec-Fetch-Site` of newer browsers.
+
+A server with keys needs none of this: a page of another site does not have the key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Final
+
+from penstock.errors import ConfigError
+from penstock.http.message import Application, Fault, Request, Response
+
+__all__ = ["Guarded", "Sites", "allowed_hosts"]
+
+_SAFE: Final = frozenset({b"GET", b"HEAD"})
+_LOCAL: Final = frozenset({b"localhost"})
+_NOT_PUBLIC: Final = (b".local", b".internal")
+"""No public name ends this way, so no other site can own one."""
+_REMEMBERED_MAX: Final = 256
+_ANY: Final = b"*"
+
+
+def allowed_hosts(names: Iterable[str], setting: str) -> tuple[str, ...]:
+    """Return the names in lower case. Raises `ConfigError`, which names the setting."""
+    found = tuple(name.strip().lower().rstrip(".") for name in names)
+    for name in found:
+        if (
+            not name
+            or not name.isascii()
+            or any(mark in name for mark in "/:@, ")
+            or ("*" in name and name != "*")
+        ):
+            raise ConfigError(
+                f"{setting}: {name[:80]!r} is not a host name: write names without scheme and port, "
+                "for example topics.example.org, or * for any"
+            )
+    return found
+
+
+class Sites:
+    """The names by which a server that listens on `host` is reached, and what follows for a request.
+
+    Always: addresses, localhost, this machine's name, `host` and `names` (`*` stands for any). A server that
+    other machines reach is also found by names that nobody can own in public: those without a dot, and those
+    that end in .local or .internal.
+    """
+
+    def __init__(self, host: str, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(name.lower().encode() for name in names)
+        self._known = _LOCAL | self._names | {host.lower().encode(), _own_name()}
+        self._is_local = host.lower() == "localhost" or _is_loopback(host)
+        self._fine: set[bytes] = set()
+        """Values of `Host` that passed: clients send the same few."""
+
+    def host_refusal(self, request: Request) -> str | None:
+        """Why the name in `Host` is not one of this server, or None if it is."""
+        host = request.headers.get(b"host", b"")
+        if not host or host in self._fine:
+            return None
+        name = _name_of(host)
+        if not self._is_reached_as(name):
+            shown = name[:80].decode("ascii", "replace")
+            return (
+                f"this server is not known by the name {shown!r}: use its address or localhost, "
+                "or add the name to the allowed hosts of the server"
+            )
+        if len(self._fine) < _REMEMBERED_MAX:
+            self._fine.add(host)
+        return None
+
+    def _is_reached_as(self, name: bytes) -> bool:
+        if name in self._known or _ANY in self._names or name.endswith(b".localhost") or _is_address(name):
+            return True
+        return not self._is_local and bool(name) and (b"." not in name or name.endswith(_NOT_PUBLIC))
+
+    def origin_refusal(self, request: Request, *, is_ambient: bool = False) -> str | None:
+        """Why the page that sends this may not, or None if it may or no page does.
+
+        `is_ambient`: a browser adds what proves the sender by itself, so it has to be known otherwise.
+        """
+        headers = request.headers
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if origin is not None and self._is_own(origin, headers.get(b"host", b"")):
+            return None
+        if origin is None and not is_ambient and site in (None, b"same-origin", b"none"):
+            return None
+        if origin is None and site == b"same-origin":
+            return None
+        return (
+            "this request comes from a page of another site; add its name to the allowed hosts to let it in"
+        )
+
+    def _is_own(self, origin: bytes, host: bytes) -> bool:
+        place = origin.partition(b"://")[2].lower()
+        return bool(place) and (
+            place == host.lower() or _ANY in self._names or _name_of(place) in self._names
+        )
+
+    def refusal(self, request: Request) -> str | None:
+        """Why a server without keys does not answer this request, or None if it does."""
+        found = self.host_refusal(request)
+        headers = request.headers
+        if found is None and (
+            b"origin" in headers or (b"sec-fetch-site" in headers and request.method not in _SAFE)
+        ):
+            return self.origin_refusal(request)
+        return found
+
+
+class Guarded:
+    """An `Application` that gives `app` only what its own pages and programs send."""
+
+    def __init__(self, app: Application, sites: Sites) -> None:
+        self._app = app
+        self._sites = sites
+        self.fault = app.fault
+
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        """See `Application.begin`."""
+        refusal = self._sites.refusal(request)
+        if refusal is None:
+            return self._app.begin(request, deliver)
+        deliver(self._app.fault(Fault.FORBIDDEN, refusal, request))
+        return None
+
+    def screen(self, request: Request) -> Response | None:
+        """See `Application.screen`."""
+        refusal = self._sites.refusal(request)
+        if refusal is None:
+            return self._app.screen(request)
+        return self._app.fault(Fault.FORBIDDEN, refusal, request)
+
+
+def _name_of(host: bytes) -> bytes:
+    """The name in `name:port`, in lower case and without the dot of the root."""
+    name = host.strip().lower()
+    if name.startswith(b"["):
+        return name[1:].partition(b"]")[0]
+    return name.partition(b":")[0].rstrip(b".")
+
+
+def _own_name() -> bytes:
+    return socket.gethostname().lower().encode("ascii", "replace")
+
+
+def _is_address(name: bytes) -> bool:
+    try:
+        ipaddress.ip_address(name.decode("ascii", "replace"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -48,6 +48,7 @@ bench: env $(BENCH_STAMP) ## Measure against raw I/O and against real peers
 	$(BIN)/python benchmarks/timeseries.py
 	$(BIN)/python benchmarks/vector.py
 	$(BIN)/python benchmarks/console.py
+	$(BIN)/python benchmarks/http_cost.py
 
 docs: env $(DOCS_STAMP) ## Build the documentation site into build/site
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/docs_site.py

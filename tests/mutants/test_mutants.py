@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.mutants.coordinator_mutants import COORDINATOR_MUTANTS
 from tests.mutants.database_mutants import DATABASE_MUTANTS
+from tests.mutants.http_mutants import HTTP_MUTANTS
 from tests.mutants.mutants import MUTANTS, Mutant
 from tests.mutants.quiver_mutants_acks import QUIVER_ACK_MUTANTS
 from tests.mutants.quiver_mutants_collector import COLLECTOR_MUTANTS
@@ -40,6 +41,7 @@ ALL_MUTANTS = (
     *TIMESERIES_MUTANTS,
     *DATABASE_MUTANTS,
     *VECTOR_MUTANTS,
+    *HTTP_MUTANTS,
 )
 _SUMMARY = re.compile(r"^FAILED .+? - ([\w.]+)", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})

@@ -13,6 +13,7 @@ A server with keys needs none of this: a page of another site does not have the 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Final
@@ -22,6 +23,7 @@ from penstock.http.message import Application, Fault, Request, Response
 
 __all__ = ["Guarded", "Sites", "allowed_hosts"]
 
+_NAME: Final = re.compile(rb"[a-z0-9_.-]+").fullmatch
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _LOCAL: Final = frozenset({b"localhost"})
 _NOT_PUBLIC: Final = (b".local", b".internal")
@@ -81,7 +83,9 @@ class Sites:
     def _is_reached_as(self, name: bytes) -> bool:
         if name in self._known or _ANY in self._names or name.endswith(b".localhost") or _is_address(name):
             return True
-        return not self._is_local and bool(name) and (b"." not in name or name.endswith(_NOT_PUBLIC))
+        if self._is_local or _NAME(name) is None:
+            return False
+        return b"." not in name or name.endswith(_NOT_PUBLIC)
 
     def origin_refusal(self, request: Request, *, is_ambient: bool = False) -> str | None:
         """Why the page that sends this may not, or None if it may or no page does.

@@ -1,0 +1,182 @@
+"""What a byte on the wire costs before a key is shown: `python benchmarks/http_cost.py`.
+
+A server with a key in a process of its own gets each attack from clients without one. CPU is that of the
+server's process per byte sent, memory what its resident size grew by per byte sent. The yardstick is the
+same run's small request without a body: an attack is bounded when a byte of it costs no more than a byte of
+ordinary traffic, or is cut off. Memory is measured beside the bytes that were sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hpack import Encoder
+
+from penstock.http.protocol_h2 import PREFACE
+from table import Row, print_table
+
+CONNECTIONS = 20
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_HEAD = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/v0/topics/x"),
+    (b":authority", b"localhost"),
+]
+
+
+def frame(kind: int, flags: int, stream: int, data: bytes = b"") -> bytes:
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+def h2_start() -> bytes:
+    return PREFACE + frame(4, 0, 0)
+
+
+def shapes() -> dict[str, bytes]:
+    """The bytes that one connection sends, by what they try."""
+    small = Encoder()
+    plain = b"".join(frame(1, 5, 2 * n + 1, small.encode(_HEAD)) for n in range(500))
+    long = Encoder()
+    first = frame(1, 5, 1, long.encode([*_HEAD, (b"x-a", b"v" * 3900)]))
+    block = long.encode([*_HEAD, *[(b"x-a", b"v" * 3900)] * 15])
+    repeated = first + b"".join(frame(1, 5, 2 * n + 1, block) for n in range(1, 500))
+    bodies = Encoder()
+    parts = []
+    for n in range(500):
+        head = bodies.encode([*_HEAD, (b"content-length", b"60001")])
+        parts.append(frame(1, 4, 2 * n + 1, head))
+        parts += [frame(0, 0, 2 * n + 1, b"x" * 15_000)] * 4
+    resets = Encoder()
+    reset = b"".join(
+        frame(1, 5, 2 * n + 1, resets.encode(_HEAD)) + frame(3, 0, 2 * n + 1, b"\0\0\0\x08")
+        for n in range(5000)
+    )
+    post = b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60001\r\n\r\n"
+    return {
+        "h1 small requests": b"GET /v0/topics/x HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000,
+        "h1 half a body of 60 KB": post + b"x" * 60_000,
+        "h1 half a head": b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 250,
+        "h2 small requests": h2_start() + plain,
+        "h2 repeated header of 3.9 KB": h2_start() + repeated,
+        "h2 half bodies of 60 KB": h2_start() + b"".join(parts),
+        "h2 rapid reset": h2_start() + reset,
+        "h2 continuations": h2_start() + frame(1, 0, 1, b"\x82") + frame(9, 0, 1, b"\x84") * 20_000,
+        "h2 pings": h2_start() + frame(6, 0, 0, b"penstock") * 20_000,
+        "h2 settings": h2_start() + frame(4, 0, 0) * 20_000,
+        "h2 windows of one byte": h2_start() + frame(8, 0, 0, b"\0\0\0\x01") * 20_000,
+    }
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+
+
+async def send(port: int, data: bytes) -> tuple[int, asyncio.StreamWriter]:
+    """How much the server took of it, until it hung up or had read all; the connection stays open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def drop() -> None:
+        while await reader.read(1 << 20):
+            pass
+
+    dropping = asyncio.ensure_future(drop())
+    sent = 0
+    try:
+        while sent < len(data) and not dropping.done():
+            writer.write(data[sent : sent + 65536])
+            await asyncio.wait_for(writer.drain(), 5)
+            sent = min(sent + 65536, len(data))
+        await asyncio.wait({dropping}, timeout=1)
+    except (OSError, TimeoutError):
+        pass
+    dropping.cancel()
+    return max(sent, 1), writer
+
+
+async def attack(port: int, data: bytes) -> tuple[int, list[asyncio.StreamWriter]]:
+    done = await asyncio.gather(*(send(port, data) for _ in range(CONNECTIONS)))
+    return sum(sent for sent, _ in done), [writer for _, writer in done]
+
+
+def measure(data: bytes) -> tuple[float, float, float]:
+    """Microseconds and bytes of memory per byte, and mebibytes in all."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = Path(folder) / "address"
+        environment = {
+            **os.environ,
+            "TOPICS_PORT": "0",
+            "TOPICS_PORT_FILE": str(address),
+            "TOPICS_DATA_DIR": f"{folder}/data",
+            "TOPICS_API_KEYS": "secret",
+            "TOPICS_WAL_SHARDS": "1",
+        }
+        command = [sys.executable, "-m", "penstock", "topics", "serve"]
+        server = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            deadline = time.monotonic() + 30
+            while not address.exists():
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("the server did not start")
+                time.sleep(0.05)
+            time.sleep(0.5)
+            port = int(address.read_text().rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as one:  # what the first request loads
+                one.sendall(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                one.recv(1024)
+            cpu, memory = cpu_s(server.pid), resident(server.pid)
+            sent, size = asyncio.run(_attacked(port, data, server.pid))
+            grown = max(size - memory, 0)
+            return (cpu_s(server.pid) - cpu) / sent * 1e6, grown / sent, grown / 2**20
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def _attacked(port: int, data: bytes, pid: int) -> tuple[int, int]:
+    """Bytes sent, and how large the server is while the connections are still open."""
+    sent, writers = await attack(port, data)
+    size = resident(pid)
+    for writer in writers:
+        writer.close()
+    return sent, size
+
+
+def main() -> None:
+    rows: list[Row] = []
+    found = {what: measure(data) for what, data in shapes().items()}
+    for what, (micros, per_byte, mib) in found.items():
+        usual = found[f"{what[:2]} small requests"][0]
+        rows.append(
+            Row(
+                section="before a key is shown",
+                what=what,
+                ours=round(micros, 3),
+                unit="us/byte",
+                ceiling=round(usual, 3),
+                against="a byte of small requests",
+                bar=1.25 if "small" not in what else None,
+                at_most=True,
+                note=f"{per_byte:.1f} bytes of memory per byte, {mib:.0f} MiB in all",
+            )
+        )
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

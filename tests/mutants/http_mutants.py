@@ -1,0 +1,77 @@
+"""Deliberate bugs in the HTTP transport; see `mutants.py`."""
+
+from __future__ import annotations
+
+from tests.mutants.mutants import Mutant
+
+__all__ = ["HTTP_MUTANTS"]
+
+FLOODS = "tests/unit/server/test_http_floods.py"
+SITES = "tests/unit/server/test_sites.py"
+
+
+HTTP_MUTANTS = (
+    Mutant(
+        name="small bodies of http 2 do not count",
+        file="http/protocol_h2.py",
+        old="            self._hold(stream, held_bytes)\n",
+        new="            pass\n",
+        test=f"{FLOODS}::test_small_bodies_of_http_2_count_from_their_first_byte_and_are_given_back",
+    ),
+    Mutant(
+        name="small bodies of http 1 do not count",
+        file="http/protocol_h1.py",
+        old="        self._hold(len(body) + _PIECE_BYTES)\n",
+        new="",
+        test=f"{FLOODS}::test_small_bodies_and_half_heads_of_http_1_count_from_their_first_byte",
+    ),
+    Mutant(
+        name="the decoder of http 2 has the library's cap",
+        file="http/protocol_h2.py",
+        old="    machine.decoder.max_header_list_size = limits.head_bytes_max\n",
+        new="",
+        test=f"{FLOODS}::test_a_header_list_above_its_cap_ends_the_connection_while_it_is_decoded",
+    ),
+    Mutant(
+        name="frames that bring nothing are free",
+        file="http/protocol_h2.py",
+        old="        self._idle_frames += turn.idle\n",
+        new="",
+        test=f"{FLOODS}::test_a_flood_of_frames_that_bring_nothing_ends_the_connection",
+    ),
+    Mutant(
+        name="one read of frames is one turn",
+        file="http/protocol_h2.py",
+        old="        turn = next_turn(data, _TURN_WORK)\n",
+        new="        turn = next_turn(data, 1_000_000)\n",
+        test=f"{FLOODS}::test_a_flood_leaves_turns_to_other_connections",
+    ),
+    Mutant(
+        name="the head is read again without close",
+        file="http/protocol_h1.py",
+        old="        if options:\n",
+        new="        if not options:\n",
+        test=f"{FLOODS}::test_a_wish_for_another_protocol_keeps_the_other_options_of_the_connection",
+    ),
+    Mutant(
+        name="a client of http 1.0 may change the protocol",
+        file="http/protocol_h1.py",
+        old='        self._wishes = wishes if version != b"1.0" else {}\n',
+        new="        self._wishes = wishes\n",
+        test=f"{FLOODS}::test_a_client_of_http_1_0_cannot_change_the_protocol",
+    ),
+    Mutant(
+        name="any name reaches a server without keys",
+        file="http/sites.py",
+        old="        if not self._is_reached_as(name):\n",
+        new="        if not name:\n",
+        test=f"{SITES}::test_a_page_of_another_site_cannot_use_topics_without_keys",
+    ),
+    Mutant(
+        name="any page uses a server without keys",
+        file="http/sites.py",
+        old="        return bool(place) and (place == host.lower()",
+        new="        return bool(place or origin) or (place == host.lower()",
+        test=f"{SITES}::test_a_page_of_another_site_cannot_use_topics_without_keys",
+    ),
+)

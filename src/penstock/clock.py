@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
 
 
 class Clock(Protocol):
@@ -39,3 +39,33 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class SteadyClock:
+    """A clock that also counts milliseconds which no step of the wall clock changes.
+
+    `steady_ms` starts at the wall time of construction and then follows the monotonic clock. Deadlines, leases
+    and ages within one process are measured with it. What is stored or shown is wall time: `to_wall_ms`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start_ms = clock.now_ms()
+        self._start_s = clock.monotonic()
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+    def steady_ms(self) -> int:
+        """Milliseconds that never go back and never jump, comparable with wall time until that is set."""
+        return self._start_ms + round((self._clock.monotonic() - self._start_s) * 1000)
+
+    def to_wall_ms(self, steady_ms: int) -> int:
+        """The wall time, as the wall clock is set now, of a moment of `steady_ms`."""
+        return steady_ms + self._clock.now_ms() - self.steady_ms()

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.topics.config import Durability, EngineConfig, TopicConfig
 from penstock.topics.control import TopicChange, write_head_watermark
 from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, TopicNotFound
@@ -36,7 +36,7 @@ _CONFIG = msgspec.json.Encoder()
 class Catalog:
     """All topics of an engine, and what they hold together. Belongs to the event loop's thread."""
 
-    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, clock: SteadyClock) -> None:
         self._config = config
         self._clock = clock
         self._topics: dict[str, Topic] = {}
@@ -55,6 +55,7 @@ class Catalog:
         self.next_topic_id = next_topic_id
         for topic in topics:
             topic.attach(journal.shard_of(topic.id))
+            topic.clock = self._clock
             self._enter(topic)
 
     def on_removed(self, tell: Callable[[Topic], None]) -> None:
@@ -141,6 +142,7 @@ class Catalog:
         assert self._journal is not None
         topic_id = self.take_id()
         topic = Topic(name=name, id=topic_id, config=config, shard=self._journal.shard_of(topic_id))
+        topic.clock = self._clock
         created = self.change(
             topic, FrameType.TOPIC_CREATE, _named(topic, config), lambda: self._enter(topic)
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.errors import PenstockError
 from penstock.topics.catalog import Catalog
 from penstock.topics.dead_letters import DeadLetters
@@ -18,7 +18,7 @@ from penstock.topics.holding import Holding
 from penstock.topics.job_reading import read_jobs
 from penstock.topics.jobs import ClaimResult
 from penstock.topics.lease_log import LeaseEvent, lease_frame, reservation_frame
-from penstock.topics.leases import JobState, LeaseTable
+from penstock.topics.leases import JobState, LeaseTable, Term
 from penstock.topics.queue_commit import commit
 from penstock.topics.rendering import Style
 from penstock.topics.topic import Topic
@@ -77,7 +77,7 @@ class Desk:
 class HandOut:
     """One pass: select, deal, lease, log, read."""
 
-    def __init__(self, catalog: Catalog, clock: Clock, workers: Workers, letters: DeadLetters) -> None:
+    def __init__(self, catalog: Catalog, clock: SteadyClock, workers: Workers, letters: DeadLetters) -> None:
         self._catalog = catalog
         self._clock = clock
         self._workers = workers
@@ -110,7 +110,11 @@ class HandOut:
             topic.shard.check_room()
             topic.captured = None
             now_ms = self._clock.now_ms()
-            frames = [lease_frame(LeaseEvent.RELEASED, topic.id, job, ts_ms=now_ms) for job in jobs]
+            ahead_ms = topic.wall_ahead_ms()
+            frames = [
+                lease_frame(LeaseEvent.RELEASED, topic.id, job.shifted(ahead_ms), ts_ms=now_ms)
+                for job in jobs
+            ]
             commit(topic, frames).add_done_callback(asyncio.Future.exception)
 
     async def _hand_out(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> None:
@@ -129,9 +133,9 @@ class HandOut:
             )
             hands = deal(seqs, [claimer.missing for claimer in claimers])
             for claimer, hand in zip(claimers, hands, strict=True):
-                until_ms = now_ms + claimer.lease_ms
+                term = Term.of(now_ms, claimer.lease_ms)
                 node, held = claimer.node, claimer.held
-                claimer.leases += [table.lease(seq, node, until_ms, held) for seq in hand]
+                claimer.leases += [table.lease(seq, node, term, held) for seq in hand]
             if seqs:
                 topic.captured = None  # the next snapshot has the deliveries
             for seq in exhausted:
@@ -145,9 +149,9 @@ class HandOut:
             self._begin_to_reserve(topic, desk, 1)
 
     def look(self, topic: Topic, table: LeaseTable) -> int:
-        """Bring the table up to date with the time and with what was deleted; the time."""
-        now_ms = self._clock.now_ms()
-        self._catalog.retain(topic, now_ms)
+        """Bring the table up to date with the time and with what was deleted; the steady time."""
+        self._catalog.retain(topic)
+        now_ms = self._clock.steady_ms()
         table.refresh(topic.index, now_ms)
         return now_ms
 
@@ -194,7 +198,11 @@ class HandOut:
             topic.shard.check_room()
             topic.captured = None
             now_ms = self._clock.now_ms()
-            frames = [lease_frame(LeaseEvent.CLAIMED, topic.id, lease, ts_ms=now_ms) for lease in leases]
+            ahead_ms = topic.wall_ahead_ms()
+            frames = [
+                lease_frame(LeaseEvent.CLAIMED, topic.id, lease.shifted(ahead_ms), ts_ms=now_ms)
+                for lease in leases
+            ]
             await commit(topic, frames)
 
     async def _results(
@@ -218,11 +226,12 @@ class HandOut:
     ) -> ClaimResult:
         leases = [lease for lease in claimer.leases if lease.seq in found]
         leases.sort(key=_seq_of)
+        ahead_ms = topic.wall_ahead_ms()
         return ClaimResult(
             topic=topic.name,
             fragments=[
                 b'{"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b'
-                % (lease.lease_id, lease.until_ms, lease.deliveries, found[lease.seq][1:])
+                % (lease.lease_id, lease.until_ms + ahead_ms, lease.deliveries, found[lease.seq][1:])
                 for lease in leases
             ],
             seqs=[lease.seq for lease in leases],
@@ -233,12 +242,12 @@ class HandOut:
         self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer], bad: Sequence[int]
     ) -> None:
         """Jobs that cannot be read are out of the way for as long as a lease, so that others get through."""
-        until_ms = self._clock.now_ms() + topic.config.lease_ms
+        term = Term.of(self._clock.steady_ms(), topic.config.lease_ms)
         unreadable = set(bad)
         for claimer in claimers:
             for lease in claimer.leases:
                 if lease.seq in unreadable:
-                    table.give_back(lease, until_ms)
+                    table.give_back(lease, term)
 
 
 def _more_letters(tried: int, taken: int, exhausted: int) -> int:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.files import AppendLog, DirectoryLock, ExtentFile, OsFileSystem
 from penstock.fs import FileSystem
@@ -97,7 +97,7 @@ class Engine(QueueCalls, RouterCalls):
         self.problems: list[str] = []
         """What the last start found to be damaged, a sentence each."""
         self._fs = OsFileSystem() if fs is None else fs
-        self._clock = clock
+        self._clock = clock = SteadyClock(clock)
         self._cold_thread = LooseThreads(1, "topics-move") if workers is None else None
         self._workers = ThreadWorkers() if workers is None else workers
         self._owner: ColdOwner | None = None

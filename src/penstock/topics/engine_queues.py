@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
 from penstock.topics.queueing import Queues, check_node
 from penstock.topics.routing import Routing
@@ -16,7 +16,7 @@ __all__ = ["QueueCalls"]
 class QueueCalls:
     """The part of `Engine` that is about queues."""
 
-    _clock: Clock
+    _clock: SteadyClock
     _queues: Queues
     _routing: Routing
 

@@ -168,14 +168,19 @@ class TopicIndex:
         self._seek(end_seq)
         return Removed(count, size, end_seq)
 
-    def expire(self, now_ms: int, ttl_ms: int) -> Removed:
-        """Removes the oldest live records as long as they are older than `ttl_ms`; 0 keeps all."""
+    def expire(self, now_ms: int, ttl_ms: int, through_seq: int | None = None) -> Removed:
+        """Removes the oldest live records as long as they are older than `ttl_ms`; 0 keeps all.
+
+        With `through_seq`, none above it.
+        """
         oldest_ms = now_ms - ttl_ms
         if not ttl_ms or not self.live or oldest_ms <= 0 or self._first_ts() >= oldest_ms:
             return NOTHING
         count = size = end_seq = 0
         for run, places in self._live_windows():
             fresh = run.ts[places] >= np.uint64(oldest_ms)
+            if through_seq is not None:
+                fresh |= places > through_seq - run.first_seq
             taken = places[: int(fresh.argmax())] if fresh.any() else places
             size += self._consume(run, taken)
             count += len(taken)
@@ -183,6 +188,8 @@ class TopicIndex:
                 end_seq = run.first_seq + int(taken[-1]) + 1
             if len(taken) < len(places):
                 break
+        if not count:
+            return NOTHING
         self._seek(end_seq)
         return Removed(count, size, end_seq)
 

@@ -70,8 +70,11 @@ def reservation_frame(topic_id: int, below: int, *, ts_ms: int) -> bytes:
     return encode_control(FrameType.LEASE, topic_id, body, ts_ms=ts_ms)
 
 
-def replay_lease(table: LeaseTable, seq: int, body: Buffer) -> None:
-    """Apply one frame; doing it again changes nothing but the count of dead letters. Raises `Corrupt`."""
+def replay_lease(table: LeaseTable, seq: int, body: Buffer, at_ms: int = 0) -> None:
+    """Apply one frame, written `at_ms`; doing it again changes nothing but the count of dead letters.
+
+    Raises `Corrupt`.
+    """
     raw = bytes(body)
     if len(raw) < _BODY.size:
         raise Corrupt(f"the body of a lease frame has only {len(raw)} bytes")
@@ -80,9 +83,9 @@ def replay_lease(table: LeaseTable, seq: int, body: Buffer) -> None:
         raise Corrupt("the body of a lease frame is damaged: its length is wrong")
     if event in _HELD:
         node = raw[_BODY.size :].decode("utf-8", "replace")
-        table.put(JobState(seq, deliveries, lease_id, until_ms, node))
+        table.put(JobState(seq, deliveries, lease_id, until_ms, node, max(until_ms - at_ms, 1)))
     elif event == LeaseEvent.RELEASED:
-        table.put(JobState(seq, deliveries, 0, until_ms))
+        table.put(JobState(seq, deliveries, 0, until_ms, "", max(until_ms - at_ms, 1)))
     elif event == LeaseEvent.RESERVED:
         table.saw_lease_id(lease_id - 1)
     elif event == LeaseEvent.DEAD_LETTERED:

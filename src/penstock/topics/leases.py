@@ -12,7 +12,8 @@ above `cursor` in the topic's index. A job that was handed out has one, until it
                                             +--letter refused--> stuck, until letters are taken again
 
 Nothing here waits, reads a clock or writes: `now_ms` and the index are passed in, and `refresh` comes before
-anything that depends on them. Counts are exact at any moment.
+anything that depends on them. Counts are exact at any moment. Times are the steady time of the process, which
+no step of the wall clock changes; only what snapshots and the log keep is wall time.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ import numpy as np
 from penstock.topics.columns import DEAD
 from penstock.topics.holding import Holding
 from penstock.topics.index import TopicIndex
+from penstock.topics.limits import LEASE_MS_MAX
 
-__all__ = ["JobState", "LeaseTable", "QueueEntry", "Selection"]
+__all__ = ["JobState", "LeaseTable", "QueueEntry", "Selection", "Term"]
 
 READY: Final = 0
 LEASED: Final = 1
@@ -46,10 +48,22 @@ _SPARE: Final = 1024
 """Entries of heaps that are no longer true; more than that, and as many as are true, are thrown away."""
 
 
+class Term(NamedTuple):
+    """A span of time that a lease or a delay lasts: when it ends, and how long it is."""
+
+    until_ms: int
+    length_ms: int
+
+    @classmethod
+    def of(cls, now_ms: int, length_ms: int) -> Term:
+        """From now on for so long."""
+        return cls(now_ms + length_ms, length_ms)
+
+
 class Job:
     """A job that was handed out at least once, or is just about to be."""
 
-    __slots__ = ("deliveries", "held", "lease_id", "node", "state", "until_ms")
+    __slots__ = ("deliveries", "held", "lease_id", "length_ms", "node", "state", "until_ms")
 
     def __init__(self) -> None:
         self.state = READY
@@ -58,20 +72,22 @@ class Job:
         self.node = ""
         self.until_ms = 0
         """When a lease ends, or when a delayed job is ready again."""
+        self.length_ms = 0
+        """How long that lease or delay is altogether."""
         self.held: Holding | None = None
         """Of the connection that the job was handed out on; None when it was no connection."""
 
     def at(self, seq: int) -> JobState:
         """What it is now."""
-        return JobState(
-            seq, self.deliveries, self.lease_id, self.until_ms, self.node if self.lease_id else ""
-        )
+        node = self.node if self.lease_id else ""
+        return JobState(seq, self.deliveries, self.lease_id, self.until_ms, node, self.length_ms)
 
 
 class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job at one moment, as holders, the log and snapshots are told.
 
-    `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once.
+    `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once. `length_ms` is
+    how long that lease or delay is altogether, 0 where a snapshot does not say it.
     """
 
     seq: int
@@ -79,6 +95,13 @@ class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lease_id: int = 0
     until_ms: int = 0
     node: str = ""
+    length_ms: int = 0
+
+    def shifted(self, ahead_ms: int) -> JobState:
+        """The same by a clock that is so far ahead."""
+        if not self.until_ms or not ahead_ms:
+            return self
+        return msgspec.structs.replace(self, until_ms=max(self.until_ms + ahead_ms, 1))
 
 
 class QueueEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -195,7 +218,7 @@ class LeaseTable:
 
     def _set_ready(self, seq: int, job: Job) -> None:
         self._set(seq, job, READY)
-        job.lease_id = job.until_ms = 0
+        job.lease_id = job.until_ms = job.length_ms = 0
         heappush(self._reclaim, seq)
 
     # ---- counting ------------------------------------------------------------------------------------
@@ -301,7 +324,7 @@ class LeaseTable:
         heappush(self._lows, seq)
         return job
 
-    def lease(self, seq: int, node: str, until_ms: int, held: Holding | None = None) -> JobState:
+    def lease(self, seq: int, node: str, term: Term, held: Holding | None = None) -> JobState:
         """Hand out a job that was selected, under a number that no lease had before."""
         job = self._jobs[seq]
         self._set(seq, job, LEASED)
@@ -311,11 +334,11 @@ class LeaseTable:
         job.node, job.held = node, held
         if held is not None:
             held.seqs.add(seq)
-        self._set_timer(seq, job, until_ms)
+        self._set_timer(seq, job, term)
         return job.at(seq)
 
-    def _set_timer(self, seq: int, job: Job, until_ms: int) -> None:
-        job.until_ms = until_ms
+    def _set_timer(self, seq: int, job: Job, term: Term) -> None:
+        job.until_ms, job.length_ms = term
         heappush(self._timers, (_due_ms(job), seq))
 
     # ---- what holders do -----------------------------------------------------------------------------
@@ -327,18 +350,18 @@ class LeaseTable:
             return None
         return job if not lease_id or lease_id == job.lease_id else None
 
-    def extend(self, seq: int, job: Job, until_ms: int) -> None:
-        """The lease now ends then."""
-        self._set_timer(seq, job, until_ms)
+    def extend(self, seq: int, job: Job, term: Term) -> None:
+        """The lease now lasts for this term."""
+        self._set_timer(seq, job, term)
 
-    def release(self, seq: int, job: Job, ready_at_ms: int = 0) -> None:
-        """The job is ready again, at once or at a later time."""
-        if not ready_at_ms:
+    def release(self, seq: int, job: Job, delay: Term | None = None) -> None:
+        """The job is ready again, at once or after a delay."""
+        if delay is None:
             self._set_ready(seq, job)
             return
         self._set(seq, job, DELAYED)
         job.lease_id = 0
-        self._set_timer(seq, job, ready_at_ms)
+        self._set_timer(seq, job, delay)
 
     def hear(self, node: str, seqs: Sequence[int], fences: Sequence[int]) -> bool:
         """A node names jobs and leases, 0 for any: the connections that they were delivered on are alive.
@@ -374,7 +397,7 @@ class LeaseTable:
                 dropped.append(job.at(seq))
         return dropped
 
-    def give_back(self, lease: JobState, ready_at_ms: int = 0) -> JobState | None:
+    def give_back(self, lease: JobState, delay: Term | None = None) -> JobState | None:
         """End this very lease, of which nobody was told, so that it was no delivery.
 
         What the job is then; None if the lease had ended already.
@@ -383,7 +406,7 @@ class LeaseTable:
         if job is None:
             return None
         job.deliveries -= 1
-        self.release(lease.seq, job, ready_at_ms)
+        self.release(lease.seq, job, delay)
         return job.at(lease.seq)
 
     # ---- leaving -------------------------------------------------------------------------------------
@@ -406,7 +429,7 @@ class LeaseTable:
                 continue
             if job.state == LEAVING:
                 self._set(seq, job, LEASED)
-                self._set_timer(seq, job, job.until_ms)
+                self._set_timer(seq, job, Term(job.until_ms, job.length_ms))
             elif job.state == MOVING:
                 self._stick(seq, job)
 
@@ -418,10 +441,13 @@ class LeaseTable:
 
     # ---- from one start to the next ------------------------------------------------------------------
 
-    def entry(self, *, with_leases: bool) -> QueueEntry:
-        """What a snapshot keeps: the numbers, the deliveries, and leases if they outlive the process."""
+    def entry(self, *, with_leases: bool, ahead_ms: int = 0) -> QueueEntry:
+        """What a snapshot keeps: the numbers, the deliveries, and leases if they outlive the process.
+
+        `ahead_ms` is how far the wall clock is ahead of the steady time of this table.
+        """
         jobs = tuple(
-            job.at(seq) if with_leases else JobState(seq, job.deliveries)
+            job.at(seq).shifted(ahead_ms) if with_leases else JobState(seq, job.deliveries)
             for seq, job in sorted(self._jobs.items())
             if job.deliveries
         )
@@ -442,9 +468,10 @@ class LeaseTable:
         job.deliveries, job.lease_id, job.node = entry.deliveries, entry.lease_id, entry.node
         if entry.lease_id:
             self._set(entry.seq, job, LEASED)
-            self._set_timer(entry.seq, job, entry.until_ms)
+            self._set_timer(entry.seq, job, Term(entry.until_ms, entry.length_ms))
         else:
-            self.release(entry.seq, job, entry.until_ms)
+            delay = Term(entry.until_ms, entry.length_ms) if entry.until_ms else None
+            self.release(entry.seq, job, delay)
 
     def saw_lease_id(self, lease_id: int) -> None:
         """This number, and all below it, are used up."""
@@ -455,12 +482,17 @@ class LeaseTable:
         """During a recovery: nothing is held or delayed any more; `settle` comes later."""
         for seq, job in self._jobs.items():
             self._set(seq, job, READY)
-            job.lease_id = job.until_ms = 0
+            job.lease_id = job.until_ms = job.length_ms = 0
 
     def settle(self, index: TopicIndex, now_ms: int, *, with_leases: bool) -> None:
-        """After a recovery: without leases that outlive the process every job is ready."""
+        """After a recovery: without leases that outlive the process every job is ready.
+
+        The wall clock may have been set back since a lease was stored: it lasts at most its own length from now.
+        """
         if not with_leases:
             self.end_leases()
+        for job in self._jobs.values():
+            job.until_ms = min(job.until_ms, now_ms + (job.length_ms or LEASE_MS_MAX))
         # A job whose state was told several times is in there several times.
         self._reclaim = sorted(seq for seq, job in self._jobs.items() if job.state == READY)
         self._lows = sorted(self._jobs)

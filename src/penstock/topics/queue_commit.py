@@ -70,7 +70,7 @@ def commit(
 def log_leases(topic: Topic, now_ms: int) -> list[asyncio.Future[float]]:
     """Tell the log of every lease, delay and delivery of a queue: from now on they outlive the process."""
     assert topic.leases is not None
-    jobs = topic.leases.entry(with_leases=True).jobs
+    jobs = topic.leases.entry(with_leases=True, ahead_ms=topic.wall_ahead_ms()).jobs
     frames = [state_frame(topic.id, job, ts_ms=now_ms) for job in jobs]
     parts = [frames[at : at + _FRAMES_MAX] for at in range(0, len(frames), _FRAMES_MAX)]
     logged = [commit(topic, part, urgent=True) for part in parts]

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.topics.catalog import Catalog
 from penstock.topics.claiming import Claimer, Desk, HandOut
 from penstock.topics.cohort import dismiss, gather_cohort
@@ -20,7 +20,7 @@ from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.holding import Holding
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult, parse_lease_ids
 from penstock.topics.lease_log import LeaseEvent, dead_letter_frame, lease_frame
-from penstock.topics.leases import Job, JobState
+from penstock.topics.leases import Job, JobState, Term
 from penstock.topics.limits import (
     CLAIM_MAX,
     LEASE_MS_MAX,
@@ -46,7 +46,7 @@ class Queues:
     def __init__(
         self,
         catalog: Catalog,
-        clock: Clock,
+        clock: SteadyClock,
         workers: Workers,
         writer: Writer,
         check: Callable[[], None],
@@ -95,7 +95,7 @@ class Queues:
         return desk
 
     def look(self, topic: Topic) -> int:
-        """Take note of what is over by now; the time."""
+        """Take note of what is over by now; the steady time."""
         return self._hand_out.look(topic, self.desk(topic).table)
 
     # ---- claiming ------------------------------------------------------------------------------------
@@ -179,9 +179,9 @@ class Queues:
         desk = self.desk(topic)
         self._check_log(topic)
         held, skipped = self._held(topic, desk, node, seqs, fences)
-        ready_at_ms = self._clock.now_ms() + min(delay_ms, NACK_DELAY_MS_MAX) if delay_ms else 0
+        delay = Term.of(self._clock.steady_ms(), min(delay_ms, NACK_DELAY_MS_MAX)) if delay_ms else None
         for seq, job in held:
-            desk.table.release(seq, job, ready_at_ms)
+            desk.table.release(seq, job, delay)
         desk.returned.wake()
         await self._log(LeaseEvent.RELEASED, topic, [job.at(seq) for seq, job in held])
         return NackResult(
@@ -200,12 +200,12 @@ class Queues:
         topic = await self.find(name)
         desk = self.desk(topic)
         self._check_log(topic)
-        until_ms = self._clock.now_ms() + clamp_lease_ms(lease_ms)
+        term = Term.of(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
         deadlines: dict[int, int] = {}
         held, skipped = self._held(topic, desk, node, seqs, fences)
         for seq, job in held:
-            desk.table.extend(seq, job, until_ms)
-            deadlines[seq] = until_ms
+            desk.table.extend(seq, job, term)
+            deadlines[seq] = term.until_ms + topic.wall_ahead_ms()
         await self._log(LeaseEvent.EXTENDED, topic, [job.at(seq) for seq, job in held])
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
@@ -253,7 +253,8 @@ class Queues:
         if not topic.config.leases_durable:
             return []
         now_ms = self._clock.now_ms()
-        return [lease_frame(event, topic.id, job, ts_ms=now_ms) for job in jobs]
+        ahead_ms = topic.wall_ahead_ms()
+        return [lease_frame(event, topic.id, job.shifted(ahead_ms), ts_ms=now_ms) for job in jobs]
 
     async def _delete(
         self,
@@ -269,7 +270,7 @@ class Queues:
         deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.index.head_seq + 1)
 
         def apply() -> None:
-            table.refresh(topic.index, self._clock.now_ms())
+            table.refresh(topic.index, self._clock.steady_ms())
             table.gone(seqs, topic.delete(deletion).deleted)
             table.dead_lettered += letters
             self._catalog.tally(topic)

@@ -67,7 +67,7 @@ class Reader:
             topic.index,
             topic.floors,
             request,
-            now_ms=now_ms,
+            now_ms=topic.ages.now_ms(topic.steady_ms(now_ms)),
             ttl_ms=topic.config.ttl_ms,
             trims=topic.trims,
         )

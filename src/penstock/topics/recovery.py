@@ -473,7 +473,8 @@ class _Recovery:
             elif kind == FrameType.HEAD_WATERMARK:
                 topic.reserved_seq = max(topic.reserved_seq, read_head_watermark(body))
             elif kind == FrameType.LEASE and topic.leases is not None:
-                replay_lease(topic.leases, int(frames.heads["seq"][place]), body)
+                at_ms = int(frames.heads["ts"][place])
+                replay_lease(topic.leases, int(frames.heads["seq"][place]), body, at_ms)
             elif kind == FrameType.ROUTER_CURSOR:
                 self._forward(topic, Forward.decode(body), int(frames.heads["ts"][place]))
         except (Corrupt, msgspec.MsgspecError) as error:

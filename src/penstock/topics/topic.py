@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.clock import SteadyClock
+from penstock.topics.ages import Ages
 from penstock.topics.columns import DELETED, NO_FILE, Columns
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, Watermarks
@@ -65,6 +67,9 @@ class Topic:
         self.index = TopicIndex() if index is None else index
         self.floors = Floors()
         self.tags = LogTags(self.index.head_seq + 1)
+        self.ages = Ages()
+        self.clock: SteadyClock | None = None
+        """Of the engine; none while a recovery builds the topic."""
         self.keys = WriteWindow()
         self.writing: dict[str, asyncio.Future[None]] = {}
         """Writes with an idempotency key that are not decided yet."""
@@ -120,9 +125,18 @@ class Topic:
         self.trims.settle(floors)
         self._logged_floors = (floors.cap, floors.ttl, floors.trim)
         self.forget_in_flight()
+        self.ages.start(self.index.head_seq, now_ms)
         self.retain(now_ms)
         if self.leases is not None:
             self.leases.settle(self.index, now_ms, with_leases=self.config.leases_durable)
+
+    def steady_ms(self, now_ms: int) -> int:
+        """The engine's steady time, by which leases end and records expire; `now_ms` before it has one."""
+        return now_ms if self.clock is None else self.clock.steady_ms()
+
+    def wall_ahead_ms(self) -> int:
+        """How far the wall clock, which deadlines are stored and shown in, is ahead of steady time."""
+        return 0 if self.clock is None else self.clock.to_wall_ms(0)
 
     # ---- what is under way ---------------------------------------------------------------------------
 
@@ -195,6 +209,7 @@ class Topic:
 
     def take_off(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
         """So many records are on their way."""
+        self.ages.stamped(self.next_seq, ts_ms, self.steady_ms(ts_ms), self.config.ttl_ms)
         self.next_seq += count
         self.in_flight += count
         self.in_flight_bytes += accounted_bytes
@@ -290,7 +305,8 @@ class Topic:
         config, index = self.config, self.index
         removed = 0
         if config.ttl_ms and index.live:
-            removed += self._note(index.expire(now_ms, config.ttl_ms), self.floors.raise_ttl)
+            expired = self.ages.expire(index, self.steady_ms(now_ms), config.ttl_ms)
+            removed += self._note(expired, self.floors.raise_ttl)
         if config.discard == "old":
             if config.cap_records and index.live > config.cap_records:
                 removed += self._note(index.evict_to_count(config.cap_records), self.floors.raise_cap)
@@ -472,7 +488,7 @@ class Topic:
         """Where the jobs are now; `retain` comes before. None for a log."""
         if self.leases is None:
             return None
-        self.leases.refresh(self.index, now_ms)
+        self.leases.refresh(self.index, self.steady_ms(now_ms))
         return QueueCounts(
             ready=self.leases.ready(self.index),
             in_flight=self.leases.in_flight,
@@ -481,4 +497,6 @@ class Topic:
 
     def queue_entry(self) -> QueueEntry | None:
         """What a snapshot keeps of a queue beside its records; None for a log."""
-        return None if self.leases is None else self.leases.entry(with_leases=self.config.leases_durable)
+        if self.leases is None:
+            return None
+        return self.leases.entry(with_leases=self.config.leases_durable, ahead_ms=self.wall_ahead_ms())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.topics.errors import TopicNotFound
 from penstock.topics.holding import Holding
 from penstock.topics.jobs import ClaimResult
@@ -32,7 +32,7 @@ class WorkStream:
         queues: Queues,
         topic: Topic,
         refresh: Callable[[], None],
-        clock: Clock,
+        clock: SteadyClock,
         *,
         node: str,
         max: int,
@@ -56,7 +56,7 @@ class WorkStream:
     def is_silent(self) -> bool:
         """Whether all its leases ran out, and it was not heard of for the time of another one."""
         lease_ms = self._topic.config.lease_ms if self._lease_ms is None else self._lease_ms
-        return self._held.is_silent(self._clock.now_ms(), clamp_lease_ms(lease_ms))
+        return self._held.is_silent(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
 
     async def next(self, wait_s: float) -> ClaimResult | None:
         """More jobs, as soon as there are any and fewer than `max` are held.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from penstock.clock import Clock
+from penstock.clock import SteadyClock
 from penstock.errors import PenstockError
 from penstock.topics.batch import PreparedBatch, prepare
 from penstock.topics.catalog import Catalog
@@ -35,7 +35,7 @@ class Writer:
     """Writes to the topics of a catalog. `check` raises when the engine takes nothing."""
 
     def __init__(
-        self, catalog: Catalog, clock: Clock, check: Callable[[], None], scheduler: Scheduler
+        self, catalog: Catalog, clock: SteadyClock, check: Callable[[], None], scheduler: Scheduler
     ) -> None:
         self._catalog = catalog
         self._clock = clock
@@ -89,7 +89,7 @@ class Writer:
 
     async def _append_once(self, topic: Topic, batch: PreparedBatch, created: bool, key: str) -> WriteResult:
         """The first write with a key appends; a later one gets its outcome, as long as it is remembered."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         done = topic.keys.find(key, now_ms=now_ms, window_ms=topic.config.idempotency_window_ms)
         if done is not None:
             return WriteResult(

@@ -16,7 +16,7 @@ from penstock.topics.lease_log import (
     replay_lease,
     reservation_frame,
 )
-from penstock.topics.leases import JobState, LeaseTable, Selection
+from penstock.topics.leases import JobState, LeaseTable, Selection, Term
 
 
 def jobs(count: int) -> TopicIndex:
@@ -26,7 +26,7 @@ def jobs(count: int) -> TopicIndex:
 
 
 def claim(table: LeaseTable, index: TopicIndex, count: int, until_ms: int = 1000) -> list[JobState]:
-    return [table.lease(seq, "w", until_ms) for seq in table.select(index, count).seqs]
+    return [table.lease(seq, "w", Term.of(0, until_ms)) for seq in table.select(index, count).seqs]
 
 
 def body(frame: bytes) -> bytes:
@@ -75,7 +75,7 @@ def test_timers_of_leases_that_are_over_are_thrown_away() -> None:
     job = table.leased(1, "w")
     assert job is not None
     for until_ms in range(10**9, 10**9 + 5000):
-        table.extend(1, job, until_ms)
+        table.extend(1, job, Term.of(0, until_ms))
         table.refresh(index, 0)
     assert len(table._timers) < 2000
     table.refresh(index, 10**9 + 4999)
@@ -89,7 +89,7 @@ def test_a_lease_that_was_shortened_ends_at_the_new_time_and_not_again_at_the_ol
     claim(table, index, 1, until_ms=1000)
     job = table.leased(1, "w")
     assert job is not None
-    table.extend(1, job, 100)
+    table.extend(1, job, Term.of(0, 100))
     table.refresh(index, 101)
     assert table.ready(index) == 1
     claim(table, index, 1, until_ms=5000)
@@ -106,7 +106,7 @@ def test_a_snapshot_keeps_every_state_and_what_is_leaving_is_still_held() -> Non
         if seq == 1:
             table.release(seq, job)
         elif seq == 2:
-            table.release(seq, job, 700)
+            table.release(seq, job, Term.of(0, 700))
         elif seq == 3:
             table.leave(seq, job)
     table.dead_lettered = 4

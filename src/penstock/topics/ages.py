@@ -1,0 +1,95 @@
+"""How old the records of a topic are, whatever happens to the wall clock.
+
+A record's stamp is wall time and never goes back within a topic. The wall clock may be set while the process
+runs, or between two starts. `Ages` therefore remembers, by sequence number, how far the stamps were ahead of
+the steady time of the process when they were made:
+
+- a clock set forward makes no earlier record older than it is;
+- a clock set back keeps no record longer, although stamps stand still until the clock has caught up;
+- after a start, a stamp in the future counts as the time of the start: what is left of a record's life is
+  at most its whole life.
+
+While nobody sets the clock there is one difference, near 0, and nothing is kept per record.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from penstock.topics.index import NOTHING, Removed, TopicIndex
+
+__all__ = ["Ages"]
+
+_SLACK_MS: Final = 20
+"""Two readings of two clocks differ by rounding and by the slewing of a time service."""
+_SHARE: Final = 64
+"""Records whose stamps stand still are told apart by this share of their life."""
+_LIFE_MS: Final = 3_600_000
+"""Of records that do not expire as the topic is configured now."""
+_PARTS_MAX: Final = 256
+_ALL_MS: Final = 2**63
+
+
+class _Part(NamedTuple):
+    """Records up to `end_seq`: stamped at least `ahead_ms` ahead of steady time, all written by `closed_ms`."""
+
+    end_seq: int
+    ahead_ms: int
+    closed_ms: int
+
+
+class Ages:
+    """The difference between stamps and steady time for each part of a topic, oldest part first."""
+
+    __slots__ = ("_high_ms", "_low_ms", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self._low_ms = self._high_ms = 0
+        """Between these is the difference of all records after the parts."""
+
+    def start(self, head_seq: int, now_ms: int) -> None:
+        """After a recovery: what is there was written before now, whatever its stamp says."""
+        self._parts = [_Part(head_seq, 0, now_ms)] if head_seq else []
+        self._low_ms = self._high_ms = 0
+
+    def stamped(self, first_seq: int, ts_ms: int, steady_ms: int, ttl_ms: int) -> None:
+        """Records from `first_seq` on got this stamp at this moment. Numbers may be given again."""
+        ahead_ms = ts_ms - steady_ms
+        while self._parts and self._parts[-1].end_seq >= first_seq:
+            end = self._parts.pop()
+            if not self._parts or self._parts[-1].end_seq < first_seq - 1:
+                self._parts.append(end._replace(end_seq=first_seq - 1))
+        low, high = min(self._low_ms, ahead_ms), max(self._high_ms, ahead_ms)
+        if high - low <= _SLACK_MS + (ttl_ms or _LIFE_MS) // _SHARE:
+            self._low_ms, self._high_ms = low, high
+            return
+        self._parts.append(_Part(first_seq - 1, self._low_ms, steady_ms))
+        self._low_ms = self._high_ms = ahead_ms
+        if len(self._parts) > _PARTS_MAX:
+            first, second = self._parts[:2]
+            self._parts[:2] = [second._replace(ahead_ms=min(first.ahead_ms, second.ahead_ms))]
+
+    def expire(self, index: TopicIndex, steady_ms: int, ttl_ms: int) -> Removed:
+        """Remove what is older than `ttl_ms`: never early, and late by a small share of it at most."""
+        count = size = end_seq = 0
+        while index.live:
+            part = self._parts[0] if self._parts else None
+            removed = self._expire_part(index, part, steady_ms, ttl_ms)
+            if removed.records:
+                count, size, end_seq = count + removed.records, size + removed.bytes, removed.end_seq
+            if part is None or index.earliest_seq <= part.end_seq:
+                break
+            del self._parts[0]
+        return Removed(count, size, end_seq) if count else NOTHING
+
+    def _expire_part(self, index: TopicIndex, part: _Part | None, steady_ms: int, ttl_ms: int) -> Removed:
+        if part is None:
+            return index.expire(steady_ms + self._low_ms, ttl_ms)
+        if steady_ms - ttl_ms > part.closed_ms:
+            return index.expire(_ALL_MS, ttl_ms, part.end_seq)
+        return index.expire(steady_ms + part.ahead_ms, ttl_ms, part.end_seq)
+
+    def now_ms(self, steady_ms: int) -> int:
+        """A time at which, by their stamps, no record is older than it is."""
+        return steady_ms + min([self._low_ms, *(part.ahead_ms for part in self._parts)])

@@ -44,8 +44,9 @@ SYSTEM_CLOCK = SystemClock()
 class SteadyClock:
     """A clock that also counts milliseconds which no step of the wall clock changes.
 
-    `steady_ms` starts at the wall time of construction and then follows the monotonic clock. Deadlines, leases
-    and ages within one process are measured with it. What is stored or shown is wall time: `to_wall_ms`.
+    `steady_ms` starts at the wall time of construction and then follows the monotonic clock. Deadlines,
+    leases and ages within one process are measured with it. What is stored or shown is wall time; see
+    `to_wall_ms`.
     """
 
     def __init__(self, clock: Clock) -> None:

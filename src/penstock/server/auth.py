@@ -78,6 +78,12 @@ class Principal:
         if not self.may_name(name):
             raise Forbidden("this key does not cover that name")
 
+    def require_names(self, names: Iterable[str]) -> None:
+        """Raises `Forbidden`, with the name, for the first one outside the key's prefixes."""
+        for name in names if self.prefixes else ():
+            if not self.may_name(name):
+                raise Forbidden("this key does not cover that name", {"topic": name})
+
 
 ANYONE: Final = Principal(scopes=Scope.ALL)
 """A principal with every right, for code that runs without a keyring."""

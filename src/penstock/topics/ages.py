@@ -31,7 +31,7 @@ _ALL_MS: Final = 2**63
 
 
 class _Part(NamedTuple):
-    """Records up to `end_seq`: stamped at least `ahead_ms` ahead of steady time, all written by `closed_ms`."""
+    """Records up to `end_seq`: stamped `ahead_ms` or more ahead of steady time, written by `closed_ms`."""
 
     end_seq: int
     ahead_ms: int

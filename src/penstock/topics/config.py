@@ -12,7 +12,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import SEQ_MAX
-from penstock.topics.names import is_topic_name
+from penstock.topics.names import TopicName, is_topic_name
 
 __all__ = ["WAL_SHARDS_MAX", "Durability", "EngineConfig", "TopicConfig"]
 
@@ -87,7 +87,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: _U64 = 30_000
     claim_jitter_ms: _U64 = 0
     max_deliveries: _U64 = 0
-    dead_letter: str | None = None
+    dead_letter: TopicName | None = None
     leases_durable: bool = False
 
     def resolved(self, topic: str) -> TopicConfig:

@@ -86,8 +86,8 @@ class Job:
 class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One job at one moment, as holders, the log and snapshots are told.
 
-    `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once. `length_ms` is
-    how long that lease or delay is altogether, 0 where a snapshot does not say it.
+    `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once. `length_ms`
+    is how long that lease or delay is altogether, 0 where a snapshot does not say it.
     """
 
     seq: int
@@ -487,7 +487,8 @@ class LeaseTable:
     def settle(self, index: TopicIndex, now_ms: int, *, with_leases: bool) -> None:
         """After a recovery: without leases that outlive the process every job is ready.
 
-        The wall clock may have been set back since a lease was stored: it lasts at most its own length from now.
+        The wall clock may have been set back since a lease was stored: from now on it lasts at most its own
+        length.
         """
         if not with_leases:
             self.end_leases()

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
+from penstock.topics.names import FreeText
 
 __all__ = [
     "BareRecord",
@@ -41,8 +42,8 @@ class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 class NewRecord(BareRecord, gc=False, forbid_unknown_fields=False):
     """One record of a write. `data` and `meta` are JSON text; it is checked, compacted and kept as it is."""
 
-    tag: str | None = None
-    node: str | None = None
+    tag: FreeText | None = None
+    node: FreeText | None = None
     meta: msgspec.Raw | None = None
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+import msgspec.inspect
 
 from penstock.topics.errors import InvalidRequest
 
-__all__ = ["check_router_name", "check_topic_name", "is_topic_name"]
+__all__ = ["FreeText", "TopicName", "check_router_name", "check_topic_name", "is_topic_name", "names_in"]
+
+TopicName: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "topic name"})]
+"""Text in a request that names a topic. `names_in` finds it, so that a server checks it against the key."""
+FreeText: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "free"})]
+"""Text in a request that names no topic, whatever it says. Every text of a request is one of the two."""
 
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
@@ -37,3 +47,68 @@ def check_router_name(name: str) -> str:
             "'.', '_', ':', '>' or '-', 255 characters at most"
         )
     return name
+
+
+def names_in(body: msgspec.Struct) -> Iterator[str]:
+    """Every topic name in a request, at any depth: what is declared as `TopicName`."""
+    for field, find in _finders(type(body)):
+        value = getattr(body, field)
+        if value is not None:
+            yield from find(value)
+
+
+_Find: TypeAlias = Callable[[object], Iterator[str]]
+
+
+@lru_cache(maxsize=256)
+def _finders(kind: type[msgspec.Struct]) -> tuple[tuple[str, _Find], ...]:
+    shown = msgspec.inspect.type_info(kind)
+    assert isinstance(shown, msgspec.inspect.StructType)
+    found = ((field.name, _finder(field.type)) for field in shown.fields)
+    return tuple((name, find) for name, find in found if find is not None)
+
+
+def _finder(shown: msgspec.inspect.Type) -> _Find | None:
+    """What finds the names in a value of this type; None if there cannot be one."""
+    if isinstance(shown, msgspec.inspect.Metadata):
+        return _itself if shown.extra == {"text": "topic name"} else _finder(shown.type)
+    if isinstance(shown, msgspec.inspect.StructType):
+        return _inside if _finders(shown.cls) else None
+    if isinstance(shown, msgspec.inspect.DictType):
+        keys, values = _finder(shown.key_type), _finder(shown.value_type)
+        if keys is None and values is None:
+            return None
+        return lambda value: _of_dict(value, keys, values)
+    if isinstance(shown, msgspec.inspect.ListType):
+        items = _finder(shown.item_type)
+        return None if items is None else lambda value: _of_list(value, items)
+    if isinstance(shown, msgspec.inspect.UnionType):
+        finds = [find for one in shown.types if (find := _finder(one)) is not None]
+        assert len(finds) <= 1, "a field is either a name or something else"
+        return finds[0] if finds else None
+    return None
+
+
+def _itself(value: object) -> Iterator[str]:
+    assert isinstance(value, str)
+    yield value
+
+
+def _inside(value: object) -> Iterator[str]:
+    assert isinstance(value, msgspec.Struct)
+    return names_in(value)
+
+
+def _of_dict(value: object, keys: _Find | None, values: _Find | None) -> Iterator[str]:
+    assert isinstance(value, dict)
+    for key, item in value.items():
+        if keys is not None:
+            yield from keys(key)
+        if values is not None:
+            yield from values(item)
+
+
+def _of_list(value: object, items: _Find) -> Iterator[str]:
+    assert isinstance(value, list)
+    for item in value:
+        yield from items(item)

@@ -14,6 +14,7 @@ from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
 from penstock.topics.model import BareRecord, NewRecord
+from penstock.topics.names import FreeText
 
 __all__ = [
     "DeleteBody",
@@ -49,8 +50,8 @@ class WriteBody(msgspec.Struct, Generic[R]):
     """The body of a write."""
 
     records: list[R]
-    node: str | None = None
-    idempotency_key: str | None = None
+    node: FreeText | None = None
+    idempotency_key: FreeText | None = None
     create: bool | None = None
     config: TopicConfig | None = None
     disable_backpressure: bool = False
@@ -61,7 +62,7 @@ class DiffBody(msgspec.Struct):
 
     from_seq: _U64 = 0
     limit: _U32 = 0
-    node: str | list[str] | None = None
+    node: FreeText | list[FreeText] | None = None
     include_tags: bool = False
     include_meta: bool = True
     wait_ms: _U32 = 0

@@ -11,6 +11,7 @@ from penstock.http.message import Request
 from penstock.server.topics.bodies import query_number, read_json
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import SEQ_MAX
+from penstock.topics.names import FreeText
 
 __all__ = [
     "ClaimBody",
@@ -33,7 +34,7 @@ _ABSENT: Final = -1
 class ClaimBody(msgspec.Struct):
     """The body of a claim. A missing node is told after it is known that the queue is there."""
 
-    node: str = ""
+    node: FreeText = ""
     max: _U32 = 1
     lease_ms: _U64 | None = None
 
@@ -42,8 +43,8 @@ class JobsBody(msgspec.Struct):
     """The body of an ack, and the beginning of the others."""
 
     seqs: list[_U64]
-    node: str = ""
-    lease_ids: list[str] = []
+    node: FreeText = ""
+    lease_ids: list[FreeText] = []
 
 
 class NackBody(JobsBody):
@@ -57,7 +58,7 @@ class ExtendBody(JobsBody, kw_only=True):
 class WorkQuery(msgspec.Struct):
     """The query of a work stream."""
 
-    node: str
+    node: FreeText
     max: int
     lease_ms: int | None
 

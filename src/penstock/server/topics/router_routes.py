@@ -10,14 +10,13 @@ from penstock.http.message import Request, Response
 from penstock.http.routes import Router
 from penstock.server.app import Call, Route
 from penstock.server.auth import Principal, Scope
-from penstock.server.errors import Forbidden
 from penstock.server.topics.answers import elapsed_ms
 from penstock.server.topics.bodies import query_number, read_json
 from penstock.server.topics.cursor import read_cursor, write_cursor
 from penstock.server.topics.seam import TopicsEngine
 from penstock.topics.errors import RouterNotFound
 from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from penstock.topics.names import check_router_name
+from penstock.topics.names import TopicName, check_router_name, names_in
 from penstock.topics.predicate import canonical, parse_match
 from penstock.topics.router import RouterConfig, RouterState
 
@@ -28,8 +27,8 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class _PutBody(msgspec.Struct):
-    source: str
-    dest: str
+    source: TopicName
+    dest: TopicName
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
@@ -66,12 +65,13 @@ class RouterApi:
         router.add(b"DELETE", _ROUTER, Route(handler=self.remove, scope=Scope.DELETE))
 
     async def put(self, call: Call) -> Response:
-        config = read_json(_PUT, call.request).config()
+        body = read_json(_PUT, call.request)
+        config = body.config()
         check_router_name(call.name)
-        _require_ends(call.principal, config)
+        call.principal.require_names(names_in(body))
         result = await self._engine.put_router(call.name, config)
-        body = {"router": result.router, "created": result.created, **_shown(result.config)}
-        return _answer(call.request, body, 201 if result.created else 200)
+        shown = {"router": result.router, "created": result.created, **_shown(result.config)}
+        return _answer(call.request, shown, 201 if result.created else 200)
 
     async def get(self, call: Call) -> Response:
         _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
@@ -125,9 +125,7 @@ class RouterApi:
 
 
 def _require_ends(principal: Principal, config: RouterConfig) -> None:
-    for name in (config.source, config.dest):
-        if not principal.may_name(name):
-            raise Forbidden("this key does not cover that name", {"topic": name})
+    principal.require_names((config.source, config.dest))
 
 
 def _shown(config: RouterConfig) -> dict[str, object]:

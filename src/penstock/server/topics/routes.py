@@ -24,6 +24,7 @@ from penstock.server.topics.seam import TopicsEngine
 from penstock.topics.errors import Damaged, NotReady, ShuttingDown
 from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from penstock.topics.model import Page, WriteResult
+from penstock.topics.names import names_in
 from penstock.topics.predicate import parse_match
 
 __all__ = ["TopicsApi", "topics_app"]
@@ -70,6 +71,7 @@ class TopicsApi:
 
     async def put_topic(self, call: Call) -> Response:
         config = bodies.read_config(call.request)
+        call.principal.require_names(names_in(config))
         return answers.put_answer(call.request, await self._engine.put_topic(call.name, config))
 
     async def get_topic(self, call: Call) -> Response:
@@ -123,6 +125,7 @@ class TopicsApi:
         request, body = call.request, call.body
         assert isinstance(body, bodies.WriteBody)
         create, config = body.create, body.config
+        call.principal.require_names(names_in(body))
         if config is not None and Scope.ADMIN not in call.principal.scopes:
             if not self._engine.exists(call.name):
                 call.principal.require(Scope.ADMIN)

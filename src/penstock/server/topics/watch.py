@@ -11,7 +11,7 @@ from penstock.http.message import Response
 from penstock.server.app import Call, authorization
 from penstock.server.auth import Keyring, Principal
 from penstock.server.caps import LongLived, StreamLimits
-from penstock.server.errors import Forbidden, NotAcceptable, Unauthorized, UnknownPath
+from penstock.server.errors import NotAcceptable, Unauthorized, UnknownPath
 from penstock.server.topics import bodies
 from penstock.server.topics.answers import elapsed_ms
 from penstock.server.topics.fanout import Hub
@@ -70,8 +70,7 @@ class WatchApi:
         for name, start in sorted(body.topics.items()):
             prefix = prefix_of(name)
             if prefix is None:
-                if not principal.may_name(name):
-                    raise Forbidden("this key does not cover that name", {"topic": name})
+                principal.require_names((name,))
                 starts[name] = start
             else:
                 prefixes.append(prefix)

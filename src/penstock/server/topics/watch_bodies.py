@@ -11,6 +11,7 @@ from penstock.server.topics.bodies import read_json
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX, WATCH_BATCH_BYTES_DEFAULT, WATCH_TOPICS_MAX
 from penstock.topics.live import Want
+from penstock.topics.names import FreeText, TopicName
 from penstock.topics.predicate import parse_match
 
 __all__ = ["HEARTBEAT_MS_MAX", "Start", "WatchBody", "prefix_of", "read_watch", "want_of"]
@@ -31,8 +32,8 @@ class Start(msgspec.Struct, frozen=True):
 class WatchBody(msgspec.Struct):
     """The body of a new watch."""
 
-    topics: dict[str, Start]
-    node: str | list[str] | None = None
+    topics: dict[TopicName, Start]
+    node: FreeText | list[FreeText] | None = None
     limit: _U32 = 0
     max_batch_bytes: _U64 = WATCH_BATCH_BYTES_DEFAULT
     heartbeat_ms: _U64 = HEARTBEAT_MS_DEFAULT

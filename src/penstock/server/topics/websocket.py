@@ -18,7 +18,7 @@ from penstock.http.message import Response
 from penstock.server.app import Call
 from penstock.server.auth import Principal, Scope
 from penstock.server.caps import LongLived
-from penstock.server.errors import Forbidden, response_to
+from penstock.server.errors import response_to
 from penstock.server.topics import ws_messages as messages
 from penstock.server.topics.damage import damaged_in
 from penstock.server.topics.fanout import Hub
@@ -31,6 +31,7 @@ from penstock.server.topics.ws_protocol import Framing, handshake, text_frame
 from penstock.topics.errors import Damaged, InvalidRequest, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.limits import WATCH_TOPICS_MAX
 from penstock.topics.model import WriteResult
+from penstock.topics.names import names_in
 
 __all__ = ["WebSocketApi"]
 
@@ -206,9 +207,7 @@ class WebSocket(Outlet):
         if self._is_leaving:
             raise ShuttingDown("the server is shutting down; nothing was applied")
         self.principal.require(scope)
-        for name in names:
-            if not self.principal.may_name(name):
-                raise Forbidden("this key does not cover that name", {"topic": name})
+        self.principal.require_names(names)
 
     # ---- following -----------------------------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class WebSocket(Outlet):
 
     def _publish(self, command: Publish, size: int) -> None:
         began_s = time.perf_counter()
-        self._require(Scope.WRITE, command.topic)
+        self._require(Scope.WRITE, *names_in(command))
         if command.config is not None:
             self.principal.require(Scope.ADMIN)
         self._publishing += 1

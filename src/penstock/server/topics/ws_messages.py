@@ -13,6 +13,7 @@ from penstock.server.topics.step import Step, quoted
 from penstock.server.topics.watch_bodies import Start
 from penstock.topics.config import TopicConfig
 from penstock.topics.model import Tombstone, WriteResult
+from penstock.topics.names import FreeText, TopicName
 
 __all__ = [
     "Command",
@@ -55,11 +56,11 @@ class _Op(msgspec.Struct, tag_field="op", kw_only=True):
 class Subscribe(_Op, tag="subscribe"):
     """Follow topics; one that is followed already starts over at the new place."""
 
-    topic: str | None = None
-    topics: dict[str, Start] | None = None
+    topic: TopicName | None = None
+    topics: dict[TopicName, Start] | None = None
     from_seq: _U64 = 0
     tail: bool = False
-    node: str | list[str] | None = None
+    node: FreeText | list[FreeText] | None = None
     limit: _U32 = _LIMIT_DEFAULT
     max_batch_bytes: _U64 = 0
     include_data: bool = True
@@ -77,8 +78,8 @@ class Subscribe(_Op, tag="subscribe"):
 class Unsubscribe(_Op, tag="unsubscribe"):
     """Follow these no longer."""
 
-    topic: str | None = None
-    topics: list[str] = []
+    topic: TopicName | None = None
+    topics: list[TopicName] = []
 
     def names(self) -> list[str]:
         single = [] if self.topic is None else [self.topic]
@@ -88,10 +89,10 @@ class Unsubscribe(_Op, tag="unsubscribe"):
 class Publish(_Op, tag="publish"):
     """Append records; as a write over HTTP."""
 
-    topic: str
+    topic: TopicName
     records: list[WireRecord]
-    node: str | None = None
-    idempotency_key: str | None = None
+    node: FreeText | None = None
+    idempotency_key: FreeText | None = None
     create: bool | None = None
     config: TopicConfig | None = None
     disable_backpressure: bool = False

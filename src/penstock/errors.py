@@ -21,6 +21,9 @@ means the same everywhere.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 __all__ = [
     "ConfigError",
     "Conflict",
@@ -36,11 +39,15 @@ __all__ = [
     "StorageFull",
     "Unavailable",
     "Unsupported",
+    "public_text",
 ]
 
 
 class PenstockError(Exception):
     """The root: catch it to catch everything that Penstock raises on purpose."""
+
+    path: str | None = None
+    """The file or directory of this machine that the message names, where the file system raised it."""
 
 
 class Rejected(PenstockError):
@@ -102,3 +109,26 @@ class Fenced(PenstockError):
 
 class Corrupt(PenstockError):
     """Stored bytes break their own format. Stop, and keep the bytes as evidence."""
+
+
+_CAUSES_MAX: Final = 16
+_PLACE: Final = "a file of the server"
+_PATH: Final = re.compile(r"file:/{2,3}[^\s'\"`,;:()]+|(?<![\w./:>~-])/(?!v\d)[^\s'\"`,;:()]+")
+
+
+def public_text(error: BaseException) -> str:
+    """What a client of a server may read of an error: its message without absolute paths of the server.
+
+    A path that the file system named is left out wherever it came from. What else looks like one is left out
+    too, unless the request is at fault: then it is the client's own text. The log keeps the whole message.
+    """
+    text = str(error)
+    seen: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if seen is None:
+            break
+        path = getattr(seen, "path", None)
+        if isinstance(path, str) and path.startswith("/"):
+            text = text.replace(path, _PLACE)
+        seen = seen.__cause__ or seen.__context__
+    return text if isinstance(error, Rejected) else _PATH.sub(_PLACE, text)

@@ -241,6 +241,12 @@ class FileSystem(Protocol):
 
 def explain(error: OSError, path: str, doing: str) -> PenstockError:
     """The error to raise for a failed system call: what happened to which path, and what to do."""
+    explained = _explanation(error, path, doing)
+    explained.path = path
+    return explained
+
+
+def _explanation(error: OSError, path: str, doing: str) -> PenstockError:
     reason = os.strerror(error.errno) if error.errno is not None else str(error)
     text = f"cannot {doing} {path}: {reason}"
     if error.errno in _FULL:

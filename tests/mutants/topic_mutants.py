@@ -28,6 +28,7 @@ QUEUE_FAULTS = "tests/unit/topics/test_queue_faults.py"
 ROUTERS = "tests/unit/topics/test_routers.py"
 ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
 ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
+STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
@@ -82,6 +83,44 @@ TOPIC_MUTANTS = (
         old="read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start",
         new="read = damage.end is None or (damage.file, damage.end) > group.start",
         test="tests/unit/topics/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
+    ),
+    # Clocks, keys, probes
+    Mutant(
+        name="a lease after a restart is not bounded by its own length",
+        file="topics/leases.py",
+        old="            job.until_ms = min(job.until_ms, now_ms + (job.length_ms or LEASE_MS_MAX))\n",
+        new="            job.until_ms = min(job.until_ms, now_ms + LEASE_MS_MAX)\n",
+        test=f"{STEPS}::test_a_restart_with_the_clock_set_back_extends_a_lease_by_at_most_its_own_length",
+    ),
+    Mutant(
+        name="leases end by the wall clock",
+        file="clock.py",
+        old="        return self._start_ms + round((self._clock.monotonic() - self._start_s) * 1000)\n",
+        new="        return self._clock.now_ms()\n",
+        test=f"{STEPS}::test_a_lease_ends_when_its_time_has_passed_whatever_the_wall_clock_says",
+    ),
+    Mutant(
+        name="a config names any topic for dead letters",
+        file="server/topics/routes.py",
+        old="        call.principal.require_names(names_in(config))\n",
+        new="",
+        test="tests/contract/topics/test_key_names.py"
+        "::test_a_config_cannot_name_a_dead_letter_topic_outside_the_key",
+    ),
+    Mutant(
+        name="ready although no write succeeds",
+        file="server/topics/routes.py",
+        old="        await self._engine.check_writable()\n",
+        new="",
+        test="tests/contract/topics/test_disk_trouble.py"
+        "::test_ready_is_503_while_no_write_succeeds_and_200_again_after_that",
+    ),
+    Mutant(
+        name="clients read the paths of the server",
+        file="errors.py",
+        old="            text = text.replace(path, _PLACE)\n",
+        new="            pass\n",
+        test="tests/unit/test_public_text.py::test_no_server_names_the_file_that_a_system_call_failed_on",
     ),
     # The append log
     Mutant(

@@ -42,7 +42,7 @@ def refusal_of(error: BaseException) -> Refusal:
     A fault that may pass is never a 500: clients must not repeat that one. Too large is final, and says so
     by carrying no hint. A message of our own errors is meant for the client; that of a bug is not.
     """
-    message = str(error)
+    message = errors.public_text(error)
     if isinstance(error, Closed):
         words = "the collector is stopping"
         return Refusal(code="UNAVAILABLE", status=503, message=words, retry_after_s=RETRY_AFTER_S)

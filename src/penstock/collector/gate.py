@@ -140,4 +140,7 @@ class Gate:
         )
         if not isinstance(error, PenstockError):
             _LOG.error("%s: a request failed", self._name, exc_info=error)
+        elif refusal.message != str(error):
+            # The client does not read the paths of this machine; whoever runs it does.
+            _LOG.warning("%s: %s: %s", self._name, type(error).__name__, error)
         return refusal

@@ -8,7 +8,14 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from penstock.errors import InvalidInput, LimitExceeded, PenstockError, PermissionDenied, Unavailable
+from penstock.errors import (
+    InvalidInput,
+    LimitExceeded,
+    PenstockError,
+    PermissionDenied,
+    Unavailable,
+    public_text,
+)
 from penstock.http.message import HeaderList, Response
 from penstock.topics.errors import TopicError
 
@@ -23,6 +30,7 @@ __all__ = [
     "UnsupportedMediaType",
     "error_response",
     "response_to",
+    "told",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -122,6 +130,14 @@ def error_response(
     return Response(status, _ENCODE({"error": error}), headers=headers)
 
 
+def told(error: Exception) -> str:
+    """What a client reads of an error. What is left out, a path of this machine, is in the log."""
+    text = public_text(error)
+    if text != str(error):
+        _LOG.warning("%s: %s", type(error).__name__, error)
+    return text
+
+
 def response_to(error: Exception) -> Response:
     """What a client is told about an error; what nobody expected is logged and told as `internal`."""
     if isinstance(error, Refusal):
@@ -129,12 +145,14 @@ def response_to(error: Exception) -> Response:
     if isinstance(error, TopicError):
         if STATUS.get(error.code, 500) == 500:
             _LOG.error("%s: %s", type(error).__name__, error)
-        return error_response(error.code if error.code in STATUS else "internal", str(error), error.detail)
+        return error_response(
+            error.code if error.code in STATUS else "internal", public_text(error), error.detail
+        )
     if isinstance(error, Unavailable | PermissionDenied):
         # A full disk, a store that does not answer or has no credentials: nothing was applied, it may pass.
         _LOG.warning("%s: %s", type(error).__name__, error)
-        return error_response("not_ready", str(error))
+        return error_response("not_ready", public_text(error))
     if isinstance(error, InvalidInput | LimitExceeded):
-        return error_response("invalid_request", str(error))
+        return error_response("invalid_request", public_text(error))
     _LOG.error("a request failed", exc_info=error)
     return error_response("internal", "the server failed; its log says why")

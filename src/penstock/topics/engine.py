@@ -24,7 +24,7 @@ from penstock.fs import FileSystem
 from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.control import Deletion
+from penstock.topics.control import Deletion, Watermarks
 from penstock.topics.copy_memory import CopyMemory
 from penstock.topics.data_directory import LOCK_FILE, check_complete
 from penstock.topics.diff import DiffRequest
@@ -36,7 +36,7 @@ from penstock.topics.errors import (
     ShuttingDown,
     TopicNotFound,
 )
-from penstock.topics.frame import FrameType
+from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat
 from penstock.topics.journal import (
     Journal,
@@ -57,6 +57,7 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
+from penstock.topics.queue_commit import commit
 from penstock.topics.queueing import Queues
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
@@ -486,6 +487,35 @@ class Engine(QueueCalls, RouterCalls):
         for topic in self._catalog.all():
             topic.queue_counts(now_ms)  # leases that are over are not counted
         return collect_stats(self._catalog.all(), shards, self._sync_times, ready=self.ready)
+
+    async def check_writable(self) -> None:
+        """Raises `NotReady`, with the reason, while the log takes no writes.
+
+        After a commit failed, a frame that changes nothing is written to see whether the log works again: no
+        client is needed to find that out.
+        """
+        self._check_ready()
+        assert self._journal is not None
+        for shard in self._journal.shards:
+            if shard.fault is not None:
+                await self._try(shard)
+
+    async def _try(self, shard: Shard) -> None:
+        topic = next((one for one in self._catalog.all() if one.shard is shard and not one.gone), None)
+        if topic is None:
+            shard.fault = None  # nobody writes there
+            return
+        floors = topic.floors
+        marks = Watermarks(
+            cap=floors.cap, earliest_seq=topic.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
+        )
+        try:
+            shard.check_room()
+            await commit(
+                topic, [encode_control(FrameType.EVICT_WATERMARK, topic.id, marks.encode())], sync=True
+            )
+        except PenstockError as error:
+            raise NotReady(f"no write succeeds: {error}") from error
 
     def _check_ready(self) -> None:
         if self._state == "ready":

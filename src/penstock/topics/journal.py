@@ -100,6 +100,8 @@ class Shard:
         self._waiting = 0
         self._waiting_bytes = 0
         self._queue_max = queue_max
+        self.fault: PenstockError | None = None
+        """Why the last commit failed; None again after one that did not."""
         self.submit_full = 0
         """How often there was no room."""
         self.on_failure: Callable[[Shard], None] = lambda _: None
@@ -259,6 +261,7 @@ class Shard:
             else:
                 failed.append(entry)
         if last is not None and last.position is not None:
+            self.fault = None
             file, offset = last.position
             self.decided = LogPosition(file, offset + last.byte_count)
             if last.sync and last.byte_count:
@@ -274,6 +277,7 @@ class Shard:
                 self._generation = self._committer.resume()
                 self.on_failure(self)
             assert entry.error is not None
+            self.fault = entry.error
             waiting: Committed = entry.context  # type: ignore[assignment]
             try:
                 waiting.failed(entry.error)

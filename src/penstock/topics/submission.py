@@ -29,7 +29,9 @@ def commit_error(error: PenstockError) -> PenstockError:
     """What the writer is told: a full disk is worth waiting for, anything else is a fault of the server."""
     if isinstance(error, StorageFull | CommitFailed):
         return error
-    return CommitFailed(f"the log could not be written, nothing was published: {error}")
+    failed = CommitFailed(f"the log could not be written, nothing was published: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 class Change(Generic[T]):

@@ -95,6 +95,9 @@ class MemoryEngine:
             raise TopicNotFound(name)
         return self.logs[name]
 
+    async def check_writable(self) -> None:
+        pass
+
     async def put_topic(self, name: str, config: TopicConfig) -> PutResult:
         check_topic_name(name)
         created = name not in self.logs

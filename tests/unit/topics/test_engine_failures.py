@@ -328,3 +328,19 @@ async def test_reading_a_topic_that_is_deleted_meanwhile_says_that_it_is_gone(wo
     with pytest.raises(TopicNotFound):
         await waiting
     assert seqs(await engine.diff((await engine.write("t", recs(1))).topic)) == [1]
+
+
+async def test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_them_again(
+    world: World,
+) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", TopicConfig(durable=True))
+    await engine.check_writable()
+    async with failing(world):
+        with pytest.raises(PenstockError):
+            await engine.write("t", recs(1))
+        for _ in range(2):
+            with pytest.raises(NotReady, match="no write succeeds"):
+                await engine.check_writable()
+    await engine.check_writable()
+    assert (await engine.write("t", recs(2))).first_seq == 1

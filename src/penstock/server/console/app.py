@@ -33,6 +33,7 @@ from penstock.server.errors import (
     Refusal,
     UnknownPath,
     UnsupportedMediaType,
+    told,
 )
 
 __all__ = [
@@ -218,13 +219,13 @@ def refusal(error: Exception) -> Response:
     if isinstance(error, Refusal):
         return error_answer(_STATUS[error.code], error.code, str(error), error.headers)
     if isinstance(error, NotFound):
-        return error_answer(404, "not_found", str(error))
+        return error_answer(404, "not_found", told(error))
     if isinstance(error, Conflict):
-        return error_answer(409, "conflict", str(error))
+        return error_answer(409, "conflict", told(error))
     if isinstance(error, LimitExceeded):
-        return error_answer(429, "throttled", str(error), [(b"retry-after", b"1")])
+        return error_answer(429, "throttled", told(error), [(b"retry-after", b"1")])
     if isinstance(error, InvalidInput | ConfigError):
-        return error_answer(400, "invalid_request", str(error))
+        return error_answer(400, "invalid_request", told(error))
     if isinstance(error, PenstockError | TimeoutError | OSError | httpx.HTTPError):
         headers = [(b"retry-after", b"1")] if isinstance(error, Unavailable) else []
         return error_answer(503, "unavailable", reason_of(error), headers)

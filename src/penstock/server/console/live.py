@@ -15,6 +15,7 @@ from penstock.server.console.overview import overview, part_fields
 from penstock.server.console.ring import Event, Ring
 from penstock.server.console.seam import Change, LogLine
 from penstock.server.console.sources import Attention, Sources
+from penstock.server.errors import told
 from penstock.server.topics.sse import RETRY, event
 
 __all__ = ["LiveHub", "frame"]
@@ -126,7 +127,7 @@ class LiveHub:
         try:
             self.check_room()  # again: many may have been let in before the first of them got here
         except LimitExceeded as error:
-            yield event(b"error", _ENCODE({"message": str(error)}))
+            yield event(b"error", _ENCODE({"message": told(error)}))
             return
         self._streams += 1
         try:

@@ -23,6 +23,7 @@ from penstock.server.console.cursor import last_id
 from penstock.server.console.sources import Sources
 from penstock.server.console.topics_panel import record_fields
 from penstock.server.console.watcher import reason_of
+from penstock.server.errors import told as told_of
 from penstock.server.topics.sse import HEADERS, RETRY, event
 from penstock.topics.client import WatchEvent
 from penstock.topics.limits import NODE_BYTES_MAX, TAG_BYTES_MAX
@@ -114,7 +115,7 @@ class TailPanel:
         try:
             self._check_room()  # again: many may have been let in before the first of them got here
         except LimitExceeded as error:
-            yield event(b"error", _ENCODE({"message": str(error)}))
+            yield event(b"error", _ENCODE({"message": told_of(error)}))
             return
         self._open += 1
         pace = Pace(self._sources.clock, RECORDS_PER_S)

@@ -18,7 +18,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import httpx
 
 from penstock.clock import Clock
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, public_text
 
 __all__ = ["Reading", "Watchable", "Watcher", "reason_of"]
 
@@ -59,8 +59,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if isinstance(error, httpx.HTTPError):
-        return f"it cannot be reached: {str(error) or type(error).__name__}"
-    return str(error).partition("\n")[0][:500] or type(error).__name__
+        return f"it cannot be reached: {public_text(error) or type(error).__name__}"
+    return public_text(error).partition("\n")[0][:500] or type(error).__name__
 
 
 class Watcher(Generic[T]):

@@ -13,7 +13,7 @@ from penstock.coordinator import Shutdown
 from penstock.errors import Corrupt, InvalidInput, PenstockError
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.server.database_app import RETRY, DatabaseApp, DatabaseRoute
-from penstock.server.errors import STATUS, Refusal
+from penstock.server.errors import STATUS, Refusal, told
 from penstock.server.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH, status_response
 from penstock.timeseries.api import Answer, Parameters, error_answer
 
@@ -62,7 +62,7 @@ class TimeSeriesApp(DatabaseApp[Call]):
         if isinstance(error, Corrupt) and request.path in _SENDERS:
             # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
             _LOG.error("a write failed", exc_info=error)
-            return _spoken(_error(503, "unavailable", str(error)), str(error), request)
+            return _spoken(_error(503, "unavailable", told(error)), told(error), request)
         return _spoken(_refusal(error), _message(error), request)
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
@@ -85,7 +85,7 @@ def _spoken(response: Response, message: str, request: Request) -> Response:
 
 
 def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, PenstockError) else _FAILED
+    return told(error) if isinstance(error, PenstockError) else _FAILED
 
 
 def _refusal(error: Exception) -> Response:
@@ -94,7 +94,7 @@ def _refusal(error: Exception) -> Response:
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)
     if isinstance(error, Shutdown):
         # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
-        return _error(503, "unavailable", str(error))
+        return _error(503, "unavailable", told(error))
     if isinstance(error, PenstockError):
         answer = error_answer(error)
         if answer.status == 500:

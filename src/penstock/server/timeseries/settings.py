@@ -57,6 +57,10 @@ class TimeSeriesSettings:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is not one from 0 to 65535")
         _ = allowed_hosts(self.allowed_hosts, "allowed_hosts")
+        if self.keys.has_prefixes:
+            raise ConfigError(
+                "TIMESERIES_API_KEYS: keys of a database take no prefixes; each covers all of it"
+            )
         if self.requests_max < 1 or self.body_bytes_max < 1:
             raise ConfigError("requests_max and max_body_bytes must be at least 1")
         if self.decoded_bytes_max < self.body_bytes_max:

@@ -198,6 +198,7 @@ class TopicsApi:
 
     async def ready(self, call: Call) -> Response:
         self.check_ready()
+        await self._engine.check_writable()
         return metrics.ready_answer(self._engine.topic_count)
 
     async def metrics(self, call: Call) -> Response:

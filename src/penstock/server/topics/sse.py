@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import Corrupt, PenstockError
 from penstock.server.caps import LongLived
+from penstock.server.errors import told
 from penstock.server.topics.damage import damaged_in
 from penstock.server.topics.outlet import Follower, Outlet
 from penstock.server.topics.step import Step, quoted
@@ -118,7 +119,7 @@ class SseStream(Outlet):
         if isinstance(error, Damaged):
             error = damaged_in(follower.feed.name, error)
         code = 500 if isinstance(error, Corrupt) else 503
-        self.send(event(b"error", _ENCODE({"code": code, "error": str(error), "topic": follower.feed.name})))
+        self.send(event(b"error", _ENCODE({"code": code, "error": told(error), "topic": follower.feed.name})))
         self.end()
 
     def warn(self, code: int, text: str, topics: list[str]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.http.live import Sink
+from penstock.server.errors import told
 from penstock.server.topics.sse import RETRY, event
 from penstock.topics.errors import ShuttingDown, TopicNotFound
 from penstock.topics.jobs import ClaimResult
@@ -85,7 +86,7 @@ class WorkFeed:
         except ShuttingDown:
             self.shut_down()
         except PenstockError as error:
-            self._end(503, str(error))
+            self._end(503, told(error))
         except Exception:  # noqa: BLE001 - a bug must not leave a client waiting for jobs that never come
             _LOG.exception('the work stream of "%s" broke; its jobs go back', self._topic)
             self._end(500, _BROKEN)

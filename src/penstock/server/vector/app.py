@@ -10,7 +10,7 @@ from penstock.coordinator import FlushError, Shutdown
 from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.server.database_app import RETRY, DatabaseApp, DatabaseRoute
-from penstock.server.errors import STATUS, Refusal
+from penstock.server.errors import STATUS, Refusal, told
 from penstock.vector.api import error_answer
 
 __all__ = ["JSON", "PROTOBUF_JSON", "Call", "Route", "VectorApp"]
@@ -61,13 +61,15 @@ def _refusal(error: Exception, request: Request) -> Response:
         return _error(STATUS[error.code], str(error), spoken, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):
         # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
-        return _error(503, str(error), spoken)
+        return _error(503, told(error), spoken)
     if isinstance(error, NotFound):
-        return _error(404, str(error), spoken)
+        return _error(404, told(error), spoken)
     if isinstance(error, Rejected):
-        return _error(400, str(error), spoken)
+        return _error(400, told(error), spoken)
     _LOG.error("a request failed", exc_info=error)
-    message = str(error) if isinstance(error, FlushError | Corrupt) else "the server failed; its log says why"
+    message = (
+        told(error) if isinstance(error, FlushError | Corrupt) else "the server failed; its log says why"
+    )
     return _error(500, message, spoken)
 
 

@@ -25,6 +25,7 @@ from penstock.errors import (
     Rejected,
     Unavailable,
     Unsupported,
+    public_text,
 )
 from penstock.timeseries.arrays import Times
 from penstock.timeseries.float_text import json_texts
@@ -119,7 +120,7 @@ def metadata_answer(
 def error_answer(error: PenstockError) -> Answer:
     """What went wrong, by whose turn it is: 400 and 422 the caller's, 503 later, 500 ours."""
     status, kind = next((status, kind) for cls, status, kind in _ERRORS if isinstance(error, cls))
-    body = {"status": "error", "errorType": kind, "error": str(error)}
+    body = {"status": "error", "errorType": kind, "error": public_text(error)}
     return Answer(status, msgspec.json.encode(body))
 
 

@@ -1,0 +1,54 @@
+"""What clients read of an error: no path of the server."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from penstock.collector.answers import refusal_of
+from penstock.errors import InvalidInput, PenstockError, Unavailable, public_text
+from penstock.fs import explain
+from penstock.server.console.app import refusal as console_refusal
+from penstock.server.errors import response_to, told
+from penstock.timeseries.api.answers import error_answer
+from penstock.topics.errors import CommitFailed
+from penstock.topics.submission import commit_error
+
+ROOT = "/srv/data of ours/topics"
+CODES = [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_no_server_names_the_file_that_a_system_call_failed_on(code: int) -> None:
+    error = explain(OSError(code, "x"), f"{ROOT}/wal/wal-1.log", "write")
+    assert ROOT in str(error)
+    wrapped: PenstockError = CommitFailed(f"the log could not be written: {error}")
+    wrapped.__cause__ = error
+    for one in (error, wrapped, commit_error(error)):
+        texts = [
+            public_text(one),
+            refusal_of(one).message,
+            str(response_to(one).body),
+            str(console_refusal(one).body),
+            str(error_answer(one).body) if isinstance(one, Unavailable) else "",
+        ]
+        assert not [text for text in texts if "/srv" in text or "wal-1" in text]
+
+
+def test_the_log_of_the_server_has_the_path(caplog: pytest.LogCaptureFixture) -> None:
+    error = explain(OSError(errno.ENOSPC, "x"), f"{ROOT}/wal/wal-1.log", "write")
+    response_to(error)
+    told(error)
+    assert [f"{ROOT}/wal/wal-1.log" in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_what_a_request_says_is_quoted_as_it_is() -> None:
+    error = InvalidInput("'/etc/passwd' is not a topic name")
+    assert public_text(error) == str(error)
+    assert public_text(Unavailable("POST /v0/watch follows it")) == "POST /v0/watch follows it"
+
+
+def test_a_path_that_nobody_declared_is_left_out_too() -> None:
+    shown = public_text(Unavailable("key was not stored in file:///srv/x: cannot open /srv/x/y; try again"))
+    assert shown == "key was not stored in a file of the server: cannot open a file of the server; try again"

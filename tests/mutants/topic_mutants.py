@@ -101,19 +101,18 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a config names any topic for dead letters",
-        file="server/topics/routes.py",
-        old="        call.principal.require_names(names_in(config))\n",
-        new="",
-        test="tests/contract/topics/test_key_names.py"
-        "::test_a_config_cannot_name_a_dead_letter_topic_outside_the_key",
+        file="topics/names.py",
+        old="        return _inside if _finders(shown.cls) else None\n",
+        new="        return None\n",
+        test="tests/unit/server/test_names_in_requests.py::test_names_are_found_at_every_depth",
     ),
     Mutant(
         name="ready although no write succeeds",
-        file="server/topics/routes.py",
-        old="        await self._engine.check_writable()\n",
-        new="",
-        test="tests/contract/topics/test_disk_trouble.py"
-        "::test_ready_is_503_while_no_write_succeeds_and_200_again_after_that",
+        file="topics/journal.py",
+        old="            self.fault = entry.error\n",
+        new="            self.fault = None\n",
+        test="tests/unit/topics/test_engine_failures.py"
+        "::test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_them_again",
     ),
     Mutant(
         name="clients read the paths of the server",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_record import Outcome
@@ -87,7 +87,7 @@ class Sweeper:
         self._budget = budget
         self._retention = retention
         self._core_id = str(core_id)
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._shared = shared
         self._may_remove = may_remove
         self._metrics = deliveries.metrics
@@ -265,4 +265,5 @@ class Sweeper:
         self._metrics.cap_fraction.set(self._budget.fraction, core_id=self._core_id)
 
     def _now_ns(self) -> int:
-        return self._clock.now_ms() * 1_000_000
+        """The earlier of wall time and steady time: a clock set forward expires nothing before its age."""
+        return min(self._clock.now_ms(), self._clock.steady_ms()) * 1_000_000

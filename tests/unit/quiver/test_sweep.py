@@ -215,6 +215,15 @@ async def test_old_segments_go_under_any_policy_and_count_as_expired() -> None:
     assert house.metric("quiver.loss.bundles", reason="age", signal="logs") == 1
 
 
+async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
+    house = House("backpressure", max_age_s=3600)
+    house.add(1, ingest_ns=START_NS - HOUR_NS // 2)
+    house.core.clock.jump_wall(3_600_000)
+    assert house.sweeper.sweep().expired == ()
+    await house.core.clock.advance(1802)
+    assert house.sweeper.sweep().expired == (1,)
+
+
 async def test_an_old_segment_in_somebodys_hands_waits_for_the_end_of_that() -> None:
     house = House(max_age_s=3600)
     house.add(1, ingest_ns=START_NS - 2 * HOUR_NS)

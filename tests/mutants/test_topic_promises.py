@@ -120,7 +120,7 @@ async def test_what_had_expired_does_not_come_back_with_a_longer_life(world: Wor
     engine = await world.open()
     await engine.put_topic("t", TopicConfig(durable=True, ttl_ms=1000))
     await engine.write("t", recs(1, 2))
-    world.clock.jump_wall(2000)
+    await world.clock.advance(2.0)
     await engine.write("t", recs(3))
     await engine.put_topic("t", TopicConfig(durable=True))
     assert await read_all(await world.kill(), "t") == {3: 3}

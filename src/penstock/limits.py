@@ -10,6 +10,9 @@ from typing import Final
 __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_RECORDS_MAX",
+    "JSON_DEPTH_MAX",
+    "JSON_NUMBER_DIGITS_MAX",
+    "JSON_STORED_DEPTH_MAX",
     "KEY_BYTES_MAX",
     "LOCATION_BYTES_MAX",
     "MANIFEST_BYTES_MAX",
@@ -37,3 +40,13 @@ LOCATION_BYTES_MAX: Final = 65535
 
 KEY_BYTES_MAX: Final = 1024
 """The longest object key that S3, Azure and GCS all accept."""
+
+JSON_DEPTH_MAX: Final = 128
+"""Levels of a JSON document that enters. Python's decoders end near 970 levels, Spark's at 1,000, and both
+count what is around a value."""
+
+JSON_STORED_DEPTH_MAX: Final = JSON_DEPTH_MAX + 8
+"""Levels of a stored record with what stages put around its values: envelopes, origins, dead letters."""
+
+JSON_NUMBER_DIGITS_MAX: Final = 1000
+"""Digits of one number. Spark's JSON reader takes 1,000, Python turns up to 4,300 into an integer."""

@@ -73,7 +73,7 @@ def overrides(changes: Iterable[str]) -> dict[str, Setting]:
             raise ConfigError("--set: expected KEY.PATH=VALUE, such as trigger.interval=10s")
         try:
             value: Setting = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
             raise ConfigError(f"--set {path}: the value is not valid YAML; put it in quotes") from error
         for key in reversed(keys):
             value = {key: value}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import InvalidInput
+from penstock.jsontext import check_json
 from penstock.otlp.density import check_json_density
 from penstock.otlp.messages import messages_of, parse
 from penstock.otlp.signal import Signal
@@ -31,6 +32,7 @@ def from_json(data: bytes, signal: Signal) -> bytes:
     from google.protobuf.json_format import ParseDict, ParseError
 
     check_json_density(data)
+    check_json(data)
     message = messages_of(signal).request()
     try:
         tree = json.loads(data)

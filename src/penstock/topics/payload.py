@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.jsontext import json_problem, shallow
 from penstock.topics.errors import InvalidRequest
 
 __all__ = [
@@ -53,10 +54,13 @@ _PAYLOAD = msgspec.json.Decoder(_Payload)
 def checked(text: Text, what: str) -> bytes:
     """The same JSON, compact. Raises `InvalidRequest` naming `what` unless it is one JSON value in UTF-8."""
     plain = bytes(text)
+    problem = json_problem(plain)
+    if problem is not None:
+        raise InvalidRequest(f"{what} {problem}")
     try:
         str(plain, "utf-8")
         return msgspec.json.format(plain, indent=-1)
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {error}") from None
 
 
@@ -162,5 +166,21 @@ def split_payload(payload: bytes) -> tuple[bytes, bytes | None]:
     if payload.count(_META) == 1:
         data, _, meta = payload.partition(_META)
         return data[5:], meta[:-1]
-    parsed = _PAYLOAD.decode(payload)
+    try:
+        parsed = _PAYLOAD.decode(payload)
+    except RecursionError:
+        return _split_deep(payload)
     return bytes(parsed.d), None if parsed.m is msgspec.UNSET else bytes(parsed.m)
+
+
+def _split_deep(payload: bytes) -> tuple[bytes, bytes | None]:
+    """`split_payload` for one nested deeper than a decoder goes; there are versions that stored such."""
+    plain, cut = shallow(payload, 1)
+    parsed = _PAYLOAD.decode(plain)
+    texts = iter(cut)
+    whole = [
+        next(texts, b"null") if bytes(part) == b"null" and cut else bytes(part)
+        for part in (parsed.d, parsed.m)
+        if part is not msgspec.UNSET
+    ]
+    return whole[0], whole[1] if len(whole) > 1 else None

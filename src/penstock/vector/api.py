@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from penstock.errors import InvalidInput
+from penstock.jsontext import check_json
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter, parse_filter
 from penstock.vector.model import VECTOR_FIELD, Hit, Hits, Scalar, Vector
@@ -206,6 +207,7 @@ _SEARCHES: Final = msgspec.json.Decoder(_Search)
 
 
 def _parsed(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    check_json(body)
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import InvalidInput
+from penstock.jsontext import check_json
 from penstock.topics.model import NewRecord
 
 __all__ = ["BATCH_BYTES", "Batch", "Batcher"]
@@ -121,7 +122,7 @@ class Batcher:
             return False
         try:
             gap = _GAP.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
         if gap.data is not msgspec.UNSET:
             return False
@@ -129,6 +130,7 @@ class Batcher:
         return True
 
     def _record(self, line: bytes) -> NewRecord:
+        check_json(line, f"line {self._line:,} of the input")
         try:
             if not self._envelope:
                 return NewRecord(data=_ANY.decode(str(line, "utf-8")))

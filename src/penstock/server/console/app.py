@@ -22,6 +22,7 @@ from penstock.errors import (
 )
 from penstock.http.message import Fault, HeaderList, Request, Response
 from penstock.http.routes import Router
+from penstock.jsontext import check_json
 from penstock.server.auth import Principal, Scope
 from penstock.server.console.access import Access
 from penstock.server.console.settings import LOOK
@@ -123,9 +124,10 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise UnsupportedMediaType("send the body as Content-Type: application/json")
+    check_json(call.request.body)
     try:
         return decoder.decode(call.request.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not what it should be: {error}") from None
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Final, Generic, TypeVar
 import msgspec
 
 from penstock.http.message import JSON, Request
+from penstock.jsontext import json_problem, parts_problem
+from penstock.limits import JSON_DEPTH_MAX
 from penstock.server.errors import UnsupportedMediaType
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest
@@ -98,9 +100,14 @@ _WRONG_CHOICE: Final = re.compile(
     r"^Invalid enum value .* - at `\$\.(?:config\.)?(?P<field>\w+)`$", re.DOTALL
 )
 _TRUNCATED: Final = "Input data was truncated"
+_TOO_DEEP: Final = (
+    f"the body is nested more than {JSON_DEPTH_MAX} levels deep; send JSON of at most {JSON_DEPTH_MAX} levels"
+)
 _MALFORMED: Final = "JSON is malformed"
 _TOLD_OF_HALF_PAIR: Final = ("surrogate pair", "end of hex escape")
 _HALF_PAIR: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_RECORD_LEVELS: Final = 3
+"""What is around the data of a record in the body of a write."""
 _TAIL_BYTES: Final = 32
 """So near its end the decoder takes half of a pair for the end of the body."""
 
@@ -114,6 +121,7 @@ def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord
     except (msgspec.MsgspecError, RecursionError):
         # Some record has more than data, or something is wrong: the other decoder says what.
         body = _decoded(_WRITE, text)
+    _check_records(text, body)
     if body.idempotency_key is None:
         body.idempotency_key = _key_of_header(request)
     return body
@@ -167,7 +175,24 @@ def read_json(decoder: msgspec.json.Decoder[T], request: Request) -> T:
 
 
 def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
-    return _decoded(decoder, _text(request))
+    text = _text(request)
+    problem = json_problem(text)
+    if problem is not None:
+        raise InvalidRequest(f"the body {problem}")
+    return _decoded(decoder, text)
+
+
+def _check_records(text: bytes, body: WriteBody[BareRecord] | WriteBody[WireRecord]) -> None:
+    """Raise `InvalidRequest` for a record that a later stage might not decode."""
+    records = body.records
+    if len(records) == 1:
+        problem = json_problem(text)
+    else:
+        parts = [record.data for record in records]
+        parts += [record.meta for record in records if isinstance(record, WireRecord) and record.meta]
+        problem = parts_problem(text, parts, levels=_RECORD_LEVELS)
+    if problem is not None:
+        raise InvalidRequest(f"the body {problem}")
 
 
 def _text(request: Request) -> bytes:
@@ -188,7 +213,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
+        raise InvalidRequest(_TOO_DEEP) from None
     except msgspec.MsgspecError as error:
         raise InvalidRequest(_what_is_wrong(body, str(error))) from None
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from penstock.jsontext import json_problem
 from penstock.server.topics.answers import write_performance
 from penstock.server.topics.bodies import WireRecord
 from penstock.server.topics.step import Step, quoted
@@ -135,6 +136,9 @@ class InvalidMessage(Exception):
 
 def read_command(text: bytes) -> Command:
     """Raises `InvalidMessage`, with the id of the request if there is one."""
+    problem = json_problem(text)
+    if problem is not None:
+        raise InvalidMessage(f"the message {problem}", "invalid_json", _request_id(text))
     try:
         command = _COMMAND.decode(text)
     except RecursionError:
@@ -153,7 +157,8 @@ def read_command(text: bytes) -> Command:
 
 def _request_id(text: bytes) -> bytes:
     try:
-        return bytes(_KNOWN.decode(text).request_id)
+        request_id = bytes(_KNOWN.decode(text).request_id)
+        return request_id if json_problem(request_id) is None else b"null"
     except (msgspec.MsgspecError, RecursionError):
         return b"null"
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.jsontext import json_problem
+from penstock.limits import JSON_DEPTH_MAX
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import BatchTooLarge, InvalidRequest
 from penstock.topics.limits import BATCH_RECORDS_MAX
@@ -47,6 +49,8 @@ class _Delete(msgspec.Struct, omit_defaults=True):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
+_VALUE_DEPTH_MAX: Final = JSON_DEPTH_MAX - 3
+"""The body of a write has three levels around a value."""
 _ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -85,17 +89,26 @@ def _wire_record(place: int, record: object, tag: str | None) -> _Record:
     if isinstance(record, bytes | bytearray | memoryview | msgspec.Raw):
         return _Record(data=_checked(place, "data", record), tag=tag)
     try:
-        return _Record(data=msgspec.Raw(_ENCODER.encode(record)), tag=tag)
+        return _Record(data=_within(place, "data", _ENCODER.encode(record)), tag=tag)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"record {place} cannot be written as JSON: {error}") from error
 
 
 def _checked(place: int, part: str, text: bytes | bytearray | memoryview | msgspec.Raw) -> msgspec.Raw:
     """JSON text goes out as it is, so it must be one whole value: more could pass for another record."""
+    plain = _within(place, part, bytes(text))
     try:
-        return _ANY_JSON.decode(bytes(text))
+        return _ANY_JSON.decode(plain)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{part} of record {place} is not JSON text: {error}") from error
+
+
+def _within(place: int, part: str, text: bytes) -> msgspec.Raw:
+    """The text, if it keeps the limits of a body with what is around it. Raises `InvalidRequest`."""
+    problem = json_problem(text, depth_max=_VALUE_DEPTH_MAX)
+    if problem is not None:
+        raise InvalidRequest(f"{part} of record {place} {problem}")
+    return msgspec.Raw(text)
 
 
 def diff_body(

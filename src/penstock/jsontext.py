@@ -1,0 +1,224 @@
+"""What JSON may enter: one limit of depth and of numbers, checked over bytes before anything decodes them.
+
+Whatever one stage takes, every later stage has to decode. Decoders differ in how deep they can go and in how
+long a number they take, so the limits lie well below all of them: `JSON_DEPTH_MAX` levels,
+`JSON_NUMBER_DIGITS_MAX` digits, and numbers with a fraction or an exponent in the range of a 64-bit float.
+
+The check is exact about strings and escapes. Most texts have too few brackets and no candidate for a bad
+number, and are not scanned. Text that is no JSON may pass; the decoder refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInput
+from penstock.limits import JSON_DEPTH_MAX, JSON_NUMBER_DIGITS_MAX
+
+__all__ = ["Shallow", "check_json", "json_depth", "json_problem", "parts_problem", "shallow"]
+
+_Places: TypeAlias = npt.NDArray[np.int64]
+_SHORT: Final = 200
+"""So many digits, with an exponent of two digits, are in the range of a 64-bit float."""
+_EXPONENT_DIGITS_MAX: Final = 3
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"\\{}'
+_FOLD: Final = np.uint8(0x20)
+"""This bit turns the brackets into the braces."""
+_NUMBER: Final = re.compile(rb"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+_IN_NUMBER: Final = frozenset(b"0123456789.+-eE")
+_AROUND: Final = frozenset(b"[]{},: \t\r\n")
+_LONG_RUN: Final = b"0" * (_SHORT + 1)
+_STRIDE: Final = 40
+_SAMPLES: Final = b"0" * (_SHORT // _STRIDE)
+_EXPONENTS: Final = (b"0e000", b"0e-000")
+_EXPONENT_END: Final = re.compile(rb"[eE][+-]?[0-9]{3,}(?:[\]},\s]|\Z)")
+_ARRAY_BYTES_MIN: Final = 4096
+"""From here on arrays are faster."""
+_DIGIT: Final = ord("0")
+
+
+def _kinds() -> bytes:
+    table = bytearray(b" " * 256)
+    for digit in b"0123456789.":
+        table[digit] = ord("0")
+    table[ord("e")] = table[ord("E")] = ord("e")
+    table[ord("+")] = table[ord("-")] = ord("-")
+    return bytes(table)
+
+
+_KINDS: Final = _kinds()
+
+
+def check_json(text: bytes, what: str = "the body", *, depth_max: int = JSON_DEPTH_MAX) -> None:
+    """Raise `InvalidInput`, naming `what`, for JSON that a later stage might not decode."""
+    problem = json_problem(text, depth_max=depth_max)
+    if problem is not None:
+        raise InvalidInput(f"{what} {problem}")
+
+
+def json_problem(text: bytes, *, depth_max: int = JSON_DEPTH_MAX) -> str | None:
+    """Which limit JSON text exceeds, as the rest of a sentence about it; None if it is within all."""
+    if _is_deep(text, depth_max):
+        return f"is nested more than {depth_max} levels deep; send JSON of at most {depth_max} levels"
+    return _number_problem(text)
+
+
+def parts_problem(
+    text: bytes, parts: Iterable[bytes], *, depth_max: int = JSON_DEPTH_MAX, levels: int = 0
+) -> str | None:
+    """`json_problem` for valid JSON whose values, `levels` deep, are cut out: each is looked at alone.
+
+    Cheaper for many small values: one of few bytes cannot be deep.
+    """
+    if text.count(b"{") + text.count(b"[") > depth_max:
+        room = depth_max - levels
+        for part in parts:
+            if len(part) > 2 * room and _is_deep(bytes(part), room):
+                return f"is nested more than {depth_max} levels deep; send JSON of at most {depth_max} levels"
+    return _number_problem(text)
+
+
+def json_depth(text: bytes) -> int:
+    """How many levels of lists and objects JSON text has; a plain value has none."""
+    places, deltas = _brackets(text)
+    return int(np.cumsum(deltas).max(initial=0)) if len(places) else 0
+
+
+class Shallow(NamedTuple):
+    """JSON text with `null` in place of what was deeper, and the texts that stood there, in order."""
+
+    text: bytes
+    cut: list[bytes]
+
+
+def shallow(text: bytes, levels: int) -> Shallow:
+    """Text of any depth as one that every decoder takes: lists and objects below `levels` are cut out."""
+    places, deltas = _brackets(text)
+    depth = np.cumsum(deltas)
+    starts = places[(deltas > 0) & (depth == levels + 1)].tolist()
+    stops = places[(deltas < 0) & (depth == levels)].tolist()
+    parts, cut, at = [], [], 0
+    for start, stop in zip(starts, stops, strict=False):
+        parts.append(text[at:start])
+        cut.append(text[start : stop + 1])
+        at = stop + 1
+    parts.append(text[at:])
+    return Shallow(b"null".join(parts), cut)
+
+
+def _is_deep(text: bytes, depth_max: int) -> bool:
+    return text.count(b"{") + text.count(b"[") > depth_max and json_depth(text) > depth_max
+
+
+def _brackets(text: bytes) -> tuple[_Places, _Places]:
+    """The brackets outside strings, and what each does to the depth."""
+    chars = np.frombuffer(text, np.uint8)
+    folded = chars | _FOLD
+    places = np.flatnonzero((folded == _OPEN) | (folded == _CLOSE))
+    quotes = _quotes(text, chars)
+    places = places[np.searchsorted(quotes, places) % 2 == 0]
+    return places, np.where(folded[places] == _OPEN, 1, -1)
+
+
+def _quotes(text: bytes, chars: npt.NDArray[np.uint8]) -> _Places:
+    """The quotes that begin and end strings: an odd number of backslashes before one makes it a character."""
+    quotes = np.flatnonzero(chars == _QUOTE)
+    if b'\\"' not in text:
+        return quotes
+    slashes = np.flatnonzero(chars == _BACKSLASH)
+    rows = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
+    lengths = np.diff(rows, append=len(slashes))
+    escaped = (slashes[rows] + lengths)[lengths % 2 == 1]
+    kept: _Places = quotes[~np.isin(quotes, escaped)]
+    return kept
+
+
+def _number_problem(text: bytes) -> str | None:
+    for at in _candidates(text):
+        start, stop = _token(text, at)
+        if (
+            _is_outside(text, start, stop)
+            and (problem := _wrong_number(text[start:stop])) is not None
+            and np.searchsorted(_quotes(text, np.frombuffer(text, np.uint8)), start) % 2 == 0
+        ):
+            return problem
+    return None
+
+
+def _candidates(text: bytes) -> Iterator[int]:
+    """Places in what may be numbers of many digits, or with an exponent of three digits or more."""
+    # Every run of so many digits has this many of the sampled bytes in a row.
+    if _SAMPLES in text[::_STRIDE].translate(_KINDS):
+        yield from _found(text.translate(_KINDS), _LONG_RUN)
+    if len(text) > _ARRAY_BYTES_MIN:
+        yield from _exponents(text)
+        return
+    kinds = text.translate(_KINDS)
+    for exponent in _EXPONENTS:
+        yield from _found(kinds, exponent)
+
+
+def _found(kinds: bytes, needle: bytes) -> Iterator[int]:
+    at = kinds.find(needle)
+    while at >= 0:
+        yield at
+        after = len(needle)
+        while after + at < len(kinds) and kinds[at + after] == _DIGIT:
+            after += 1
+        at = kinds.find(needle, at + after)
+
+
+def _exponents(text: bytes) -> Iterator[int]:
+    chars = np.frombuffer(text, np.uint8)
+    places = np.flatnonzero((chars | _FOLD) == ord("e"))
+    places = places[(places > 0) & (places < len(text) - 3)]
+    places = places[_is_digit(chars[places - 1])]
+    following = chars[places + 1]
+    signed = (following == ord("+")) | (following == ord("-"))
+    places = places[
+        (signed | _is_digit(following)) & _is_digit(chars[places + 2]) & _is_digit(chars[places + 3])
+    ]
+    for place in places.tolist():
+        if _EXPONENT_END.match(text, place):
+            yield place
+
+
+def _is_digit(chars: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    digits: npt.NDArray[np.bool_] = chars - np.uint8(ord("0")) <= 9
+    return digits
+
+
+def _token(text: bytes, at: int) -> tuple[int, int]:
+    start = stop = at
+    while start > 0 and text[start - 1] in _IN_NUMBER:
+        start -= 1
+    while stop < len(text) and text[stop] in _IN_NUMBER:
+        stop += 1
+    return start, stop
+
+
+def _is_outside(text: bytes, start: int, stop: int) -> bool:
+    """Whether what stands around a number could do so outside strings."""
+    return (start == 0 or text[start - 1] in _AROUND) and (stop == len(text) or text[stop] in _AROUND)
+
+
+def _wrong_number(token: bytes) -> str | None:
+    if not _NUMBER.fullmatch(token):
+        return None
+    mantissa, _, exponent = token.lower().partition(b"e")
+    digits = len(mantissa) - mantissa.count(b"-") - mantissa.count(b".")
+    if digits > JSON_NUMBER_DIGITS_MAX:
+        return (
+            f"has a number of {digits} digits; at most {JSON_NUMBER_DIGITS_MAX} are allowed, send it as text"
+        )
+    if len(exponent.lstrip(b"+-").lstrip(b"0")) > _EXPONENT_DIGITS_MAX or (
+        mantissa.count(b".") < 2 and (exponent or b"." in mantissa) and not math.isfinite(float(token))
+    ):
+        return f"has a number outside the range of a 64-bit float: {token[:40].decode()}; send it as text"
+    return None

@@ -124,7 +124,7 @@ def measure(data: bytes) -> tuple[float, float, float]:
             "TOPICS_API_KEYS": "secret",
             "TOPICS_WAL_SHARDS": "1",
         }
-        command = [sys.executable, "-m", "penstock", "topics", "serve"]
+        command = [str(Path(sys.executable).with_name("penstock")), "topics", "serve"]
         server = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

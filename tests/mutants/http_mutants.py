@@ -70,8 +70,8 @@ HTTP_MUTANTS = (
     Mutant(
         name="any page uses a server without keys",
         file="http/sites.py",
-        old="        return bool(place) and (place == host.lower()",
-        new="        return bool(place or origin) or (place == host.lower()",
+        old='        place = origin.partition(b"://")[2].lower()\n',
+        new="        place = host.lower()\n",
         test=f"{SITES}::test_a_page_of_another_site_cannot_use_topics_without_keys",
     ),
 )

@@ -215,10 +215,10 @@ class H2Connection(asyncio.Protocol):
             self._answer(stream, refusal)
 
     def _screen(self, stream: H2Stream) -> Response | None:
-        """Refuse by the head what would not be accepted with its body."""
+        """Refuse by the head what would not be accepted with its body: none is kept without a key."""
         limits, app = self._host.limits, self._host.app
         length = stream.declared_bytes
-        if stream.is_complete or (length is not None and length <= limits.body_screened_bytes):
+        if stream.is_complete:
             return None
         if length is not None and length > limits.body_bytes_max:
             return self._too_large(stream)
@@ -406,6 +406,7 @@ class H2Connection(asyncio.Protocol):
         """The response is complete; if the client is still sending, that is of no use any more."""
         self._streams.pop(stream.id, None)
         self._give_back(stream, stream.held_bytes)
+        stream.forget()
         self._idle_frames -= _IDLE_PER_ANSWER
         if not stream.is_complete:
             self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.NO_ERROR)

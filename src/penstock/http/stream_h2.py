@@ -193,12 +193,18 @@ class H2Stream:
         if self.live is not None:
             self.live.emptied()
 
+    def forget(self) -> None:
+        """Let go of the request. It and what answers it know each other, and would stay for a while."""
+        self._flight = None
+        self._headers = {}
+
     def abandon(self) -> None:
         """Nobody waits for the response any more."""
         self.outbox.clear()
         self.outbox_bytes = 0
         if self._flight is not None:
             self._flight.abandon()
+        self.forget()
         if self.sender is not None:
             self.sender.cancel()
         if self.live is not None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
+from penstock.http.sites import Sites
 from penstock.server.errors import Forbidden, Unauthorized
 
-__all__ = ["ANYONE", "Keyring", "Principal", "Scope"]
+__all__ = ["ANYONE", "Keyring", "Principal", "Scope", "sites_of"]
 
 
 class Scope(enum.Flag):
@@ -142,6 +143,11 @@ class Keyring:
         if found is None:
             raise Unauthorized("this key is not known", headers=_CHALLENGE)
         return found
+
+
+def sites_of(host: str, keys: Keyring, names: Iterable[str]) -> Sites | None:
+    """What keeps web pages of others out of a server; with keys nothing has to, under whatever name."""
+    return None if len(keys) else Sites(host, names)
 
 
 _CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)

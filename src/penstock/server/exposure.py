@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 
 from penstock.errors import ConfigError
-from penstock.http.sites import Sites
-from penstock.server.auth import Keyring
 
-__all__ = ["check_reach", "is_loopback", "sites_of"]
-
-
-def sites_of(host: str, keys: Keyring, names: Iterable[str]) -> Sites | None:
-    """What keeps web pages of others out of a server; with keys nothing has to, under whatever name."""
-    return None if len(keys) else Sites(host, names)
+__all__ = ["check_reach", "is_loopback"]
 
 
 def is_loopback(host: str) -> bool:

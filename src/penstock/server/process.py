@@ -17,7 +17,7 @@ from penstock.file_access import data_modes
 from penstock.http.limits import HttpLimits
 from penstock.http.listener import Listener
 from penstock.http.process import run, settle, tune
-from penstock.server.exposure import sites_of
+from penstock.server.auth import sites_of
 from penstock.server.settings import ServerSettings, check_exposure, check_places
 from penstock.server.topics.routes import TopicsApi, topics_app
 from penstock.server.topics.seam import TopicsEngine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import h2.settings
 import pytest
@@ -39,8 +40,30 @@ async def goaway(peer: Peer) -> int | None:
     return peer.goaway
 
 
-async def test_small_bodies_of_http_2_count_from_their_first_byte_and_are_given_back() -> None:
+async def test_no_body_of_http_2_is_kept_for_a_client_without_a_key() -> None:
     async with running("k") as server:
+        peer = await dial(server)
+        stream = peer.ask("POST", "/v0/topics/x", end=False, more=[("content-length", "60000")])
+        assert (await peer.answer(stream)).status == 401
+        await until(lambda: held(server) == 0)
+
+
+async def test_what_was_answered_over_http_2_is_freed_without_a_run_of_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with running("k") as server:
+            peer = await dial(server)
+            for _ in range(30):
+                assert (await peer.answer(peer.ask("GET", "/v0/topics/x"))).status == 401
+            kept = [one for one in gc.get_objects() if isinstance(one, H2Stream)]
+            assert len(kept) < 5
+    finally:
+        gc.enable()
+
+
+async def test_small_bodies_of_http_2_count_from_their_first_byte_and_are_given_back() -> None:
+    async with running() as server:
         peer = await dial(server)
         for _ in range(50):
             stream = peer.ask("POST", "/v0/topics/x", end=False, more=[("content-length", "60000")])

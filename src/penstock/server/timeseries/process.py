@@ -11,8 +11,8 @@ from penstock.coordinator import Storage, SyncMode
 from penstock.errors import ConfigError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
+from penstock.server.auth import sites_of
 from penstock.server.database import Place, ServedDatabase, Source
-from penstock.server.exposure import sites_of
 from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.timeseries import TimeSeries, TimeSeriesConfig

@@ -10,8 +10,8 @@ from penstock.coordinator import SyncMode
 from penstock.errors import ConfigError
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
+from penstock.server.auth import sites_of
 from penstock.server.database import Place, ServedDatabase, Source
-from penstock.server.exposure import sites_of
 from penstock.server.vector.routes import VectorApi, vector_app
 from penstock.server.vector.settings import VectorSettings
 from penstock.vector import VectorConfig, VectorStore

@@ -172,7 +172,7 @@ def main() -> None:
                 against="a byte of small requests",
                 bar=1.25 if "small" not in what else None,
                 at_most=True,
-                note=f"{per_byte:.1f} bytes of memory per byte, {mib:.0f} MiB in all",
+                note=f"{what}: {per_byte:.1f} bytes of memory per byte, {mib:.0f} MiB in all",
             )
         )
     print_table(rows)

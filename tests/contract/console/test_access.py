@@ -58,7 +58,7 @@ def test_a_foreign_name_for_this_machine_is_refused(stage: StageProcess, path: s
         connection.request("GET", path, headers={"Host": f"evil.example:{port}"})
         answer = connection.getresponse()
         assert answer.status == 403
-        assert b"no other name" in answer.read()
+        assert b"not known by the name" in answer.read()
     finally:
         connection.close()
 

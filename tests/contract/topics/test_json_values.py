@@ -13,7 +13,7 @@ TEXTS = [
     "0",
     "-0",
     "-0.0",
-    "1e400",
+    "1e300",
     "-1E-999",
     "0.1000",
     "1.0",
@@ -32,7 +32,7 @@ TEXTS = [
     '{"a":1,"a":2,"a":{"a":3}}',
     '{"z":1,"y":2,"m":3,"d":4,"a":5}',
     '{"":null,"$seq":9,"data":1,"meta":2}',
-    "[" * 200 + "]" * 200,
+    "[" * 120 + "]" * 120,
 ]
 
 
@@ -95,3 +95,15 @@ def test_tags_and_nodes_are_any_text(api: Api, topic: str, name: str) -> None:
     assert (record["$tag"], record["$node"]) == (name, name)
     assert api.diff(topic, node=name)["records"] == []
     assert api.delete(topic, match=["tag", "Eq", name])["deleted"] == 1
+
+
+@pytest.mark.parametrize("field", ["data", "meta"])
+@pytest.mark.parametrize("text", ["[" * 200 + "]" * 200, "1e400", "9" * 5000], ids=["deep", "large", "long"])
+def test_a_value_that_a_later_stage_cannot_decode_is_refused(
+    api: Api, topic: str, text: str, field: str
+) -> None:
+    api.put(topic)
+    body = '{"records":[{"data":1,"%s":%s}]}' % (field, text)  # noqa: UP031
+    answer = api.client.post(f"/v0/topics/{topic}", content=body.encode(), headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert api.data_of(topic) == []

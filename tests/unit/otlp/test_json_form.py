@@ -84,14 +84,18 @@ def test_unknown_fields_are_ignored() -> None:
         b'{"resourceSpans": 1}',
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": {}}]}]}]}',
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"startTimeUnixNano": -1}]}]}]}',
-        b"[" * 100_000,
-        b'{"resourceSpans":' + b"[" * 100_000,
         b"\xff\xfe",
     ],
 )
 def test_what_is_no_request_is_invalid_input(body: bytes) -> None:
     with pytest.raises(InvalidInput, match="the body is no"):
         from_json(body, Signal.TRACES)
+
+
+@pytest.mark.parametrize("start", [b"", b'{"resourceSpans":'])
+def test_a_body_nested_too_deep_is_invalid_input(start: bytes) -> None:
+    with pytest.raises(InvalidInput, match="nested more than 128 levels"):
+        from_json(start + b"[" * 100_000, Signal.TRACES)
 
 
 @pytest.mark.parametrize("signal", list(Signal))

@@ -120,8 +120,9 @@ def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord
         body = _WRITE_BARE.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         # Some record has more than data, or something is wrong: the other decoder says what.
-        body = _decoded(_WRITE, text)
-    _check_records(text, body)
+        body = _read(_WRITE, request)
+    else:
+        _check_records(text, body)
     if body.idempotency_key is None:
         body.idempotency_key = _key_of_header(request)
     return body

@@ -93,7 +93,7 @@ def request_bytes(
     method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
     """A request with a length, as any client would send it."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body:
         lines.append(f"Content-Length: {len(body)}")
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]

@@ -296,7 +296,7 @@ def test_a_claimer_that_leaves_within_the_window_takes_no_jobs(server: Server) -
     api = server.api()
     queue(api, topic, 3, claim_jitter_ms=300)
     body = b'{"node":"gone","max":3}'
-    head = b"POST /v0/topics/%b/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v0/topics/%b/claim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(server.host_and_port) as impatient:
         impatient.sendall(head % topic.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         time.sleep(0.1)

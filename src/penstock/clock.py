@@ -67,6 +67,14 @@ class SteadyClock:
         """Milliseconds that never go back and never jump, comparable with wall time until that is set."""
         return self._start_ms + round((self._clock.monotonic() - self._start_s) * 1000)
 
+    def cautious_ms(self) -> int:
+        """The earlier of wall time and steady time, to compare with stamps of an earlier process.
+
+        A clock that is set forward makes nothing older than it is. One that is set back delays what waits for
+        an age by at most the step.
+        """
+        return min(self._clock.now_ms(), self.steady_ms())
+
     def to_wall_ms(self, steady_ms: int) -> int:
         """The wall time, as the wall clock is set now, of a moment of `steady_ms`."""
         return steady_ms + self._clock.now_ms() - self.steady_ms()

@@ -22,7 +22,7 @@ from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile
 from penstock.buffer.queue_consumer import QueueConsumer
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.ids import SYSTEM_RNG, is_ulid, ulid_ms
 from penstock.metrics import Registry
 from penstock.objects import ObjectInfo, ObjectStore, Version, open_store
@@ -103,7 +103,7 @@ class GarbageCollector:
         self._store = store or open_store(config.store)
         self._file = ManifestFile(self._store, config.manifest_key)
         self._queue = queue
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._rng = rng
         self._instruments = Instruments(registry)
         self._sealed_ms = NO_FLOOR.sealed_ms
@@ -144,7 +144,7 @@ class GarbageCollector:
             listed,
             (location for _, location in manifest.index(snapshot.raw).locations()),
             prefix=self._config.prefix,
-            now_ms=self._clock.now_ms(),
+            now_ms=self._clock.cautious_ms(),
             grace_ms=int(self._config.gc_grace_period_s * 1000),
         )
         doomed: list[str] = []

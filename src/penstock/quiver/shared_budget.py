@@ -9,7 +9,8 @@ the files of another.
     u64 used | u64 reclaimable | i64 oldest ns | i64 heartbeat ns | u64 process | u64 turn | u64 wanted
              | u64 xxh3
 
-A core that is not heard of for ten seconds is counted with what it last said, and its turn is skipped.
+A core that says nothing new for ten seconds is counted with what it last said, and its turn is skipped. The
+reader measures these seconds with its monotonic clock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NOTHING_OLD: Final = (1 << 63) - 1
 _SLOT: Final = struct.Struct("<QQqqQQQ")
 _SLOT_BYTES: Final = 64
 _CHECKSUM: Final = struct.Struct("<Q")
-_STALE_NS: Final = 10 * 1_000_000_000
+_STALE_S: Final = 10.0
 _READS_MAX: Final = 3
 
 
@@ -117,6 +118,8 @@ class SharedBudget:
         self._file = fs.open_log(path)
         self._view = fs.map(path)
         self._last: dict[int, CoreSlot] = {}
+        self._heard_s: dict[int, float] = {}
+        """When another core was last seen to say something new, by the monotonic clock."""
         self._turn = 0
 
     def publish(self, *, used: int, reclaimable: int, oldest_ns: int | None, wanted: int = 0) -> None:
@@ -142,9 +145,19 @@ class SharedBudget:
         for _ in range(_READS_MAX):
             slot = decode_slot(bytes(self._view[start : start + _SLOT_BYTES]))
             if slot is not None:
-                self._last[core] = slot
+                self._hear(core, slot)
                 break
         return self._last.get(core, CoreSlot())
+
+    def _hear(self, core: int, slot: CoreSlot) -> None:
+        known = self._last.get(core)
+        if known is None:
+            # Only for what was said before this process looked, wall time has to do.
+            age_ns = abs(self._now_ns() - slot.heartbeat_ns)
+            self._heard_s[core] = self._clock.monotonic() - age_ns / 1e9
+        elif known != slot:
+            self._heard_s[core] = self._clock.monotonic()
+        self._last[core] = slot
 
     def limit(self) -> int:
         """How much this core may use, given what the others do: what they leave, at least half a share."""
@@ -160,11 +173,12 @@ class SharedBudget:
 
     def is_our_turn(self) -> bool:
         """Whether this core has the oldest data of those that are heard of; the lower number breaks a tie."""
-        alive_ns = self._now_ns() - _STALE_NS
+        slots, alive_s = self.slots(), self._clock.monotonic() - _STALE_S
         candidates = [
             (slot.oldest_ns, core)
-            for core, slot in enumerate(self.slots())
-            if slot.oldest_ns != NOTHING_OLD and (slot.heartbeat_ns >= alive_ns or core == self._core_id)
+            for core, slot in enumerate(slots)
+            if slot.oldest_ns != NOTHING_OLD
+            and (core == self._core_id or self._heard_s.get(core, alive_s) >= alive_s)
         ]
         return bool(candidates) and min(candidates)[1] == self._core_id
 

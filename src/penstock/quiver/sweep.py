@@ -265,5 +265,4 @@ class Sweeper:
         self._metrics.cap_fraction.set(self._budget.fraction, core_id=self._core_id)
 
     def _now_ns(self) -> int:
-        """The earlier of wall time and steady time: a clock set forward expires nothing before its age."""
-        return min(self._clock.now_ms(), self._clock.steady_ms()) * 1_000_000
+        return self._clock.cautious_ms() * 1_000_000

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from penstock.clock import SteadyClock
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.ack_inbox import AckInbox, AckNote
 from penstock.quiver.budget import Budget
@@ -41,7 +42,7 @@ class Upkeep:
     def __init__(self, core: Core, seams: Seams, directory: str, *, core_id: int, cores: int) -> None:
         config = core.config
         self._core = core
-        self._clock = seams.clock
+        self._clock = SteadyClock(seams.clock)
         self._fs = seams.fs
         self._directory = directory
         self._threads = seams.threads
@@ -189,7 +190,7 @@ class Upkeep:
         timeout = self._core.config.subscribers.orphan_timeout
         if timeout is None:
             return
-        limit_ns = int((self._clock.now_ms() / 1000 - parse_duration(timeout)) * 1e9)
+        limit_ns = int((self._clock.cautious_ms() / 1000 - parse_duration(timeout)) * 1e9)
         for name in self._core.book.orphaned_before(limit_ns):
             _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)
             self._core.deliveries.unregister(name)

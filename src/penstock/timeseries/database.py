@@ -408,7 +408,7 @@ class TimeSeries:
         return snapshot, [one for one in self.buckets if one.start_ms <= high and one.end_ms > low]
 
     def _is_kept(self, bucket: Bucket) -> bool:
-        return not self._flusher.retention.is_over(bucket, self._clock.now_ms())
+        return self._flusher.is_kept(bucket)
 
     # Life
 

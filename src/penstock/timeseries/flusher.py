@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import Clock, SteadyClock
 from penstock.coordinator import Delete, Flusher, Operation, Storage, StorageRead, pairs
 from penstock.errors import Corrupt
 from penstock.metrics import Registry
@@ -75,7 +75,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     def __init__(self, storage: Storage, config: TimeSeriesConfig, clock: Clock, registry: Registry) -> None:
         self._storage = storage
         self._config = config
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self.retention = Retention()
         self.blocks: dict[Bucket, Blocks] = {}
         self.buckets: set[Bucket] = set()
@@ -96,7 +96,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     async def load(self) -> None:
         """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
         self.buckets = set(await find_buckets(self._storage))
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.cautious_ms()
         await self._take_retention(now_ms)
         for bucket in self.buckets:
             if self.retention.is_over(bucket, now_ms):
@@ -109,6 +109,10 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
                 continue
             if blocks.count:
                 self.blocks[bucket] = blocks
+
+    def is_kept(self, bucket: Bucket) -> bool:
+        """Whether the retention keeps this hour. No step of the wall clock ends it early."""
+        return not self.retention.is_over(bucket, self._clock.cautious_ms())
 
     async def _counted(self, bucket: Bucket) -> Blocks:
         blocks = Blocks()
@@ -130,7 +134,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             _LOG.info("hours up to %s keep the shorter retention they were written with", last.isoformat())
 
     async def flush(self, delta: SeriesDelta) -> StorageRead:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.cautious_ms()
         operations = await self._aside(delta_operations, delta, self.retention)
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
@@ -232,7 +236,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             operations, left = await self._folder.go_on(fold, wanted, self.retention.expiry_ms(bucket))
             return _Step(operations, None if under_way else fold, left)
         except Corrupt as error:
-            if self.retention.is_over(bucket, self._clock.now_ms()):
+            if self.retention.is_over(bucket, self._clock.cautious_ms()):
                 return _Step()  # its time came while it was read, which is no damage
             _LOG.warning("%s is not folded: %s", place_of(bucket), error)
             self._damaged.add(bucket)

@@ -421,3 +421,26 @@ async def test_the_inner_queue_still_collects_its_own_garbage(q: Queue) -> None:
     report = await (await q.consumer(**EU)).gc.collect()
     assert report.deleted == (garbage,)
     assert outer in await q.keys("ingest")
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, 86_400_000])
+async def test_a_clock_set_forward_makes_no_batch_garbage_before_its_grace_period(step_ms: int) -> None:
+    q = Queue()
+    collector = standalone(q)
+    key = name(q.clock.now_ms())
+    await q.store_raw(key, b"data")
+    q.clock.jump_wall(step_ms)
+    assert (await collector.collect(dry_run=True)).candidates == ()
+    await q.clock.advance(GRACE_MS / 1000)
+    assert (await collector.collect(dry_run=True)).candidates == (key,)
+
+
+async def test_a_clock_set_back_delays_collection_by_at_most_the_step() -> None:
+    q = Queue()
+    collector = standalone(q)
+    key = name(q.clock.now_ms())
+    await q.store_raw(key, b"data")
+    q.clock.jump_wall(-3_600_000)
+    assert (await collector.collect(dry_run=True)).candidates == ()
+    await q.clock.advance(3600 + GRACE_MS / 1000)
+    assert (await collector.collect(dry_run=True)).candidates == (key,)

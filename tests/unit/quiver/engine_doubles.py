@@ -32,6 +32,9 @@ class StepClock:
     def step(self, seconds: float) -> None:
         self._passed_s += seconds
 
+    def jump_wall(self, milliseconds: int) -> None:
+        self._start_ms += milliseconds
+
 
 PATH = "/data/quiver"
 CORE = f"{PATH}/core_0"

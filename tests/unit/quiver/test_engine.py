@@ -592,6 +592,32 @@ def test_orphans_are_dropped_after_their_time(disk: FakeDisk, clock: StepClock) 
     assert [one.name for one in quiver.subscribers()] == ["lake"]
 
 
+@pytest.mark.parametrize("step_ms", [3_600_000, 86_400_000])
+def test_a_clock_set_forward_drops_no_orphan_before_its_time(
+    disk: FakeDisk, clock: StepClock, step_ms: int
+) -> None:
+    quiver = ready(disk, clock, "lake", "old", settings=config(subscribers={"orphan_timeout": "1h"}))
+    assert quiver.orphans(["lake"]) == ["old"]
+    clock.jump_wall(step_ms)
+    clock.step(3500)
+    quiver.maintain()
+    assert len(quiver.subscribers()) == 2
+    clock.step(200)
+    quiver.maintain()
+    assert [one.name for one in quiver.subscribers()] == ["lake"]
+
+
+def test_a_clock_set_back_delays_the_end_of_an_orphan_by_at_most_the_step(
+    disk: FakeDisk, clock: StepClock
+) -> None:
+    quiver = ready(disk, clock, "lake", "old", settings=config(subscribers={"orphan_timeout": "1h"}))
+    assert quiver.orphans(["lake"]) == ["old"]
+    clock.jump_wall(-3_600_000)
+    clock.step(7300)
+    quiver.maintain()
+    assert [one.name for one in quiver.subscribers()] == ["lake"]
+
+
 def test_the_segments_of_a_signal_can_be_read_as_a_dataset(tmp_path: Path) -> None:
     with Quiver.open(str(tmp_path), config(), registry=Registry(), maintenance=False) as quiver:
         quiver.ingest(rows(1), signal="logs")

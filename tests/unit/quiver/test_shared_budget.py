@@ -103,6 +103,22 @@ async def test_a_core_that_is_not_heard_of_still_counts_and_has_no_turn(machine:
     assert machine.cores[0].is_our_turn(), "a core believes in itself; the lock is what decides"
 
 
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000, 86_400_000])
+async def test_a_step_of_the_wall_clock_makes_no_core_silent_and_no_silent_core_alive(
+    machine: Machine, step_ms: int
+) -> None:
+    machine.say(1000, 1000, 1000)
+    assert not machine.cores[1].is_our_turn()
+    machine.clock.jump_wall(step_ms)
+    assert not machine.cores[1].is_our_turn(), "core 0 spoke a moment ago"
+    await machine.clock.advance(9)
+    assert not machine.cores[1].is_our_turn()
+    await machine.clock.advance(2)
+    assert machine.cores[1].is_our_turn()
+    machine.cores[0].publish(used=1000, reclaimable=0, oldest_ns=1)
+    assert not machine.cores[1].is_our_turn()
+
+
 def test_a_slot_that_is_being_written_is_read_as_it_was(machine: Machine) -> None:
     machine.say(100, 200, 300)
     assert machine.cores[0].slots()[1].used == 200

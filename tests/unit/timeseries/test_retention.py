@@ -262,3 +262,30 @@ def test_no_end_moves_later_and_no_hour_comes_back(
 
 def is_of(key: bytes, bucket: Bucket) -> bool:
     return key.startswith(bucket_prefix(bucket))
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, 24 * HOUR_MS])
+async def test_a_clock_set_forward_ends_no_hour_before_its_time(step_ms: int) -> None:
+    server = Server()
+    database = await server.open("2h")
+    await database.write([series("up", (0, 1.0))])
+    await database.sync()
+    server.clock.jump_wall(step_ms)
+    await server.clock.advance(3600)
+    await database.write([series("other", (HOUR_MS, 1.0))])
+    await database.sync()
+    assert [bucket.start_ms for bucket in database.buckets] == [START_MS, START_MS + HOUR_MS]
+    await server.clock.advance(3600)
+    assert [bucket.start_ms for bucket in database.buckets] == [START_MS + HOUR_MS]
+    await database.close()
+
+
+async def test_a_clock_set_back_keeps_an_hour_longer_by_at_most_the_step() -> None:
+    server = Server()
+    database = await server.open("2h")
+    await database.write([series("up", (0, 1.0))])
+    await database.sync()
+    server.clock.jump_wall(-HOUR_MS)
+    await server.clock.advance(3 * 3600)
+    assert [bucket.start_ms for bucket in database.buckets] == []
+    await database.close()

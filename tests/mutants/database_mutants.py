@@ -226,10 +226,12 @@ DATABASE_MUTANTS = (
         name="a letter is written after its batch",
         file="services/timeseries_feed.py",
         old="        if refused:\n            await set_aside(refused)\n"
-        "        handle = await self._database.write("
-        "series, sequence=position.sequence, source=position.source)\n",
-        new="        handle = await self._database.write("
-        "series, sequence=position.sequence, source=position.source)\n"
+        "        handle = await self._database.write(\n"
+        "            series, sequence=position.sequence, source=position.source, location=position.location\n"
+        "        )\n",
+        new="        handle = await self._database.write(\n"
+        "            series, sequence=position.sequence, source=position.source, location=position.location\n"
+        "        )\n"
         "        await self._database.sync()\n        if refused:\n            await set_aside(refused)\n",
         test=f"{FEEDING}::test_a_letter_that_cannot_be_stored_holds_its_batch_back",
     ),

@@ -105,4 +105,12 @@ QUIVER_ACK_MUTANTS = (
         new="        last = max(",
         test=f"{CRASH}::test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced",
     ),
+    Mutant(
+        name="segments that go missing before anybody subscribed are not reported",
+        file="quiver/ack_state.py",
+        old="        if not self.subscribers and not self.known:\n            return []\n",
+        new="        if not self.subscribers or not self.known:\n            return []\n",
+        test="tests/crash/quiver/test_damage_sweep.py"
+        "::test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once",
+    ),
 )

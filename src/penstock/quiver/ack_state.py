@@ -251,10 +251,11 @@ class AckState:
 
     def _missing(self) -> list[tuple[int, int]]:
         """Numbers above the lowest mark without a segment and without a reason, apart for each hole."""
-        if not self.subscribers:
+        if not self.subscribers and not self.known:
             return []
         holes: list[tuple[int, int]] = []
-        before = min(self.marks())
+        # Without a subscriber, nothing below the first segment is kept in `absent`: holes there are unknown.
+        before = min(self.marks()) if self.subscribers else max(self.known[0], self.abandoned_through)
         for seq in [seq for seq in self.known if seq > before] + [self.highest_seq + 1]:
             for first, last in self.absent.missing(before + 1, seq - 1):
                 holes += self._waited_for(first, last)
@@ -262,7 +263,9 @@ class AckState:
         return holes
 
     def _waited_for(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of a hole that at least one subscriber has not resolved."""
+        """The parts of a hole that a subscriber has not resolved; all of it if there is no subscriber."""
+        if not self.subscribers:
+            return [(first, last)]
         waited = Ranges()
         for entry in self.subscribers.values():
             start = max(first, entry.progress.hwm + 1)

@@ -175,7 +175,7 @@ def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) 
         checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
     for first, last in found.state.take_in(infos):
         span = f"segment {first}" if first == last else f"segments {first} to {last}"
-        checked.problem(span, "a subscriber waits for it, and it is not there", "the next start drops it")
+        checked.problem(span, "nobody removed it, and it is not there", "the next start drops it")
 
 
 def _look_around(fs: FileSystem, checked: CheckedCore) -> None:

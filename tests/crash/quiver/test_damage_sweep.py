@@ -10,6 +10,7 @@ from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quive
 from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.metrics import Registry
 from penstock.quiver.fsck import check
+from penstock.quiver.segment_meta import seq_of
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.crash
@@ -147,3 +148,26 @@ def test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgem
     again = open_quiver(disk, StepClock())
     assert any("3 accepted bundles up to number 4" in text for text in again.stats().damage)
     assert [one.dropped for one in again.stats().subscribers] == [3]
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once(lost: int) -> None:
+    clock = StepClock()
+    disk = FakeDisk(clock=clock)
+    quiver = open_quiver(disk, clock)
+    for n in range(3):
+        quiver.ingest(rows(n * 100, 3), slot=50)
+        quiver.flush()
+    clock.step(0.2)
+    quiver.maintain()
+    assert [info.seq for info in quiver.core.store.infos()] == [1, 2, 3]
+    quiver.close()
+    for name, _ in disk.list_files(f"{CORE}/segments"):
+        if seq_of(name) == lost:
+            write(disk, f"{CORE}/segments/{name}", None)
+    assert any(str(lost) in finding.subject for finding in check(disk, 0, CORE).problems)
+    again = open_quiver(disk, clock)
+    assert any(f"segments {lost} to {lost} are missing" in text for text in again.stats().damage)
+    again.close()
+    assert not check(disk, 0, CORE).problems
+    assert not open_quiver(disk, clock).stats().damage

@@ -30,6 +30,8 @@ ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
 ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
 STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
+JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
+UNREADABLE = "tests/process/test_unreadable_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
@@ -120,6 +122,35 @@ TOPIC_MUTANTS = (
         old="            text = text.replace(path, _PLACE)\n",
         new="            pass\n",
         test="tests/unit/test_public_text.py::test_no_server_names_the_file_that_a_system_call_failed_on",
+    ),
+    # JSON that enters, and records that were stored before there were limits
+    Mutant(
+        name="brackets in strings count as levels",
+        file="jsontext.py",
+        old="    places = places[np.searchsorted(quotes, places) % 2 == 0]\n",
+        new="",
+        test=f"{JSON_TEXT}::test_brackets_in_strings_are_no_levels",
+    ),
+    Mutant(
+        name="an escaped quote ends a string",
+        file="jsontext.py",
+        old="[lengths % 2 == 1]",
+        new="[lengths < 0]",
+        test=f"{JSON_TEXT}::test_brackets_in_strings_are_no_levels",
+    ),
+    Mutant(
+        name="an unreadable record is passed without a dead letter",
+        file="services/relay.py",
+        old="                for bad, text in draft.letters:\n",
+        new="                for bad, text in draft.letters[:0]:\n",
+        test=f"{UNREADABLE}::test_relay_sets_unreadable_records_aside_names_them_and_moves_the_others",
+    ),
+    Mutant(
+        name="a page with a deep record cannot be read",
+        file="topics/client/answers.py",
+        old="        plain, fragments = shallow(body, 2)\n",
+        new="        raise\n",
+        test=f"{UNREADABLE}::test_diff_names_unreadable_records_prints_the_others_and_ends_with_1",
     ),
     # The append log
     Mutant(

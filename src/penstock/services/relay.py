@@ -5,7 +5,9 @@
 2. A relay that starts looks there and reads on behind it. There is no other state.
 3. Each append demands that the queue still stands where the relay goes on from. So an attempt whose answer
    was lost is recognised, and of two relays that run at the same time one is refused.
-4. Records that the topic has evicted are a gap, and `on_gap` says what becomes of it.
+4. A record that decoders may refuse, which an earlier version took, is set aside as a dead letter beside the
+   queue, durably, before the batch that passes it; its place is logged.
+5. Records that the topic has evicted are a gap, and `on_gap` says what becomes of it.
 
 While one batch is stored, the next is read.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -30,13 +33,14 @@ from penstock.services.relay_target import RelayTarget, open_target
 from penstock.topics.client import Client
 from penstock.topics.config import Durability
 from penstock.topics.limits import BATCH_BYTES_MAX, DIFF_LIMIT_MAX, WAIT_MS_MAX
-from penstock.topics.model import Page, TopicState
+from penstock.topics.model import Page, TopicState, unreadable
 
 __all__ = ["Relay", "RelayReport"]
 
 T = TypeVar("T")
 
 _PASSING = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
+_LOGGER = logging.getLogger(__name__)
 _GAPS_KEPT = 100
 """Gaps that a report lists; it counts the records of all."""
 
@@ -57,6 +61,8 @@ class RelayReport:
     """Records that were gone."""
     gaps: list[Gap] = field(default_factory=list)
     """The first of the gaps."""
+    unreadable: int = 0
+    """Records that were set aside as dead letters beside the queue."""
 
     @property
     def lag(self) -> int:
@@ -67,6 +73,7 @@ class RelayReport:
         self.records += draft.count
         self.record_bytes += draft.record_bytes
         self.batches += 1 if draft.count else 0
+        self.unreadable += len(draft.letters)
         self.missed += sum(gap.missed for gap in draft.gaps)
         self.gaps += draft.gaps[: _GAPS_KEPT - len(self.gaps)]
 
@@ -148,6 +155,15 @@ class Relay:
         try:
             while (draft := await reading) is not None:
                 reading = asyncio.create_task(self._gather(draft.through, end))
+                for bad, text in draft.letters:
+                    key = await target.set_aside(draft.topic, bad, text)
+                    _LOGGER.warning(
+                        "record %d of %s %s and is not relayed; it is in %s",
+                        bad.seq,
+                        draft.topic,
+                        bad.reason,
+                        key,
+                    )
                 if draft.count:
                     self._unsettled = draft
                     await target.append(draft, committed)
@@ -185,7 +201,8 @@ class Relay:
         if known is None:
             return
         page = await self._client.diff(self._config.topic, known.seq - 1, limit=1, include_meta=False)
-        found = page.records()[0] if page.fragments and page.tombstone is None else None
+        readable = page.fragments and page.tombstone is None and unreadable(page.fragments[0]) is None
+        found = page.records()[0] if readable else None
         if found is not None and found.seq == known.seq and found.ts_ms != known.ts_ms:
             raise TopicChanged(
                 f"record {known.seq} of {self._config.topic}, the last that was relayed, is another one now: "

@@ -18,7 +18,7 @@ import msgspec
 from penstock.codec import RecordChunk
 from penstock.services.relay_config import OnGap, Value
 from penstock.services.relay_errors import RelayGap, TopicChanged
-from penstock.topics.model import Page
+from penstock.topics.model import Page, UnreadableRecord, unreadable
 
 __all__ = ["Draft", "Gap", "Identity", "changed", "identity_of"]
 
@@ -74,6 +74,8 @@ class Draft:
     """Records of the batch, those that tell of gaps included."""
     record_bytes: int = 0
     gaps: list[Gap] = field(default_factory=list)
+    letters: list[tuple[UnreadableRecord, bytes]] = field(default_factory=list)
+    """Records that decoders may refuse, and their text: they are set aside before the batch is appended."""
     last: Identity | None = None
     _runs: list[tuple[int, _Run]] = field(default_factory=list)
 
@@ -117,7 +119,15 @@ class Draft:
             self._runs.append((self.count, _Run(topic=self.topic, gap=gap)))
             self._keep([_ENCODER.encode({"gap": gap})])
 
-    def _add_records(self, fragments: Sequence[bytes]) -> None:
+    def _add_records(self, given: Sequence[bytes]) -> None:
+        fragments = []
+        for fragment in given:
+            if (bad := unreadable(fragment)) is None:
+                fragments.append(fragment)
+            else:
+                self.letters.append((bad, fragment))
+        if not fragments:
+            return
         first, last = _IDENTITY.decode(fragments[0]), _IDENTITY.decode(fragments[-1])
         run = self._runs[-1][1] if self._runs else None
         if run is None or run.gap is not None:

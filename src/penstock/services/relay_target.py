@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 import xxhash
@@ -32,8 +33,9 @@ from penstock.objects import open_store
 from penstock.retry import RetryPolicy
 from penstock.services.relay_draft import Draft, Identity, identity_of
 from penstock.services.relay_errors import RelayTaken
+from penstock.topics.model import UnreadableRecord
 
-__all__ = ["Position", "RelayTarget", "open_target"]
+__all__ = ["Position", "RelayLetter", "RelayTarget", "open_target"]
 
 _log = logging.getLogger(__name__)
 _LOOK_BACK: Final = 64
@@ -47,6 +49,17 @@ class Position:
     seq: int | None
     last: Identity | None = None
     """The last record that was relayed, if the queue or the object beside it still names it."""
+
+
+class RelayLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that was not relayed: where it stands, why, and its text as the topic has it (base64)."""
+
+    topic: str
+    seq: int
+    ts_ms: int
+    reason: str
+    recorded_at_ms: int
+    data: bytes
 
 
 class RelayTarget:
@@ -70,6 +83,22 @@ class RelayTarget:
         entry = _newest(index, self._app)
         payloads = [] if entry is None else [item.payload for item in entry.metadata]
         return Position(seq=seq, last=identity_of(payloads, topic) or await self._remembered(seq))
+
+    async def set_aside(self, topic: str, bad: UnreadableRecord, text: bytes) -> str:
+        """Store a record that is not relayed beside the queue. Returns the key, the same for each attempt."""
+        letter = RelayLetter(
+            topic=topic,
+            seq=bad.seq,
+            ts_ms=bad.ts_ms,
+            reason=bad.reason,
+            recorded_at_ms=self._clock.now_ms(),
+            data=text,
+        )
+        # Stores take no percent sign and no tilde in a key.
+        folder = quote(self._app, safe="").replace("~", "%7E").replace("%", "=")
+        key = f"{self._config.manifest_key}.dead/relay/{folder}/{bad.seq:020d}.json"
+        await self._store.put(key, msgspec.json.encode(letter))
+        return key
 
     async def append(self, draft: Draft, follows: int | None) -> None:
         """Make a draft durable, once, behind `follows` (None: it is the first). Raises `StorageError`.

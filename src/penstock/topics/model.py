@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from penstock.jsontext import json_problem, shallow
+from penstock.limits import JSON_STORED_DEPTH_MAX
 from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
 from penstock.topics.names import FreeText
@@ -24,7 +26,9 @@ __all__ = [
     "Tombstone",
     "TombstoneReason",
     "TopicState",
+    "UnreadableRecord",
     "WriteResult",
+    "unreadable",
 ]
 
 TombstoneReason: TypeAlias = Literal[
@@ -176,3 +180,28 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lag(self) -> int:
         return self.head_seq - self.next_from_seq
+
+
+class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored record that decoders may refuse, by its place; an earlier version took it."""
+
+    seq: int
+    ts_ms: int
+    reason: str
+
+
+class _Place(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+
+
+_PLACE = msgspec.json.Decoder(_Place)
+
+
+def unreadable(fragment: bytes) -> UnreadableRecord | None:
+    """Where a record stands that breaks the limits of JSON, and why; None for one that decodes."""
+    problem = json_problem(fragment, depth_max=JSON_STORED_DEPTH_MAX)
+    if problem is None:
+        return None
+    place = _PLACE.decode(shallow(fragment, 1).text)
+    return UnreadableRecord(seq=place.seq, ts_ms=place.ts_ms, reason=problem.partition(";")[0])

@@ -15,7 +15,7 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import Client
 from penstock.topics.limits import DIFF_LIMIT_MAX, SEQ_MAX
-from penstock.topics.model import Page, Predicate, Tombstone
+from penstock.topics.model import Page, Predicate, Tombstone, unreadable
 from penstock.topics.predicate import parse_match
 
 __all__ = ["diff", "line_of", "tell_gap"]
@@ -96,7 +96,9 @@ def diff(
     """Print the records of TOPIC up to its head: sequence, time, node, tag, data.
 
     Records that were evicted or have expired are told on standard error, with --json as an object
-    `{"tombstone": …}` among the records. What was deleted leaves no gap.
+    `{"tombstone": …}` among the records. What was deleted leaves no gap. A record
+    that decoders may refuse is reported with its sequence on standard error and left out; the exit code is
+    then 1.
     """
     if raw and as_json:
         raise click.UsageError("Give --raw or --json, not both.")
@@ -115,7 +117,7 @@ def diff(
 
 
 async def _print(server: Server, topic: str, job: _Job) -> int:
-    output = sys.stdout.buffer
+    output, code = sys.stdout.buffer, ExitCode.OK
     async with server.client() as client:
         async for page in _pages(client, topic, job):
             if page.tombstone is not None:
@@ -123,13 +125,19 @@ async def _print(server: Server, topic: str, job: _Job) -> int:
                 if job.fail_on_gap:
                     return ExitCode.PROBLEM
             wanted = page.fragments if job.left is None else page.fragments[: job.left]
-            output.writelines(line_of(fragment, job.form) for fragment in wanted)
+            for fragment in wanted:
+                if (bad := unreadable(fragment)) is None:
+                    output.write(line_of(fragment, job.form))
+                else:
+                    output.flush()
+                    code = ExitCode.PROBLEM
+                    click.echo(f"unreadable: record {bad.seq} of {topic} {bad.reason}", err=True)
             output.flush()
             if job.left is not None:
                 job.left -= len(wanted)
                 if job.left <= 0:
                     break
-    return ExitCode.OK
+    return code
 
 
 async def _pages(client: Client, topic: str, job: _Job) -> AsyncIterator[Page]:

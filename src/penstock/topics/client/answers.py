@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from penstock.jsontext import shallow
 from penstock.topics.client.errors import UnexpectedAnswer
 from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
@@ -144,7 +145,7 @@ class _Reader:
     def read(self, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         try:
             return decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UnexpectedAnswer(
                 f"the answer to {self.what} is not one of a topics server: {error}"
             ) from error
@@ -227,10 +228,20 @@ def delete_result(body: bytes) -> DeleteResult:
 
 
 def page(body: bytes) -> Page:
-    got = _Reader("a diff").read(_DIFF, body)
+    """One page. A record nested deeper than a decoder goes is in it as it is; see `unreadable`."""
+    try:
+        got = _DIFF.decode(body)
+        fragments = [bytes(fragment) for fragment in got.records]
+    except RecursionError:
+        plain, fragments = shallow(body, 2)
+        got = _Reader("a diff").read(_DIFF, plain)
+        if len(got.records) != len(fragments):
+            raise UnexpectedAnswer("the answer to a diff has records that are no objects") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        got, fragments = _Reader("a diff").read(_DIFF, body), []
     return Page(
         topic=got.topic,
-        fragments=[bytes(fragment) for fragment in got.records],
+        fragments=fragments,
         next_from_seq=got.next_from_seq,
         head_seq=got.head_seq,
         earliest_seq=got.earliest_seq,

@@ -10,18 +10,33 @@ number, and are not scanned. Text that is no JSON may pass; the decoder refuses 
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInput
-from penstock.limits import JSON_DEPTH_MAX, JSON_NUMBER_DIGITS_MAX
+from penstock.limits import JSON_DEPTH_MAX, JSON_NUMBER_DIGITS_MAX, JSON_STORED_DEPTH_MAX
 
-__all__ = ["Shallow", "check_json", "json_depth", "json_problem", "parts_problem", "shallow"]
+__all__ = [
+    "Shallow",
+    "check_json",
+    "decode_list",
+    "json_depth",
+    "json_problem",
+    "members",
+    "parts_problem",
+    "shallow",
+    "stored_problem",
+]
+
+T = TypeVar("T")
 
 _Places: TypeAlias = npt.NDArray[np.int64]
 _SHORT: Final = 200
@@ -41,6 +56,7 @@ _EXPONENT_END: Final = re.compile(rb"[eE][+-]?[0-9]{3,}(?:[\]},\s]|\Z)")
 _ARRAY_BYTES_MIN: Final = 4096
 """From here on arrays are faster."""
 _DIGIT: Final = ord("0")
+_KEY: Final = re.compile(rb'("(?:[^"\\]|\\.)*")\s*:\s*', re.DOTALL)
 
 
 def _kinds() -> bytes:
@@ -67,6 +83,17 @@ def json_problem(text: bytes, *, depth_max: int = JSON_DEPTH_MAX) -> str | None:
     if _is_deep(text, depth_max):
         return f"is nested more than {depth_max} levels deep; send JSON of at most {depth_max} levels"
     return _number_problem(text)
+
+
+def stored_problem(text: bytes) -> str | None:
+    """Why decoders may refuse a stored record, without advice; None if none does.
+
+    A number outside the range of a float is none: as text it passes every stage.
+    """
+    if _is_deep(text, JSON_STORED_DEPTH_MAX):
+        return f"is nested more than {JSON_STORED_DEPTH_MAX} levels deep"
+    problem = _number_problem(text, ranges=False)
+    return None if problem is None else problem.partition(";")[0]
 
 
 def parts_problem(
@@ -112,6 +139,38 @@ def shallow(text: bytes, levels: int) -> Shallow:
     return Shallow(b"null".join(parts), cut)
 
 
+def decode_list(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, list[bytes] | None]:
+    """Decode an object that holds a list of objects.
+
+    The second part is None, or the objects, if one is nested deeper than a decoder goes; the list then has a
+    `null` in place of each.
+    """
+    try:
+        return decoder.decode(text), None
+    except RecursionError:
+        plain, cut = shallow(text, 2)
+        return decoder.decode(plain), cut
+
+
+def members(text: bytes) -> dict[str, bytes]:
+    """The members of a JSON object of any depth, each value as its text."""
+    places, deltas = _brackets(text)
+    depth = np.cumsum(deltas)
+    chars = np.frombuffer(text, np.uint8)
+    commas = np.flatnonzero(chars == ord(","))
+    commas = commas[np.searchsorted(_quotes(text, chars), commas) % 2 == 0]
+    commas = commas[depth[np.searchsorted(places, commas) - 1] == 1]
+    edges = [int(places[0]), *commas.tolist(), int(places[-1])]
+    found: dict[str, bytes] = {}
+    for start, stop in itertools.pairwise(edges):
+        member = text[start + 1 : stop].strip()
+        if member:
+            end = _KEY.match(member)
+            assert end is not None, "no JSON object"
+            found[json.loads(end[1])] = member[end.end() :]
+    return found
+
+
 def _is_deep(text: bytes, depth_max: int) -> bool:
     return text.count(b"{") + text.count(b"[") > depth_max and json_depth(text) > depth_max
 
@@ -139,12 +198,12 @@ def _quotes(text: bytes, chars: npt.NDArray[np.uint8]) -> _Places:
     return kept
 
 
-def _number_problem(text: bytes) -> str | None:
+def _number_problem(text: bytes, *, ranges: bool = True) -> str | None:
     for at in _candidates(text):
         start, stop = _token(text, at)
         if (
             _is_outside(text, start, stop)
-            and (problem := _wrong_number(text[start:stop])) is not None
+            and (problem := _wrong_number(text[start:stop], ranges=ranges)) is not None
             and np.searchsorted(_quotes(text, np.frombuffer(text, np.uint8)), start) % 2 == 0
         ):
             return problem
@@ -208,7 +267,7 @@ def _is_outside(text: bytes, start: int, stop: int) -> bool:
     return (start == 0 or text[start - 1] in _AROUND) and (stop == len(text) or text[stop] in _AROUND)
 
 
-def _wrong_number(token: bytes) -> str | None:
+def _wrong_number(token: bytes, *, ranges: bool = True) -> str | None:
     if not _NUMBER.fullmatch(token):
         return None
     mantissa, _, exponent = token.lower().partition(b"e")
@@ -217,6 +276,8 @@ def _wrong_number(token: bytes) -> str | None:
         return (
             f"has a number of {digits} digits; at most {JSON_NUMBER_DIGITS_MAX} are allowed, send it as text"
         )
+    if not ranges:
+        return None
     if len(exponent.lstrip(b"+-").lstrip(b"0")) > _EXPONENT_DIGITS_MAX or (
         mantissa.count(b".") < 2 and (exponent or b"." in mantissa) and not math.isfinite(float(token))
     ):

@@ -48,5 +48,5 @@ def read_letters(data: bytes) -> RecordLetters:
     """The letters in an object. Raises `Corrupt`."""
     try:
         return msgspec.json.decode(data, type=RecordLetters)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"not the letters of a batch: {error}") from None

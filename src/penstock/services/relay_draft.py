@@ -160,7 +160,7 @@ def identity_of(payloads: Sequence[bytes], topic: str) -> Identity | None:
     for payload in reversed(payloads):
         try:
             run = _RUN.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         if run.topic == topic and run.last is not None and run.ts is not None:
             return Identity(seq=run.last, ts_ms=run.ts)

@@ -154,7 +154,7 @@ class RelayTarget:
             known = msgspec.json.decode(raw, type=Identity)
         except NotFound:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             _log.warning("%s does not decode; the topic is taken on trust", self._identity_key)
             return None
         except PenstockError as error:

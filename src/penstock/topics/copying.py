@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from penstock.jsontext import members as json_members
 from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
 from penstock.topics.columns import DAMAGED, Columns
 from penstock.topics.frame import HEADER_BYTES
@@ -162,10 +163,17 @@ def _with_origin(meta: bytes | None, origin: msgspec.Raw) -> bytes:
     if meta is None:
         return _ENCODE({ROUTER_KEY: origin})
     if meta.startswith(b"{"):
-        members = _META.decode(meta)
+        members = _members(meta)
         if len(members.keys() - {ROUTER_KEY}) < META_KEYS_MAX:
             return _ENCODE({**members, ROUTER_KEY: origin})
     return _ENCODE({ROUTER_KEY: origin, "_topics_original_meta": msgspec.Raw(meta)})
+
+
+def _members(meta: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _META.decode(meta)
+    except RecursionError:  # stored before there was a limit
+        return {name: msgspec.Raw(text) for name, text in json_members(meta).items()}
 
 
 def _measured(text: bytes) -> int:

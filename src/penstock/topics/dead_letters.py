@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 from penstock.topics.catalog import Catalog
 from penstock.topics.job_reading import read_jobs
 from penstock.topics.limits import META_KEYS_MAX
-from penstock.topics.model import NewRecord, Record, WriteResult
+from penstock.topics.model import NewRecord, WriteResult, record_of
 from penstock.topics.queue_commit import sync
 from penstock.topics.rendering import Style
 from penstock.topics.topic import Topic
@@ -28,7 +28,6 @@ __all__ = ["DeadLetters", "letter_meta"]
 
 _LOGGER = logging.getLogger(__name__)
 _STYLE: Final = Style(include_tags=True)
-_RECORD = msgspec.json.Decoder(Record)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODE: Final = msgspec.json.Encoder().encode
 _MEMBERS: Final = 3
@@ -101,7 +100,7 @@ class DeadLetters:
     async def _move_one(self, topic: Topic, seq: int, fragment: bytes) -> None:
         name = topic.config.dead_letter
         assert name is not None
-        record = _RECORD.decode(fragment)
+        record = record_of(fragment)
         meta = letter_meta(record.meta, topic.name, topic.config.max_deliveries, seq)
         await self._write(name, NewRecord(record.data, record.tag, record.node, meta))
         letters = self._catalog.find(name)
@@ -118,9 +117,17 @@ def letter_meta(meta: msgspec.Raw | None, topic: str, deliveries: int, seq: int)
         "$dead_letter_src_seq": str(seq),
     }
     if meta is not None:
-        own = _OBJECT.decode(meta) if bytes(meta).startswith(b"{") else None
+        own = _own(bytes(meta)) if bytes(meta).startswith(b"{") else None
         if own is None or len(own.keys() - members.keys()) > META_KEYS_MAX - _MEMBERS:
             members = {"$dead_letter_meta": meta, **members}
         else:
             members = {**own, **members}
     return msgspec.Raw(_ENCODE(members))
+
+
+def _own(meta: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of the job's meta; None if it is nested deeper than a decoder goes."""
+    try:
+        return _OBJECT.decode(meta)
+    except RecursionError:
+        return None

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.jsontext import members
 from penstock.topics.errors import InvalidRequest
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ExtendResult",
     "NackResult",
     "QueueCounts",
+    "job_of",
     "lease_name",
     "parse_lease_ids",
 ]
@@ -44,7 +46,23 @@ class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None if self.meta_text is _ABSENT else self.meta_text
 
 
-_JOBS = msgspec.json.Decoder(list[ClaimedJob])
+_JOB = msgspec.json.Decoder(ClaimedJob)
+_TEXTS = ("data", "meta")
+
+
+def job_of(fragment: bytes) -> ClaimedJob:
+    """A job from its JSON object, of any depth."""
+    try:
+        return _JOB.decode(fragment)
+    except RecursionError:
+        found = members(fragment)
+        plain = [
+            b"%b:%b" % (msgspec.json.encode(name), b"null" if name in _TEXTS else text)
+            for name, text in found.items()
+        ]
+        meta = msgspec.Raw(found["meta"]) if "meta" in found else _ABSENT
+        job = _JOB.decode(b"{" + b",".join(plain) + b"}")
+        return msgspec.structs.replace(job, data=msgspec.Raw(found["data"]), meta_text=meta)
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +76,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def jobs(self) -> list[ClaimedJob]:
         """The jobs as objects, for callers that live in the same process."""
-        return _JOBS.decode(b"[" + b",".join(self.fragments) + b"]")
+        return [job_of(fragment) for fragment in self.fragments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from penstock.jsontext import json_problem, shallow
-from penstock.limits import JSON_STORED_DEPTH_MAX
+from penstock.jsontext import members, shallow, stored_problem
 from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
 from penstock.topics.names import FreeText
@@ -28,6 +27,8 @@ __all__ = [
     "TopicState",
     "UnreadableRecord",
     "WriteResult",
+    "record_of",
+    "records_of",
     "unreadable",
 ]
 
@@ -90,7 +91,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None if self.meta_text is _ABSENT else self.meta_text
 
 
+_RECORD = msgspec.json.Decoder(Record)
 _RECORDS = msgspec.json.Decoder(list[Record])
+_TEXTS = ("data", "meta")
+
+
+def records_of(fragments: Sequence[bytes]) -> list[Record]:
+    """Records from their JSON objects. One nested deeper than a decoder goes is among them, as its text."""
+    try:
+        return _RECORDS.decode(b"[" + b",".join(fragments) + b"]")
+    except RecursionError:
+        return [record_of(fragment) for fragment in fragments]
+
+
+def record_of(fragment: bytes) -> Record:
+    """One record from its JSON object, of any depth."""
+    try:
+        return _RECORD.decode(fragment)
+    except RecursionError:
+        found = members(fragment)
+        plain = [
+            b"%b:%b" % (msgspec.json.encode(name), b"null" if name in _TEXTS else text)
+            for name, text in found.items()
+        ]
+        meta = msgspec.Raw(found["meta"]) if "meta" in found else _ABSENT
+        record = _RECORD.decode(b"{" + b",".join(plain) + b"}")
+        return msgspec.structs.replace(record, data=msgspec.Raw(found["data"]), meta_text=meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +197,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     def records(self) -> list[Record]:
         """The records as objects, for callers that live in the same process."""
-        return _RECORDS.decode(b"[" + b",".join(self.fragments) + b"]")
+        return records_of(self.fragments)
 
     @property
     def caught_up(self) -> bool:
@@ -200,8 +226,8 @@ _PLACE = msgspec.json.Decoder(_Place)
 
 def unreadable(fragment: bytes) -> UnreadableRecord | None:
     """Where a record stands that breaks the limits of JSON, and why; None for one that decodes."""
-    problem = json_problem(fragment, depth_max=JSON_STORED_DEPTH_MAX)
+    problem = stored_problem(fragment)
     if problem is None:
         return None
     place = _PLACE.decode(shallow(fragment, 1).text)
-    return UnreadableRecord(seq=place.seq, ts_ms=place.ts_ms, reason=problem.partition(";")[0])
+    return UnreadableRecord(seq=place.seq, ts_ms=place.ts_ms, reason=problem)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock.jsontext import shallow
 from penstock.topics.copying import ROUTER_KEY, CopyStyle, key_of, stored_records
 from penstock.topics.payload import split_payload
 from penstock.topics.segment import HAS_META
@@ -22,6 +23,8 @@ from penstock.topics.topic import Topic
 __all__ = ["Origins"]
 
 _MARK: Final = ROUTER_KEY.encode()
+_ORIGIN_LEVELS: Final = 2
+"""An origin is an object in an object; what lies deeper is not looked at."""
 
 
 class _Origin(msgspec.Struct):
@@ -74,7 +77,7 @@ class Origins:
     def _note(self, seq: int, payload: bytes, style: CopyStyle) -> None:
         meta = split_payload(payload)[1]
         try:
-            origin = _META.decode(meta or b"").origin
+            origin = _META.decode(shallow(meta or b"", _ORIGIN_LEVELS).text).origin
         except msgspec.MsgspecError:
             return  # it has the words somewhere, and is no origin
         if origin.idempotency_key == key_of(origin.source_seq, style):

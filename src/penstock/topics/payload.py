@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.jsontext import json_problem, shallow
+from penstock.jsontext import json_problem, members
 from penstock.topics.errors import InvalidRequest
 
 __all__ = [
@@ -175,12 +175,5 @@ def split_payload(payload: bytes) -> tuple[bytes, bytes | None]:
 
 def _split_deep(payload: bytes) -> tuple[bytes, bytes | None]:
     """`split_payload` for one nested deeper than a decoder goes; there are versions that stored such."""
-    plain, cut = shallow(payload, 1)
-    parsed = _PAYLOAD.decode(plain)
-    texts = iter(cut)
-    whole = [
-        next(texts, b"null") if bytes(part) == b"null" and cut else bytes(part)
-        for part in (parsed.d, parsed.m)
-        if part is not msgspec.UNSET
-    ]
-    return whole[0], whole[1] if len(whole) > 1 else None
+    found = members(payload)
+    return found["d"], found.get("m")

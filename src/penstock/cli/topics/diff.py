@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import click
@@ -18,7 +18,7 @@ from penstock.topics.limits import DIFF_LIMIT_MAX, SEQ_MAX
 from penstock.topics.model import Page, Predicate, Tombstone, unreadable
 from penstock.topics.predicate import parse_match
 
-__all__ = ["diff", "line_of", "tell_gap"]
+__all__ = ["diff", "line_of", "readable_of", "tell_gap"]
 
 
 class _Shown(msgspec.Struct):
@@ -96,9 +96,8 @@ def diff(
     """Print the records of TOPIC up to its head: sequence, time, node, tag, data.
 
     Records that were evicted or have expired are told on standard error, with --json as an object
-    `{"tombstone": …}` among the records. What was deleted leaves no gap. A record
-    that decoders may refuse is reported with its sequence on standard error and left out; the exit code is
-    then 1.
+    `{"tombstone": …}` among the records. What was deleted leaves no gap. A record that decoders may refuse
+    is reported by its sequence on standard error and left out; the exit code is then 1.
     """
     if raw and as_json:
         raise click.UsageError("Give --raw or --json, not both.")
@@ -125,14 +124,11 @@ async def _print(server: Server, topic: str, job: _Job) -> int:
                 if job.fail_on_gap:
                     return ExitCode.PROBLEM
             wanted = page.fragments if job.left is None else page.fragments[: job.left]
-            for fragment in wanted:
-                if (bad := unreadable(fragment)) is None:
-                    output.write(line_of(fragment, job.form))
-                else:
-                    output.flush()
-                    code = ExitCode.PROBLEM
-                    click.echo(f"unreadable: record {bad.seq} of {topic} {bad.reason}", err=True)
+            readable = readable_of(topic, wanted)
+            output.writelines(line_of(fragment, job.form) for fragment in readable)
             output.flush()
+            if len(readable) < len(wanted):
+                code = ExitCode.PROBLEM
             if job.left is not None:
                 job.left -= len(wanted)
                 if job.left <= 0:
@@ -176,6 +172,18 @@ async def _start(client: Client, topic: str, after: int | str) -> int:
 
 def _limit(job: _Job) -> int:
     return DIFF_LIMIT_MAX if job.left is None else min(job.left, DIFF_LIMIT_MAX)
+
+
+def readable_of(topic: str, fragments: Sequence[bytes]) -> list[bytes]:
+    """The records that decode; the others are reported by their sequence on standard error."""
+    readable: list[bytes] = []
+    for fragment in fragments:
+        bad = unreadable(fragment)
+        if bad is None:
+            readable.append(fragment)
+        else:
+            click.echo(f"unreadable: record {bad.seq} of {topic} {bad.reason}", err=True)
+    return readable
 
 
 def line_of(fragment: bytes, form: str) -> bytes:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from penstock.cli.failure import ExitCode
-from penstock.cli.topics.diff import line_of, tell_gap
+from penstock.cli.topics.diff import line_of, readable_of, tell_gap
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.topics.client import WatchEvent
 from penstock.topics.predicate import parse_match
@@ -46,7 +46,7 @@ def watch(
 
     A topic that ends in * stands for all that begin so, also those that appear later; quote it for the
     shell. It goes on until it is interrupted or every topic is gone, and comes back by itself when the
-    server was away.
+    server was away. A record that decoders may refuse is reported by its sequence on standard error.
     """
     if raw and as_json:
         raise click.UsageError("Give --raw or --json, not both.")
@@ -89,7 +89,7 @@ def _show(event: WatchEvent, form: str, limit: int | None) -> int:
         click.echo(f"note: {said}", err=True)
     fragments = event.fragments if limit is None else event.fragments[:limit]
     output = sys.stdout.buffer
-    for fragment in fragments:
+    for fragment in readable_of(event.topic, fragments):
         output.write(_line(event.topic, fragment, form))
     output.flush()
     return len(fragments)

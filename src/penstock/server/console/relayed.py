@@ -50,7 +50,7 @@ def run_of(start_index: int, payload: bytes) -> Run | None:
     """What a relay wrote beside a run of records; None for anything else."""
     try:
         told = _RUN.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return Run(topic=told.topic, first=told.first, last=told.last, start_index=start_index)
 
@@ -59,7 +59,7 @@ def sequences_in(records: Iterable[bytes]) -> list[int]:
     """The sequences that relayed records carry; empty if one of them does not."""
     try:
         return [_SEQ.decode(record).seq for record in records]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
 
-from penstock.jsontext import shallow
+from penstock.jsontext import decode_list
 from penstock.topics.client.errors import UnexpectedAnswer
 from penstock.topics.config import TopicConfig
 from penstock.topics.jobs import QueueCounts
@@ -31,6 +32,7 @@ __all__ = [
     "page",
     "put_result",
     "read_answer",
+    "read_list",
     "readiness",
     "remove_result",
     "summaries",
@@ -151,6 +153,21 @@ class _Reader:
             ) from error
 
 
+def read_list(
+    what: str, decoder: msgspec.json.Decoder[T], body: bytes, items: Callable[[T], Sequence[bytes]]
+) -> tuple[T, list[bytes]]:
+    """An answer with a list of objects, which are of any depth, and these as text."""
+    try:
+        got, deep = decode_list(decoder, body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Reader(what).read(decoder, body), []
+    if deep is None:
+        return got, [bytes(item) for item in items(got)]
+    if len(items(got)) != len(deep):
+        raise UnexpectedAnswer(f"the answer to {what} has more levels than it should")
+    return got, deep
+
+
 def read_answer(what: str, decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """The body of an answer to `what`. Raises `UnexpectedAnswer`."""
     return _Reader(what).read(decoder, body)
@@ -229,16 +246,7 @@ def delete_result(body: bytes) -> DeleteResult:
 
 def page(body: bytes) -> Page:
     """One page. A record nested deeper than a decoder goes is in it as it is; see `unreadable`."""
-    try:
-        got = _DIFF.decode(body)
-        fragments = [bytes(fragment) for fragment in got.records]
-    except RecursionError:
-        plain, fragments = shallow(body, 2)
-        got = _Reader("a diff").read(_DIFF, plain)
-        if len(got.records) != len(fragments):
-            raise UnexpectedAnswer("the answer to a diff has records that are no objects") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        got, fragments = _Reader("a diff").read(_DIFF, body), []
+    got, fragments = read_list("a diff", _DIFF, body, lambda got: got.records)
     return Page(
         topic=got.topic,
         fragments=fragments,

@@ -8,11 +8,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.topics.model import Record, Tombstone, TombstoneReason
+from penstock.jsontext import decode_list
+from penstock.topics.model import Record, Tombstone, TombstoneReason, records_of
 
 __all__ = ["Frame", "FrameReader", "WatchEvent", "WatchProblem", "event_of", "problem_of"]
-
-_RECORDS: Final = msgspec.json.Decoder(list[Record])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class WatchEvent:
 
     def records(self) -> list[Record]:
         """The records as objects."""
-        return _RECORDS.decode(b"[" + b",".join(self.fragments) + b"]")
+        return records_of(self.fragments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +121,14 @@ def problem_of(frame: Frame) -> WatchProblem:
 def event_of(frame: Frame) -> WatchEvent | None:
     """What a frame tells; None for a name that this client does not know. Raises `msgspec.MsgspecError`."""
     if frame.name == "record":
-        batch = _DECODE_RECORD.decode(frame.data)
+        batch, deep = decode_list(_DECODE_RECORD, frame.data)
         return WatchEvent(
             kind="records",
             topic=batch.topic,
             head_seq=batch.head_seq,
             from_seq=batch.from_seq,
             to_seq=batch.to_seq,
-            fragments=[bytes(record) for record in batch.records],
+            fragments=[bytes(record) for record in batch.records] if deep is None else deep,
         )
     if frame.name == "tombstone":
         return _gap_event(_DECODE_GAP.decode(frame.data))

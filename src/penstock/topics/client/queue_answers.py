@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from penstock.topics.client.answers import read_answer
+from penstock.jsontext import shallow
+from penstock.topics.client.answers import read_answer, read_list
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
 
 __all__ = ["ack_result", "claim_result", "extend_result", "nack_result"]
@@ -49,13 +50,20 @@ _EXTENDED: Final = msgspec.json.Decoder(_Extended)
 
 
 def claim_result(body: bytes) -> ClaimResult:
-    got = read_answer("a claim", _CLAIMED, body)
+    got, jobs = read_list("a claim", _CLAIMED, body, lambda got: got.claimed)
     return ClaimResult(
         topic=got.topic,
-        fragments=[bytes(job) for job in got.claimed],
-        seqs=[read_answer("a claim", _JOB, bytes(job)).seq for job in got.claimed],
+        fragments=jobs,
+        seqs=[_seq(job) for job in jobs],
         ready=got.ready,
     )
+
+
+def _seq(job: bytes) -> int:
+    try:
+        return _JOB.decode(job).seq
+    except (msgspec.MsgspecError, RecursionError):
+        return read_answer("a claim", _JOB, shallow(job, 1).text).seq
 
 
 def ack_result(body: bytes) -> AckResult:

@@ -19,7 +19,7 @@ from penstock.topics.client.errors import UnexpectedAnswer, Unreachable
 from penstock.topics.client.events import Frame, FrameReader, problem_of
 from penstock.topics.client.failure import Effect, Failure, failure_of_answer, failure_of_transport
 from penstock.topics.errors import ShuttingDown, TopicNotFound
-from penstock.topics.jobs import ClaimedJob
+from penstock.topics.jobs import ClaimedJob, job_of
 from penstock.topics.names import check_topic_name
 
 __all__ = ["WorkCalls"]
@@ -27,7 +27,6 @@ __all__ = ["WorkCalls"]
 _HEARTBEAT_S: Final = 15.0
 _OK: Final = 200
 _GONE: Final = 409
-_JOB: Final = msgspec.json.Decoder(ClaimedJob)
 _ENDED: Final = Failure(error=Unreachable("the server ended the stream without a reason"), effect=Effect.NONE)
 
 
@@ -111,7 +110,7 @@ class _Stream:
                 if problem.code == _GONE:
                     raise _Ended(TopicNotFound(self._topic))
                 raise _Ended(ShuttingDown(problem.text), Effect.NONE)
-            return _JOB.decode(frame.data) if frame.name == "job" else None
+            return job_of(frame.data) if frame.name == "job" else None
         except msgspec.MsgspecError as error:
             raise _Ended(
                 UnexpectedAnswer(f"an event of the server is not what it should be: {error}")

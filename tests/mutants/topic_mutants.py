@@ -32,6 +32,7 @@ STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
+STORED = "tests/unit/topics/test_unreadable_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
@@ -148,9 +149,44 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a page with a deep record cannot be read",
         file="topics/client/answers.py",
-        old="        plain, fragments = shallow(body, 2)\n",
-        new="        raise\n",
+        old="        got, deep = decode_list(decoder, body)\n",
+        new="        got, deep = decoder.decode(body), None\n",
         test=f"{UNREADABLE}::test_diff_names_unreadable_records_prints_the_others_and_ends_with_1",
+    ),
+    Mutant(
+        name="an event with a deep record ends a watch",
+        file="topics/client/events.py",
+        old="        batch, deep = decode_list(_DECODE_RECORD, frame.data)\n",
+        new="        batch, deep = _DECODE_RECORD.decode(frame.data), None\n",
+        test=f"{STORED}::test_an_event_of_a_watch_has_deep_records_as_text",
+    ),
+    Mutant(
+        name="a deep job ends its worker",
+        file="topics/jobs.py",
+        old="    except RecursionError:\n",
+        new="    except ZeroDivisionError:\n",
+        test=f"{STORED}::test_a_worker_gets_deep_jobs_as_text",
+    ),
+    Mutant(
+        name="a deep job never becomes a dead letter",
+        file="topics/dead_letters.py",
+        old="    except RecursionError:\n",
+        new="    except ZeroDivisionError:\n",
+        test=f"{STORED}::test_a_deep_job_becomes_a_dead_letter_with_its_meta",
+    ),
+    Mutant(
+        name="a router stops at deep meta",
+        file="topics/copying.py",
+        old="    except RecursionError:  # stored before there was a limit\n",
+        new="    except ZeroDivisionError:\n",
+        test=f"{STORED}::test_a_router_gives_a_copy_of_deep_meta_its_origin",
+    ),
+    Mutant(
+        name="a deep record ends the Spark source",
+        file="spark/topic_pages.py",
+        old="        found = page_of(content)\n",
+        new="        raise\n        found = page_of(content)\n",
+        test=f"{STORED}::test_a_page_of_the_spark_source_has_deep_records_as_text",
     ),
     # The append log
     Mutant(

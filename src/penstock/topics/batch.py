@@ -9,6 +9,7 @@ from typing import Final, TypeGuard, cast
 import msgspec
 import numpy as np
 
+from penstock.jsontext import members
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from penstock.topics.limits import (
     BATCH_RECORDS_MAX,
@@ -231,12 +232,19 @@ def _meta(raw: msgspec.Raw, place: int, parsed: bool) -> bytes:
         )
     # Every member has a colon, so most meta needs no parsing to be known to have few.
     if meta.startswith(b"{") and meta.count(b":") > META_KEYS_MAX:
-        keys = len(_KEYS.decode(meta))
+        keys = _key_count(meta)
         if keys > META_KEYS_MAX:
             raise InvalidRequest(
                 f"records[{place}].meta has {keys} keys; at most {META_KEYS_MAX} are allowed"
             )
     return meta
+
+
+def _key_count(meta: bytes) -> int:
+    try:
+        return len(_KEYS.decode(meta))
+    except RecursionError:  # the meta of a job that was stored before there was a limit
+        return len(members(meta))
 
 
 def _saved(text: bytes) -> int:

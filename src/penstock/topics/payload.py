@@ -69,7 +69,10 @@ def compact(text: Text) -> bytes:
     plain = bytes(text)
     # Numbers, because a text is searched for a text with four times the effort.
     if _SPACE in plain or _LINE_FEED in plain or _RETURN in plain or _TAB in plain:
-        return msgspec.json.format(plain, indent=-1)
+        try:
+            return msgspec.json.format(plain, indent=-1)
+        except RecursionError:  # stored before there was a limit, and made compact then
+            return plain
     return plain
 
 

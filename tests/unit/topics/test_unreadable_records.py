@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import msgspec
@@ -9,14 +10,18 @@ import pytest
 
 from penstock.jsontext import members, stored_problem
 from penstock.server.console.relayed import run_of, sequences_in
+from penstock.server.topics.cursor import read_cursor
+from penstock.server.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
 from penstock.spark.topic_pages import _read_page
+from penstock.topics.batch import prepare
 from penstock.topics.client import answers, queue_answers
 from penstock.topics.client.events import Frame, event_of
 from penstock.topics.copying import ROUTER_KEY, _with_origin
 from penstock.topics.dead_letters import letter_meta
+from penstock.topics.errors import InvalidRequest
 from penstock.topics.jobs import job_of
-from penstock.topics.model import unreadable
+from penstock.topics.model import NewRecord, unreadable
 from penstock.topics.payload import split_payload
 
 DEEP = b"[" * 5000 + b"]" * 5000
@@ -68,6 +73,19 @@ def test_a_deep_job_becomes_a_dead_letter_with_its_meta() -> None:
     found = members(bytes(letter_meta(msgspec.Raw(meta), "q", 3, 4)))
     assert found["$dead_letter_meta"] == meta
     assert found["$dead_letter_src_seq"] == b'"4"'
+
+
+def test_the_letter_of_a_deep_job_can_be_written_as_it_is() -> None:
+    data = b'["a b",%b]' % DEEP
+    meta = letter_meta(msgspec.Raw(b'{"k":["a b","' + b":" * 200 + b'",%b]}' % DEEP), "q", 3, 4)
+    batch = prepare([NewRecord(msgspec.Raw(data), meta=meta)], parsed=True)
+    assert list(batch.data) == [data]
+
+
+def test_ids_and_cursors_of_any_depth_are_none_of_ours() -> None:
+    assert read_id(base64.urlsafe_b64encode(DEEP)) == {}
+    with pytest.raises(InvalidRequest):
+        read_cursor(base64.b64encode(b'{"x":%b,"after":"a"}' % DEEP).decode())
 
 
 def test_a_router_gives_a_copy_of_deep_meta_its_origin() -> None:

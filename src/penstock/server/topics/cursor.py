@@ -26,5 +26,5 @@ def read_cursor(text: str) -> str:
         return ""
     try:
         return msgspec.json.decode(base64.b64decode(text, validate=True), type=_Cursor).after
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
         raise InvalidRequest("the cursor is not one that this server gave out") from None

@@ -50,7 +50,7 @@ def read_id(ident: bytes) -> dict[str, int]:
     try:
         text = base64.b64decode(ident + b"=" * (-len(ident) % 4), b"-_", validate=True)
         return {name: seq for name, seq in _CURSORS.decode(text).items() if seq >= 0}
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
         return {}
 
 

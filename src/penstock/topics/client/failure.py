@@ -83,7 +83,7 @@ def failure_of_answer(response: httpx.Response, topic: str | None, *, changes: b
     """What an answer other than success means. `changes` tells whether the call was to change something."""
     try:
         problem = _BODY.decode(response.content).error
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _failure_of_stranger(response, changes=changes)
     message, detail = problem.message, problem.detail
     if problem.code in _DELAYS:

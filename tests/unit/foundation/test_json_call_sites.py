@@ -1,0 +1,112 @@
+"""Where JSON is decoded: each place in the source is known, and why deep JSON cannot end it."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import penstock
+
+ROOT: Final = Path(penstock.__file__).parent
+CALLS: Final = frozenset(
+    {"json.load", "json.loads", "json.JSONDecoder", "msgspec.json.decode", "msgspec.json.Decoder"}
+)
+NAMES: Final = frozenset({"load", "loads", "JSONDecoder", "decode", "Decoder"})
+CHECKED: Final = "the text passes the check of `penstock.jsontext` first"
+CAUGHT: Final = "text of any depth: RecursionError is caught, or `unreadable` is asked first"
+ANSWER: Final = "answers of a server without values of users"
+OWN: Final = "text that Penstock or Spark wrote itself, of a fixed shape, without values of users"
+KNOWN: Final[dict[str, tuple[int, str]]] = {
+    "buffer/book.py": (1, OWN),
+    "buffer/floor.py": (1, OWN),
+    "buffer/sharded.py": (1, OWN),
+    "cli/demo_report.py": (1, OWN),
+    "cli/topics/diff.py": (1, CAUGHT),
+    "cli/topics/lines.py": (3, CHECKED),
+    "collector/dead_letters.py": (1, OWN),
+    "otlp/json_form.py": (1, CHECKED),
+    "quiver/ack_inbox.py": (1, OWN),
+    "quiver/segment_meta.py": (3, OWN),
+    "server/console/access.py": (1, OWN),
+    "server/console/console.py": (1, CHECKED),
+    "server/console/databases_panel.py": (2, CHECKED),
+    "server/console/redrive.py": (2, CHECKED),
+    "server/console/relayed.py": (2, CAUGHT),
+    "server/topics/bodies.py": (5, CHECKED),
+    "server/topics/cursor.py": (1, CAUGHT),
+    "server/topics/queue_bodies.py": (4, CHECKED),
+    "server/topics/router_routes.py": (1, CHECKED),
+    "server/topics/sse.py": (1, CAUGHT),
+    "server/topics/watch_bodies.py": (1, CHECKED),
+    "server/topics/websocket.py": (1, OWN),
+    "server/topics/ws_messages.py": (2, CHECKED),
+    "services/fleet/lines.py": (1, CAUGHT),
+    "services/record_letters.py": (1, CAUGHT),
+    "services/relay_draft.py": (3, CAUGHT),
+    "services/relay_target.py": (1, CAUGHT),
+    "spark/offsets.py": (1, OWN),
+    "spark/pipeline/checkpoint.py": (2, OWN),
+    "spark/pipeline/ledger.py": (3, OWN),
+    "spark/pipeline/redrive.py": (2, OWN),
+    "spark/tables/commits.py": (2, OWN),
+    "spark/tables/compact_delta.py": (2, OWN),
+    "spark/tables/compact_iceberg.py": (1, OWN),
+    "spark/tables/delta.py": (1, OWN),
+    "spark/tables/delta_commits.py": (1, OWN),
+    "spark/topic_pages.py": (1, CAUGHT),
+    "topics/backup_manifest.py": (1, OWN),
+    "topics/batch.py": (1, CAUGHT),
+    "topics/client/answers.py": (10, CAUGHT),
+    "topics/client/bodies.py": (1, CHECKED),
+    "topics/client/connection.py": (1, ANSWER),
+    "topics/client/events.py": (4, CAUGHT),
+    "topics/client/failure.py": (1, CAUGHT),
+    "topics/client/queue_answers.py": (4, CAUGHT),
+    "topics/client/router_calls.py": (3, ANSWER),
+    "topics/client/watch_calls.py": (1, ANSWER),
+    "topics/cold_owner.py": (1, OWN),
+    "topics/copying.py": (1, CAUGHT),
+    "topics/dead_letters.py": (1, CAUGHT),
+    "topics/jobs.py": (1, CAUGHT),
+    "topics/model.py": (3, CAUGHT),
+    "topics/origins.py": (1, CAUGHT),
+    "topics/payload.py": (2, CAUGHT),
+    "topics/recovery.py": (1, OWN),
+    "vector/api.py": (3, CHECKED),
+}
+
+
+def _decodes(text: str) -> int:
+    """How often a module decodes JSON, or makes a decoder."""
+    tree = ast.parse(text)
+    found = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS
+    ]
+    brought = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module in ("json", "msgspec.json")
+        and NAMES & {name.name for name in node.names}
+    ]
+    return len(found) + len(brought)
+
+
+def test_every_place_that_decodes_json_is_known_and_justified() -> None:
+    """A new one goes through `penstock.jsontext`, or into the list with the reason why it need not."""
+    found = Counter(
+        {
+            path.relative_to(ROOT).as_posix(): _decodes(path.read_text())
+            for path in sorted(ROOT.rglob("*.py"))
+            if path != ROOT / "jsontext.py"
+        }
+    )
+    assert +found == {name: count for name, (count, _) in KNOWN.items()}
+
+
+def test_each_way_to_decode_json_is_seen() -> None:
+    assert _decodes("json.loads(a)\nmsgspec.json.decode(b)\nx = msgspec.json.Decoder(int)") == 3
+    assert _decodes("from json import loads\nfrom msgspec.json import Decoder as D") == 2
+    assert _decodes("msgspec.json.encode(a)\njson.dumps(b)") == 0

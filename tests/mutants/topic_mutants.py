@@ -32,7 +32,7 @@ STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
-STORED = "tests/unit/topics/test_unreadable_records.py"
+STORED = "tests/unit/topics/test_deep_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 

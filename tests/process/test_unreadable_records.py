@@ -52,7 +52,17 @@ def test_diff_names_unreadable_records_prints_the_others_and_ends_with_1(
 def test_relay_sets_unreadable_records_aside_names_them_and_moves_the_others(
     server: Server, tmp_path: Path
 ) -> None:
-    asked = ["topics", "relay", "t", tmp_path / "store", "--once", "--value", "data", "--url", server.url]
+    asked = [
+        "topics",
+        "relay",
+        "t",
+        str(tmp_path / "store"),
+        "--once",
+        "--value",
+        "data",
+        "--url",
+        server.url,
+    ]
     told = penstock(*asked, given=b"", TOPICS_API_KEY=KEY)
     assert b"record 2 of t is nested" in told.stderr
     assert b"record 4 of t has a number of 5000 digits" in told.stderr

@@ -89,7 +89,7 @@ def test_ids_and_cursors_of_any_depth_are_none_of_ours() -> None:
 
 
 def test_a_router_gives_a_copy_of_deep_meta_its_origin() -> None:
-    found = members(_with_origin(b'{"k":%b}' % DEEP, {"source_seq": 4}))
+    found = members(_with_origin(b'{"k":%b}' % DEEP, msgspec.Raw(b'{"source_seq":4}')))
     assert found["k"] == DEEP
     assert json.loads(found[ROUTER_KEY]) == {"source_seq": 4}
 

@@ -14,6 +14,7 @@
     ├── OutcomeUnknown      the write may or may not have been applied: verify, never clean up
     ├── Fenced              stop: a newer owner has taken over
     └── Corrupt             stop and keep the evidence: stored bytes break their own format
+        └── MediaError          the device cannot read a part of a file
 
 A room that needs finer names derives them from one of these, so that `except Unavailable`
 means the same everywhere.
@@ -31,6 +32,7 @@ __all__ = [
     "Fenced",
     "InvalidInput",
     "LimitExceeded",
+    "MediaError",
     "NotFound",
     "OutcomeUnknown",
     "PenstockError",
@@ -109,6 +111,19 @@ class Fenced(PenstockError):
 
 class Corrupt(PenstockError):
     """Stored bytes break their own format. Stop, and keep the bytes as evidence."""
+
+
+class MediaError(Corrupt):
+    """The device cannot read a part of a file: `length` bytes of `path` from `offset` on."""
+
+    def __init__(self, path: str, offset: int, length: int, reason: str) -> None:
+        super().__init__(
+            f"cannot read {path}, bytes {offset} to {offset + length}: {reason}; "
+            "keep the file, and check the device"
+        )
+        self.path = path
+        self.offset = offset
+        self.length = length
 
 
 _CAUSES_MAX: Final = 16

@@ -25,12 +25,13 @@ import stat as stat_bits
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from penstock.errors import (
     Conflict,
     Corrupt,
     InvalidInput,
+    MediaError,
     NotFound,
     OutcomeUnknown,
     PenstockError,
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+_T = TypeVar("_T")
 
 _IOV_MAX = 1024
 _WRITE_BYTES = 256 * 1024
@@ -62,6 +64,9 @@ _ZEROS = bytes(1024 * 1024)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # One call that writes and syncs saves a system call and, beside a busy thread, a wait for the interpreter.
 _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
+# What a kernel answers for a bad sector, and for a block that fails a check of the file system.
+_MEDIA = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO})
+_READ_TRIES = 2
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
@@ -168,7 +173,7 @@ class FileSystem(Protocol):
         """The file, or `length` bytes from `start`, or its last `length` bytes when `start` is None.
 
         A range that reaches past the end returns the bytes there are. All bytes come from one state of
-        the file, even if the name is replaced meanwhile.
+        the file, even if the name is replaced meanwhile. Raises `MediaError` if the device cannot read it.
         """
         ...
 
@@ -451,7 +456,7 @@ class OsFileSystem:
         with _explained(path, "read"):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return _read_range(fd, start, length)
+                return _read_range(fd, path, start, length)
             finally:
                 os.close(fd)
 
@@ -463,7 +468,7 @@ class OsFileSystem:
             try:
                 begin, wanted = _range(fd, start, length)
                 memory = allocate(wanted)
-                return memory[: _fill(fd, begin, memory)]
+                return memory[: _fill(fd, path, begin, memory)]
             finally:
                 os.close(fd)
 
@@ -609,22 +614,43 @@ def _range(fd: int, start: int | None, length: int | None) -> tuple[int, int]:
     return start, max(0, size - start) if length is None else max(0, min(length, size - start))
 
 
-def _fill(fd: int, start: int, memory: memoryview) -> int:
+def _pread(fd: int, path: str, wanted: int, start: int) -> bytes:
+    return _tried(path, start, wanted, lambda: os.pread(fd, wanted, start))
+
+
+def _preadv(fd: int, path: str, memory: memoryview, start: int) -> int:
+    return _tried(path, start, len(memory), lambda: os.preadv(fd, [memory], start))
+
+
+def _tried(path: str, start: int, wanted: int, read: Callable[[], _T]) -> _T:
+    """What `read` returns. Raises `MediaError` if the device fails twice: one failure may pass."""
+    for tries_left in reversed(range(_READ_TRIES)):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in _MEDIA:
+                raise
+            if not tries_left:
+                raise MediaError(path, start, wanted, os.strerror(error.errno)) from error
+    raise AssertionError("unreachable")
+
+
+def _fill(fd: int, path: str, start: int, memory: memoryview) -> int:
     """Read until the memory is full or the file ends; returns how far that was."""
     filled = 0
     while filled < len(memory):
-        count = os.preadv(fd, [memory[filled:]], start + filled)
+        count = _preadv(fd, path, memory[filled:], start + filled)
         if count == 0:
             break
         filled += count
     return filled
 
 
-def _read_range(fd: int, start: int | None, length: int | None) -> bytes:
+def _read_range(fd: int, path: str, start: int | None, length: int | None) -> bytes:
     start, wanted = _range(fd, start, length)
     parts: list[bytes] = []
     while wanted > 0:
-        part = os.pread(fd, wanted, start)
+        part = _pread(fd, path, wanted, start)
         if not part:
             break
         parts.append(part)

@@ -6,6 +6,7 @@ from tests.mutants.mutants import Mutant
 
 __all__ = ["SEGMENT_MUTANTS"]
 
+DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
 CRASH = "tests/crash/quiver/test_segment_crash.py"
 STORE = "tests/unit/quiver/test_segment_store.py"
 FINALIZE = "tests/unit/quiver/test_finalize.py"
@@ -16,6 +17,20 @@ READERS = "tests/unit/quiver/test_segment_readers.py"
 OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
+    Mutant(
+        name="fsck maps a segment that it has not read",
+        file="quiver/fsck.py",
+        old="check_bytes(fs.read(data), info, data)",
+        new="check_bytes(fs.map(data), info, data)",
+        test=f"{DAMAGED}::test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside",
+    ),
+    Mutant(
+        name="segments are mapped unless somebody says otherwise",
+        file="quiver/config.py",
+        old='read_mode: Literal["mmap", "read"] = "read"',
+        new='read_mode: Literal["mmap", "read"] = "mmap"',
+        test=f"{DAMAGED}::test_a_bad_sector_in_a_segment_sets_it_aside_and_everything_else_is_delivered",
+    ),
     Mutant(
         name="a segment counts before its data has a name",
         file="quiver/segment_store.py",

@@ -68,7 +68,8 @@ class SegmentConfig:
     max_stream_count: int = 512
     """Schemas that may be open at once; each costs a segment."""
     layout: Literal["flat", "otap"] = "flat"
-    read_mode: Literal["mmap", "read"] = "mmap"
+    read_mode: Literal["mmap", "read"] = "read"
+    """`mmap` reads without a copy, but a bad sector or a file that was cut ends the process (SIGBUS)."""
     verify_on_open: Literal["metadata", "full"] = "metadata"
 
     def __post_init__(self) -> None:

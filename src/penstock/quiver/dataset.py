@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 
 from penstock.errors import InvalidInput
 from penstock.quiver.dictionaries import plain_type
@@ -106,7 +107,8 @@ def scan_segments(
         return ds.dataset(pa.table({}))
     paths = [path for _, path in files]
     schema = unified_schema([_schema_of(path) for path in paths])
-    found = ds.dataset(paths, schema=schema, format="ipc")
+    # Not mapped: a bad sector would end the process.
+    found = ds.dataset(paths, schema=schema, format="ipc", filesystem=pafs.LocalFileSystem(use_mmap=False))
     column = event_column(schema, files[0][0].slot)
     if column is None or (since is None and until is None):
         return found
@@ -114,7 +116,7 @@ def scan_segments(
 
 
 def _schema_of(path: str) -> pa.Schema:
-    with pa.memory_map(path) as file:
+    with pa.OSFile(path) as file:
         return pa.ipc.open_file(file).schema
 
 

@@ -160,7 +160,7 @@ def _check_segment(fs: FileSystem, directory: str, seq: int) -> SegmentInfo:
     if info.seq != seq:
         raise Corrupt(f"its sidecar speaks of segment {info.seq}")
     try:
-        check_bytes(fs.map(data), info, data)
+        check_bytes(fs.read(data), info, data)
     except NotFound:
         fs.stat(meta)  # raises when both are gone, as after a removal
         raise Corrupt("there is a sidecar and no data") from None

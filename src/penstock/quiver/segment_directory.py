@@ -32,7 +32,7 @@ class SegmentDirectory:
         self.fs = fs
         self.directory = directory
         self.quarantine = quarantine
-        self._read_mode = read_mode
+        self.read_mode = read_mode
 
     def make(self) -> None:
         """Make sure that both directories are there."""
@@ -52,9 +52,12 @@ class SegmentDirectory:
         return os.path.join(self.directory, meta_name(seq))
 
     def view(self, seq: int) -> Buffer:
-        """A segment's data, mapped or read as the setting says. Raises `NotFound`."""
+        """A segment's data, read or mapped as the setting says. Raises `NotFound`, and `MediaError` if read.
+
+        Whoever looks at a mapped file dies by SIGBUS where the device cannot read it, or where it was cut.
+        """
         path = self.arrow_path(seq)
-        return self.fs.map(path) if self._read_mode == "mmap" else self.fs.read(path)
+        return self.fs.map(path) if self.read_mode == "mmap" else self.fs.read(path)
 
     def stage_data(self, seq: int, fill: Callable[[Callable[[Sequence[Buffer]], None]], None]) -> None:
         """Put the bytes that `fill` writes beside their place; durable on return."""

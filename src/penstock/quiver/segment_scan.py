@@ -174,8 +174,8 @@ class SegmentScan:
 
     def _info_from_data(self, seq: int) -> SegmentInfo | None:
         path = self.directory.arrow_path(seq)
-        view = self.directory.fs.read(path)
         try:
+            view = self.directory.fs.read(path)
             reader = SegmentReader(view, path)
             info = info_of(
                 reader.metadata,

@@ -131,7 +131,7 @@ def _is_sidecar(name: str) -> bool:
 
 
 class LocalSegments:
-    """The segments below a directory, mapped into memory."""
+    """The segments below a directory, each read whole."""
 
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
         self._path = os.path.abspath(path)
@@ -159,7 +159,7 @@ class LocalSegments:
 
     def reader(self, info: SegmentInfo) -> SegmentReader:
         path = self.path(info)
-        view = self._fs.map(path)
+        view = self._fs.read(path)
         check_bytes(view, info, path)
         return SegmentReader(view, path)
 

@@ -1,4 +1,4 @@
-"""The committed segments of one core: written once, read without copying, removed for good."""
+"""The committed segments of one core: written once, read and checked, removed for good."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ __all__ = ["SegmentStore"]
 
 _LOGGER = logging.getLogger(__name__)
 _READERS_MAX: Final = 32
+_READERS_BYTES_MAX: Final = 64 * 1024**2
 
 
 class SegmentStore:
@@ -63,7 +64,7 @@ class SegmentStore:
         quarantine: str,
         *,
         core_id: int = 0,
-        read_mode: ReadMode = "mmap",
+        read_mode: ReadMode = "read",
         verify: Verify = "metadata",
         wal_cursor: int = 0,
         rebuild: bool = False,
@@ -223,9 +224,16 @@ class SegmentStore:
             if seq in self._infos:
                 self._verified.add(seq)
                 self._readers[seq] = reader
-                while len(self._readers) > _READERS_MAX:
+                while len(self._readers) > 1 and self._has_too_many_readers():
                     self._readers.popitem(last=False)
         return reader
+
+    def _has_too_many_readers(self) -> bool:
+        """A mapped file costs a descriptor; one that was read costs its bytes."""
+        if len(self._readers) > _READERS_MAX or self._directory.read_mode == "mmap":
+            return len(self._readers) > _READERS_MAX
+        held = sum(info.file_size for seq in self._readers if (info := self._infos.get(seq)) is not None)
+        return held > _READERS_BYTES_MAX
 
     def _open(self, info: SegmentInfo) -> SegmentReader:
         return SegmentReader(self._checked_view(info), self._directory.arrow_path(info.seq))
@@ -238,7 +246,8 @@ class SegmentStore:
             if info.seq not in self._infos or info.seq in self._leaving:
                 raise
             raise Corrupt(f"{path} is gone, but segment {info.seq} was not removed") from error
-        if info.seq not in self._verified:
+        # What is read once more may have changed since: a mapped file would show that only to its reader.
+        if info.seq not in self._verified or self._directory.read_mode == "read":
             check_bytes(view, info, path)
         return view
 

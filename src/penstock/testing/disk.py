@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Corrupt, InvalidInput, PenstockError
+from penstock.errors import Corrupt, InvalidInput, MediaError, PenstockError
 from penstock.fs import Buffer, FileStat, LockHeld, LogFile, WritableFile, explain
 
 __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
@@ -135,6 +135,7 @@ class FakeDisk:
         self._locked: dict[str, int] = {}
         self.calls: list[str] = []
         self.free = 1 << 40
+        self._bad: dict[int, tuple[_File, int, int]] = {}
 
     def crash(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> FakeDisk:
         """The disk as found after a power cut now; this one does not work any more."""
@@ -142,6 +143,14 @@ class FakeDisk:
         after = FakeDisk(clock=self._clock)
         after._root = _dir_after(self._root, survival, rng or random.Random(0), {})
         return after
+
+    def spoil(self, path: str, start: int, end: int) -> None:
+        """From now on these bytes of the file, under whatever name, are a bad sector.
+
+        To read them raises `MediaError`. To map the file would end the process: the test fails instead.
+        """
+        file = self._file(path)
+        self._bad[id(file)] = (file, start, end)
 
     def create(self, path: str) -> WritableFile:
         with self._call("create", path):
@@ -177,7 +186,10 @@ class FakeDisk:
     def map(self, path: str) -> memoryview:
         """The bytes themselves. While a view lives only writes in place can change the file."""
         with self._call("map", path):
-            return memoryview(self._file(path).visible).toreadonly()
+            file = self._file(path)
+            if id(file) in self._bad:
+                raise AssertionError(f"SIGBUS: {path} has a bad sector and was mapped")
+            return memoryview(file.visible).toreadonly()
 
     def truncate(self, path: str, size: int) -> None:
         with self._call("truncate", path):
@@ -187,10 +199,16 @@ class FakeDisk:
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
         with self._call("read", path):
-            data = bytes(self._file(path).visible)
+            file = self._file(path)
+            data = bytes(file.visible)
             if start is None:
-                return data[max(0, len(data) - (len(data) if length is None else length)) :]
-            return data[start:] if length is None else data[start : start + length]
+                start = max(0, len(data) - (len(data) if length is None else length))
+            end = len(data) if length is None else min(len(data), start + length)
+            if id(file) in self._bad:
+                _, low, high = self._bad[id(file)]
+                if max(start, low) < min(end, high):
+                    raise MediaError(path, max(start, low), end - max(start, low), os.strerror(errno.EIO))
+            return data[start:end]
 
     def read_into(
         self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]

@@ -13,7 +13,7 @@ from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_history import read_history
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.engine import Quiver
-from penstock.quiver.fsck import repair
+from penstock.quiver.fsck import check, repair
 from penstock.quiver.offline import drop_subscriber
 from penstock.quiver.segment_meta import arrow_name, meta_name
 from penstock.quiver.segment_scan import DamageAction
@@ -229,3 +229,31 @@ def test_a_repair_records_what_cannot_be_saved_as_dropped() -> None:
     assert "1 damaged segments are recorded as dropped" in repair(disk, CORE, clock)
     assert whats(disk, 2) == ["dropped", "corrupt"]
     assert firsts(open_quiver(disk, clock)) == [0, 50]
+
+
+@pytest.mark.parametrize("settings", [config(), CAREFUL], ids=["read later", "read at the start"])
+def test_a_bad_sector_in_a_segment_sets_it_aside_and_everything_else_is_delivered(
+    settings: QuiverConfig,
+) -> None:
+    disk, clock = two_segments(keep_log=False)
+    disk.spoil(data_of(1), 512, 1024)
+    quiver = open_quiver(disk, clock, settings)
+    quiver.activate("lake")
+    assert firsts(quiver) == [100, 150]
+    (damage,) = quiver.core.store.damage
+    assert (damage.seq, damage.action) == (1, DamageAction.QUARANTINED)
+    assert "bytes 512 to" in damage.reason
+    assert quiver.stats().damage[-1].startswith("segment 1 is quarantined")
+    assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
+    quiver.close()
+
+
+def test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside() -> None:
+    disk, clock = two_segments(keep_log=False)
+    disk.spoil(data_of(1), 512, 1024)
+    damaged, awaited = check(disk, 0, CORE).problems
+    assert arrow_name(1) in damaged.subject
+    assert "cannot read" in damaged.text
+    assert awaited.subject == "segment 1"
+    assert any("segment 1 is quarantined" in text for text in repair(disk, CORE, clock))
+    assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]

@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         name="the ledger is replaced whatever somebody else wrote",
         file="buffer/queue_consumer.py",
-        old="await self.file.write_side(self.file.ledger_path, raw, version)",
-        new="await self.file.store.put(self.file.ledger_path, raw)",
+        old="await self.file.write_side(self.file.ledger_path, ledger.raw, version)",
+        new="await self.file.store.put(self.file.ledger_path, ledger.raw)",
         test=_promise("test_a_superseded_consumer_cannot_make_the_ledger_forget"),
     ),
     Mutant(

@@ -20,7 +20,7 @@ from penstock.buffer.errors import (
 )
 from penstock.buffer.floor import EPOCH_STRIDE
 from penstock.buffer.instruments import Instruments
-from penstock.buffer.ledger import read_ledger, remember
+from penstock.buffer.ledger import Ledger
 from penstock.buffer.manifest import U64_MAX, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
 from penstock.clock import Clock
@@ -64,7 +64,7 @@ class QueueConsumer:
         self._instruments = instruments
         self._snapshot: Snapshot | None = None
         self._index: EntryIndex | None = None
-        self._ledger: tuple[dict[int, str], Version | None] | None = None
+        self._ledger: tuple[Ledger, Version | None] | None = None
         self._editing = asyncio.Lock()
 
     @property
@@ -164,18 +164,18 @@ class QueueConsumer:
 
     async def known_dequeued(self) -> dict[int, str]:
         """What the ledger remembers: sequence to location. A damaged ledger is one that knows nothing."""
-        known, _ = await self._read_ledger()
-        return known
+        ledger, _ = await self._read_ledger()
+        return dict(ledger.known)
 
-    async def _read_ledger(self) -> tuple[dict[int, str], Version | None]:
+    async def _read_ledger(self) -> tuple[Ledger, Version | None]:
         if self._ledger is None:
             raw, version = await self._retrying(
                 lambda: self.file.read_side(self.file.ledger_path), "reading the ledger of"
             )
             try:
-                self._ledger = ({} if raw is None else read_ledger(raw)), version
+                self._ledger = (Ledger() if raw is None else Ledger.read(raw)), version
             except SerializationError:
-                self._ledger = {}, version
+                self._ledger = Ledger(), version
         return self._ledger
 
     async def _write_sides(self, snapshot: Snapshot, through: int) -> None:
@@ -185,17 +185,17 @@ class QueueConsumer:
         await self._write_ledger(snapshot, through)
 
     async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:
-        known, version = await self._read_ledger()
+        ledger, version = await self._read_ledger()
         index = self._current() if snapshot is self._snapshot else manifest.index(snapshot.raw)
         leaving = itertools.takewhile(lambda item: item[0] <= through, index.locations())
-        removed = [item for item in leaving if known.get(item[0]) != item[1]]
+        removed = [item for item in leaving if ledger.known.get(item[0]) != item[1]]
         if not removed:
             return
-        raw, ledger = remember(known, removed, epoch=self.epoch)
+        ledger = ledger.after(removed, epoch=self.epoch)
         # Conditional, so that a superseded consumer, which does not know it yet, cannot make it forget what
         # its successor wrote. Unless this is known to have won, the ledger is read again.
         self._ledger = None
-        self._ledger = ledger, await self.file.write_side(self.file.ledger_path, raw, version)
+        self._ledger = ledger, await self.file.write_side(self.file.ledger_path, ledger.raw, version)
 
     async def _edit(
         self,

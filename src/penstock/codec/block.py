@@ -50,6 +50,13 @@ _INLINE_BYTES_MAX = 12  # Arrow keeps view values up to this length inside the v
 _OFFSET_MAX = 2**31 - 1
 _HEADER_OFFSETS = np.arange(0, 4 << 16, 4, dtype="<i4")
 
+MANY_WALKS_MIN = 4096
+"""Below this many records one walk is as fast as many."""
+_SAMPLE = 64  # records that show how long a record of this block usually is
+_GUESSES = 8  # places that are tried for the start of one walk
+_HOPS = 2  # plausible headers that must follow a guessed one
+_STEPS_BETWEEN_LOOKS = 16
+
 Lengths: TypeAlias = npt.NDArray[np.uint32]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
@@ -225,7 +232,12 @@ def index_block(data: pa.Buffer, count: int) -> Block:
     """
     if count * 4 > len(data):
         raise Corrupt(f"block of {len(data)} bytes cannot hold {count} records")
-    return _by_table(data, count) or _by_stride(data, count) or _by_walk(data, count)
+    return (
+        _by_table(data, count)
+        or _by_stride(data, count)
+        or _by_many_walks(data, count)
+        or _by_walk(data, count)
+    )
 
 
 def _starts(lengths: npt.NDArray[np.unsignedinteger[npt.NBitBase]]) -> Positions:
@@ -286,6 +298,117 @@ def _by_stride(data: pa.Buffer, count: int) -> Block | None:
     if not bool((headers == first).all()):
         return None
     return Block(data, np.full(count, first, "<u4"), np.arange(0, stride * (count + 1), stride, dtype="<i8"))
+
+
+def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
+    """The records by many walks at once, one numpy step for all; None to leave the block to `_by_walk`.
+
+    Each walk starts at a guessed header and ends where the next one starts. A guess is only believed when the
+    walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked one
+    record at a time. So a wrong guess changes the speed and never the result.
+    """
+    if count < MANY_WALKS_MIN:
+        return None
+    begins = _guessed_starts(data, count)
+    ends = np.append(begins[1:], len(data) - 3)  # past the last place where a header fits
+    rows = _walk_together(data, begins, ends, steps_max=8 * (count // len(begins) + 1))
+    positions = np.stack(rows, axis=1)  # one line per walk
+    inside = positions < ends[:, None]
+    lengths = inside.sum(axis=1)
+    finished = lengths < len(rows)
+    arrivals = positions[np.arange(len(begins)), np.minimum(lengths, len(rows) - 1)]
+    if bool(finished.all()) and bool((arrivals[:-1] == begins[1:]).all()):
+        chain, end = positions[inside], int(arrivals[-1])
+    else:
+        chain, end = _stitched(data, begins, ends, positions, lengths, arrivals, finished)
+    starts = np.append(chain[: count + 1], end)[: count + 1]
+    if len(starts) <= count or int(starts[-1]) > len(data):
+        return None  # too short: the plain walk says where
+    return Block(data, (np.diff(starts) - 4).astype("<u4"), starts)
+
+
+def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
+    """Offset 0, and about one place per `sqrt(count)` records where a header seems to lie."""
+    size, raw = len(data), memoryview(data)
+    unpack = _HEADER.unpack_from
+    position, longest = 0, 0
+    for _ in range(_SAMPLE):
+        if position + 4 > size:
+            return np.zeros(1, "<i8")
+        (length,) = unpack(raw, position)
+        longest = max(longest, length)
+        position += 4 + length
+    longest = min(4 * longest + 64, 1 << 16)
+    zeros = 2 if longest >= 1 << 8 else 3  # a header of a usual record ends with this many
+    needle = bytes(zeros)
+    window_bytes = (_HOPS + 2) * longest
+    begins = [0]
+    for near in range(0, size, max(1, size // int(count**0.5)))[1:]:
+        window = raw[max(near, begins[-1] + 1) :][:window_bytes].tobytes()
+        place = -1
+        for _ in range(_GUESSES):
+            place = window.find(needle, place + 1)
+            if place < 0:
+                break
+            guess = place + zeros - 4
+            if guess >= 0 and _is_plausible(window, guess, longest):
+                begins.append(max(near, begins[-1] + 1) + guess)
+                break
+    return np.array(begins, "<i8")
+
+
+def _is_plausible(window: bytes, position: int, longest: int) -> bool:
+    for _ in range(_HOPS + 1):
+        if position + 4 > len(window):
+            return False
+        (length,) = _HEADER.unpack_from(window, position)
+        if length > longest:
+            return False
+        position += 4 + length
+    return True
+
+
+def _walk_together(data: pa.Buffer, begins: Positions, ends: Positions, *, steps_max: int) -> list[Positions]:
+    """Where every walk stands after each step, until almost all have reached their end."""
+    last = len(data) - 4
+    words = np.ndarray((last + 1,), "<u4", buffer=data, strides=(1,))
+    rows = [begins]
+    few = len(begins) // 16
+    while len(rows) <= steps_max:
+        for _ in range(_STEPS_BETWEEN_LOOKS):
+            at = rows[-1]
+            row = at + words[np.minimum(at, last)]
+            row += 4
+            rows.append(row)
+        if np.count_nonzero(rows[-1] < ends) <= few:
+            break
+    return rows
+
+
+def _stitched(
+    data: pa.Buffer,
+    begins: Positions,
+    ends: Positions,
+    positions: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    arrivals: Positions,
+    finished: npt.NDArray[np.bool_],
+) -> tuple[Positions, int]:
+    """The one chain of headers from offset 0, from the walks that it confirms; and where it ends."""
+    raw, unpack = memoryview(data), _HEADER.unpack_from
+    pieces: list[Positions] = []
+    position = 0
+    for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        if position == begin and finished[number]:
+            pieces.append(positions[number, : lengths[number]])
+            position = int(arrivals[number])
+            continue
+        walked: list[int] = []
+        while position < end:
+            walked.append(position)
+            position += 4 + unpack(raw, position)[0]
+        pieces.append(np.array(walked, "<i8"))
+    return np.concatenate(pieces), position
 
 
 def _by_walk(data: pa.Buffer, count: int) -> Block:

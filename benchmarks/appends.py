@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from crew import Crew
 from penstock.buffer import Metadata, Producer, ProducerConfig, manifest
+from penstock.buffer.ledger import LEDGER_ENTRIES, Ledger, remember
 from penstock.metrics import Registry
 from penstock.objects.local import LocalStore
-from rounds import Plan, scratch
+from rounds import Plan, interleave, scratch
 from table import Row
 
-__all__ = ["backlog", "contention"]
+__all__ = ["backlog", "contention", "ledger"]
 
 _MANIFEST = "ingest/manifest"
 _STAMP = (Metadata(start_index=0, ingestion_time_ms=1_760_000_000_000),)
@@ -79,6 +80,44 @@ def _pure_append(raw: bytes) -> float:
         manifest.append(raw, [_entry(number)])
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)
+
+
+def ledger(plan: Plan) -> list[Row]:
+    """The next full ledger when 1 and 100 entries leave the queue."""
+    pairs = [(n, f"ingest/{n:026d}.batch") for n in range(LEDGER_ENTRIES + 100)]
+    full = Ledger().after(pairs[:LEDGER_ENTRIES], epoch=1)
+    rows: list[Row] = []
+    for count in (1, 100):
+        leaving = pairs[LEDGER_ENTRIES : LEDGER_ENTRIES + count]
+        contenders = {
+            "edited": lambda leaving=leaving: _cpu(lambda: full.after(leaving, epoch=1)),
+            "encoded": lambda leaving=leaving: _cpu(lambda: remember(full.known, leaving, epoch=1)),
+        }
+        rates = interleave(contenders, work=1, rounds=plan.pick(9, 5))
+        rows.append(
+            Row(
+                section="4 append",
+                what=f"ledger of {len(full.raw) / 1e3:.0f} kB, {count} leave",
+                ours=1e3 / rates.median("edited"),
+                ceiling=1e3 / rates.median("encoded"),
+                ratio=rates.ratio("encoded", "edited"),
+                against="encoding all of it",
+                unit="ms CPU",
+                bar=0.2,
+                at_most=True,
+                note="CPU of making the next ledger of a full one, edited against encoded again",
+            )
+        )
+    return rows
+
+
+def _cpu(call: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(5):
+        began = time.thread_time()
+        call()
+        best = min(best, time.thread_time() - began)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import consume
 import memory
 import peers
 import produce
+import slow_store
 from rounds import Plan
 from sections import option_parser, run_sections, workdir
 from table import Row
@@ -36,6 +37,9 @@ SECTIONS: dict[str, Callable[[Plan], list[Row]]] = {
     "append": appends.backlog,
     "drain": consume.drain,
     "contention": appends.contention,
+    "ledger": appends.ledger,
+    "slow": slow_store.run,
+    "foreign": slow_store.foreign,
     "memory": memory.run,
     "peers": _peers,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.buffer.batch import CompressionType, decode_batch, encode_batch
@@ -32,7 +34,42 @@ def run(plan: Plan) -> list[Row]:
     for size in (200, 1024):
         for block_mib in (16, 64):
             rows += _block_rows(plan, size, block_mib)
-    return rows
+    return rows + [_foreign_row(plan, size) for size in (10, 100, 1000)]
+
+
+def _foreign_row(plan: Plan, size: int) -> Row:
+    """Records of different lengths without a table, as other clients store them, against one plain walk."""
+    lengths = np.random.default_rng(1).integers(size // 2, size * 3 // 2 + 1, 16 * MIB // (size + 4))
+    data = bytes(np.random.default_rng(2).integers(0, 256, 2 * size, dtype="u1"))
+    raw = b"".join(length.to_bytes(4, "little") + data[:length] for length in lengths.tolist())
+    foreign, count = pa.py_buffer(raw), len(lengths)
+    ways: dict[str, Callable[[], object]] = {
+        "index": lambda: index_block(foreign, count),
+        "walk": lambda: _walk(raw, count),
+    }
+    rates = interleave(
+        {name: _timed(call) for name, call in ways.items()}, work=count / 1e6, rounds=plan.pick(7, 3)
+    )
+    return Row(
+        section="1 codec",
+        what=f"find records of another client, {size} B on average",
+        ours=rates.median("index"),
+        ceiling=rates.median("walk"),
+        ratio=rates.ratio("index", "walk"),
+        against="one walk in Python",
+        unit="M records/s",
+        bar={10: 3.0, 100: 2.5, 1000: 1.2}[size],
+        note="records of 50 to 150 % of the size, random bytes, 16 MiB",
+    )
+
+
+def _walk(raw: bytes, count: int) -> npt.NDArray[np.uint32]:
+    lengths, position, unpack = [], 0, struct.Struct("<I").unpack_from
+    for _ in range(count):
+        (length,) = unpack(raw, position)
+        lengths.append(length)
+        position += 4 + length
+    return np.array(lengths, "<u4")
 
 
 def _block_rows(plan: Plan, size: int, block_mib: int) -> list[Row]:

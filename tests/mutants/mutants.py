@@ -448,4 +448,35 @@ MUTANTS = (
         new="        if sequence < expected:\n",
         test=_promise("test_a_hole_in_the_numbering_is_not_a_manifest"),
     ),
+    # Speed that must not change the result
+    Mutant(
+        name="a guessed header is believed without the walk before it",
+        file="codec/block.py",
+        old=" and bool((arrivals[:-1] == begins[1:]).all())",
+        new="",
+        test="tests/unit/codec/test_block.py"
+        "::test_data_that_looks_like_headers_never_changes_where_records_are",
+    ),
+    Mutant(
+        name="the edited ledger is not cut to its length",
+        file="buffer/ledger.py",
+        old="manifest.dequeue(self.raw, oldest + dropped - 1) if dropped else self.raw",
+        new="self.raw",
+        test="tests/unit/buffer/test_side_objects.py"
+        "::test_a_ledger_edited_in_place_is_byte_for_byte_the_one_encoded_in_full",
+    ),
+    Mutant(
+        name="looking ahead decodes known entries again",
+        file="buffer/manifest.py",
+        old="before.get(self.first + number) or self[number]",
+        new="self[number]",
+        test=_promise("test_looking_ahead_decodes_each_entry_once"),
+    ),
+    Mutant(
+        name="every conflict makes the attempts before it certain",
+        file="buffer/queue_producer.py",
+        old="    return [attempt for attempt in attempts if not attempt.refused]",
+        new="    return []",
+        test=_promise("test_a_lost_reply_stays_unknown_next_to_definite_conflicts_and_is_not_repeated"),
+    ),
 )

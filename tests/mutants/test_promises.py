@@ -820,3 +820,72 @@ async def test_a_stored_batch_at_the_floor_is_copied_before_it_is_referenced(
 def test_the_book_is_never_lowered() -> None:
     assert merge({"a": 5}, {"a": 4}) is None
     assert merge({"a": 5, "b": 1}, {"a": 6, "b": 0}) == {"b": 1, "a": 6}
+
+
+async def test_looking_ahead_decodes_each_entry_once(
+    store: HookedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make_producer(store, clock)
+    for n in range(12):
+        await producer.produce([b"%d" % n])
+        await producer.flush()
+    await producer.close()
+    decoded: list[int] = []
+    read_entry = manifest._read_entry
+
+    def counting(raw: bytes, start: int, end: int) -> manifest.Entry:
+        entry = read_entry(raw, start, end)
+        decoded.append(entry.sequence)
+        return entry
+
+    monkeypatch.setattr(manifest, "_read_entry", counting)
+    config = ConsumerConfig(store=store, gc_enabled=False, prefetch=4)
+    async with await Consumer.open(config, clock=clock) as consumer:
+        while (batch := await consumer.next_batch()) is not None:
+            await consumer.ack(batch.sequence)
+    assert decoded == list(range(12))
+
+
+async def test_a_lost_reply_stays_unknown_next_to_definite_conflicts_and_is_not_repeated(
+    store: HookedStore, clock: ManualClock
+) -> None:
+    consumed: list[str] = []
+    producer = Producer(ProducerConfig(store=store, flush_interval="1h"), clock, rng=random.Random(1))
+    await producer.produce([b"first"])
+    await producer.flush()
+    consumed.extend(await _foreign_consumer(store))
+    writes = 0
+
+    async def another_writer_wins_twice(op: str, key: str) -> None:
+        nonlocal writes
+        if key == MANIFEST and op.startswith("put"):
+            writes += 1
+            if writes <= 2:
+                blob = await MemoryStore.get(store, MANIFEST)
+                epoch = manifest.read_footer(bytes(blob.data)).epoch
+                raw = manifest.set_epoch(bytes(blob.data), epoch + 1)
+                await MemoryStore.put_if_match(store, MANIFEST, raw, blob.version)
+
+    async def lose_the_reply(op: str, key: str) -> None:
+        if key == MANIFEST and op.startswith("put") and writes == 3:
+            consumed.extend(await _foreign_consumer(store))
+            raise errors.OutcomeUnknown("the connection was closed before the reply")
+
+    store.before, store.after = another_writer_wins_twice, lose_the_reply
+    await producer.produce([b"doubtful"])
+    flushing = asyncio.ensure_future(producer.flush())
+    while not flushing.done():
+        await clock.advance(0.05)
+    with pytest.raises(OutcomeUnknown):
+        await flushing
+    assert writes == 3
+    await producer.produce([b"next"])
+    flushing = asyncio.ensure_future(producer.flush())
+    while not flushing.done():
+        await clock.advance(0.05)
+    await flushing
+    consumed.extend(await _foreign_consumer(store))
+    blobs = [await MemoryStore.get(store, location) for location in consumed]
+    records = [record for blob in blobs for record in decode_batch(blob.data).to_list()]
+    assert records == [b"first", b"doubtful", b"next"]
+    await producer.close()

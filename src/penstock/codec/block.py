@@ -50,7 +50,7 @@ _INLINE_BYTES_MAX = 12  # Arrow keeps view values up to this length inside the v
 _OFFSET_MAX = 2**31 - 1
 _HEADER_OFFSETS = np.arange(0, 4 << 16, 4, dtype="<i4")
 
-MANY_WALKS_MIN = 4096
+MANY_WALKS_MIN = 8192
 """Below this many records one walk is as fast as many."""
 _SAMPLE = 64  # records that show how long a record of this block usually is
 _GUESSES = 8  # places that are tried for the start of one walk
@@ -303,13 +303,15 @@ def _by_stride(data: pa.Buffer, count: int) -> Block | None:
 def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
     """The records by many walks at once, one numpy step for all; None to leave the block to `_by_walk`.
 
-    Each walk starts at a guessed header and ends where the next one starts. A guess is only believed when the
-    walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked one
-    record at a time. So a wrong guess changes the speed and never the result.
+    Each walk starts at a guessed header and ends where the next one starts. A guess is only believed when
+    the walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked
+    one record at a time. So a wrong guess changes the speed and never the result.
     """
     if count < MANY_WALKS_MIN:
         return None
     begins = _guessed_starts(data, count)
+    if len(begins) < count**0.5 / 2:
+        return None  # headers are hard to guess here
     ends = np.append(begins[1:], len(data) - 3)  # past the last place where a header fits
     rows = _walk_together(data, begins, ends, steps_max=8 * (count // len(begins) + 1))
     positions = np.stack(rows, axis=1)  # one line per walk
@@ -343,8 +345,11 @@ def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
     needle = bytes(zeros)
     window_bytes = (_HOPS + 2) * longest
     begins = [0]
-    for near in range(0, size, max(1, size // int(count**0.5)))[1:]:
-        window = raw[max(near, begins[-1] + 1) :][:window_bytes].tobytes()
+    for tried, near in enumerate(range(0, size, max(1, size // int(count**0.5)))[1:]):
+        if tried == 2 * len(begins) + _GUESSES:
+            break
+        first = max(near, begins[-1] + 1)
+        window = raw[first : first + window_bytes].tobytes()
         place = -1
         for _ in range(_GUESSES):
             place = window.find(needle, place + 1)
@@ -352,7 +357,7 @@ def _guessed_starts(data: pa.Buffer, count: int) -> Positions:
                 break
             guess = place + zeros - 4
             if guess >= 0 and _is_plausible(window, guess, longest):
-                begins.append(max(near, begins[-1] + 1) + guess)
+                begins.append(first + guess)
                 break
     return np.array(begins, "<i8")
 
@@ -362,7 +367,7 @@ def _is_plausible(window: bytes, position: int, longest: int) -> bool:
         if position + 4 > len(window):
             return False
         (length,) = _HEADER.unpack_from(window, position)
-        if length > longest:
+        if not 0 < length <= longest:  # a run of zeros looks like empty records at every place
             return False
         position += 4 + length
     return True

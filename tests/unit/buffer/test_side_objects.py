@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.buffer.doubles import golden
 
-from penstock.buffer import SerializationError
+from penstock.buffer import SerializationError, ledger
 from penstock.buffer import manifest as m
 from penstock.buffer.attempt import Attempt, Fate, judge, judge_by_ledger
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
-from penstock.buffer.ledger import LEDGER_ENTRIES, read_ledger, remember
+from penstock.buffer.ledger import LEDGER_ENTRIES, Ledger, read_ledger, remember
 from penstock.buffer.manifest import NewEntry
 from penstock.objects import Version
 
@@ -152,3 +152,41 @@ def test_a_floor_is_never_lowered(floor_ms: int, sealed_ms: int, to_ms: int, sea
 def test_a_damaged_floor_is_never_taken_for_no_floor(raw: bytes) -> None:
     with pytest.raises(SerializationError):
         read_floor(raw)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 7), st.sampled_from([0, 0, 0, 0, 3])), max_size=12),
+    first=st.integers(0, 5),
+)
+def test_a_ledger_edited_in_place_is_byte_for_byte_the_one_encoded_in_full(
+    steps: list[tuple[int, int]], first: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "LEDGER_ENTRIES", 10)
+        edited, following = Ledger(), first
+        known: dict[int, str] = {}
+        for epoch, (length, hole) in enumerate(steps):
+            following += hole
+            removed = [(following + n, f"x/{following + n}" + "y" * (n % 3)) for n in range(length)]
+            following += length
+            raw, known = remember(known, removed, epoch=epoch)
+            edited = edited.after(removed, epoch=epoch)
+            assert dict(edited.known) == known == read_ledger(edited.raw)
+            if known:
+                assert edited.raw == raw
+
+
+def test_a_dequeue_encodes_only_the_entries_that_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Ledger().after([(n, f"x/{n}") for n in range(LEDGER_ENTRIES)], epoch=1)
+    encoded: list[int] = []
+    encode = m.encode_entry
+
+    def counting(sequence: int, item: NewEntry) -> bytes:
+        encoded.append(sequence)
+        return encode(sequence, item)
+
+    monkeypatch.setattr(m, "encode_entry", counting)
+    after = full.after([(LEDGER_ENTRIES, "x/new")], epoch=2)
+    assert encoded == [LEDGER_ENTRIES]
+    assert (min(after.known), len(after.known)) == (1, LEDGER_ENTRIES)

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import re
 import struct
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codec import (
     as_binary_array,
+    block,
     encode_records,
     index_block,
     length_table,
@@ -219,3 +221,59 @@ def test_chunks_beyond_two_gib_together_are_refused() -> None:
     chunk = pa.array([b"x" * (300 << 20)], pa.binary())
     with pytest.raises(LimitExceeded, match="2 GiB"):
         as_binary_array(pa.chunked_array([chunk] * 8))
+
+
+def _foreign(records: list[bytes], rest: bytes = b"") -> pa.Buffer:
+    return pa.py_buffer(b"".join(len(record).to_bytes(4, "little") + record for record in records) + rest)
+
+
+def _same(raw: pa.Buffer, count: int) -> None:
+    """One walk in Python is the definition; the fast way must find the same, or the same error."""
+    try:
+        expected = block._by_walk(raw, count)
+    except Corrupt as error:
+        with pytest.raises(Corrupt, match=re.escape(str(error))):
+            index_block(raw, count)
+        return
+    found = index_block(raw, count)
+    assert found.starts.tolist() == expected.starts.tolist()
+    assert found.lengths.tolist() == expected.lengths.tolist()
+
+
+def test_records_of_other_clients_are_found_by_many_walks() -> None:
+    records = [b"r" * (n * 7 % 53 + 1) for n in range(20_000)]
+    raw = _foreign(records)
+    assert block._by_many_walks(raw, len(records)) is not None
+    _same(raw, len(records))
+    _same(_foreign(records, b"bytes after the last record are ignored"), len(records))
+
+
+def test_data_that_looks_like_headers_never_changes_where_records_are() -> None:
+    inner = b"".join(len(part).to_bytes(4, "little") + part for part in [b"x" * 20, b"y" * 31, b"z" * 9])
+    records = [inner * (n % 3 + 1) for n in range(20_000)]
+    raw = _foreign(records)
+    assert block._by_many_walks(raw, len(records)) is not None
+    _same(raw, len(records))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(
+        st.sampled_from([b"", b"a", b"text" * 9, bytes(40), b"\x08\0\0\0abcdefgh" * 4]), min_size=1
+    ),
+    count=st.integers(200, 400),
+    longer=st.integers(0, 5),
+    damage=st.lists(st.tuples(st.integers(0, 2**16), st.binary(min_size=1, max_size=5)), max_size=3),
+    cut=st.integers(0, 9),
+)
+def test_many_walks_find_what_one_walk_finds_whatever_the_bytes(
+    kinds: list[bytes], count: int, longer: int, damage: list[tuple[int, bytes]], cut: int
+) -> None:
+    raw = bytearray(_foreign([kinds[n % len(kinds)] + b"p" * (n * 5 % 11) for n in range(count)]))
+    for place, value in damage:
+        place %= len(raw)
+        raw[place : place + len(value)] = value
+    data = pa.py_buffer(bytes(raw[: len(raw) - cut]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block, "MANY_WALKS_MIN", 100)
+        _same(data, count + longer)

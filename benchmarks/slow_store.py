@@ -1,0 +1,206 @@
+"""Producers under hard conditions: a store with slow writes, and a consumer of another implementation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from penstock.buffer import OutcomeUnknown, Producer, ProducerConfig, manifest
+from penstock.buffer.batch import decode_batch
+from penstock.errors import Conflict, NotFound
+from penstock.objects import ObjectStore
+from penstock.objects.local import LocalStore
+from penstock.objects.memory import MemoryStore
+from rounds import Plan, scratch
+from table import Row
+
+__all__ = ["foreign", "run"]
+
+_MANIFEST = "ingest/manifest"
+_TICK_S = 0.01
+_NOTE = (
+    "default settings, one 100 B record per call, memory store whose every write takes the given time; rate at "
+    "which calls become durable over the rate at which they are offered"
+)
+_FOREIGN_NOTE = (
+    "each producer has 4 callers, every call its own batch (flush_interval 0); the consumer dequeues after "
+    "every batch and writes no ledger; once: records that were consumed exactly once over records acknowledged"
+)
+
+
+class SlowStore(MemoryStore):
+    """A memory store whose writes take `put_s`, one of them `stall_s` longer, and its reads `get_s`."""
+
+    def __init__(self, put_s: float, *, get_s: float = 0.0, stall_s: float = 0.0) -> None:
+        super().__init__()
+        self._put_s, self._get_s = put_s, get_s
+        self._stalls = [stall_s] if stall_s else []
+        self._stall_at = time.monotonic() + 1.0
+
+    async def _write_delay(self) -> None:
+        stall_s = self._stalls.pop() if self._stalls and time.monotonic() > self._stall_at else 0.0
+        await asyncio.sleep(self._put_s + stall_s)
+
+    async def put(self, *args: Any, **kwargs: Any) -> Any:
+        await self._write_delay()
+        return await super().put(*args, **kwargs)
+
+    async def put_if_absent(self, *args: Any, **kwargs: Any) -> Any:
+        await self._write_delay()
+        return await super().put_if_absent(*args, **kwargs)
+
+    async def put_if_match(self, *args: Any, **kwargs: Any) -> Any:
+        await self._write_delay()
+        return await super().put_if_match(*args, **kwargs)
+
+    async def get(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(self._get_s)
+        return await super().get(*args, **kwargs)
+
+    async def get_if_changed(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(self._get_s)
+        return await super().get_if_changed(*args, **kwargs)
+
+
+def run(plan: Plan) -> list[Row]:
+    """Writes of 40 ms, 450 ms and 1 s, and one stall of 1.5 s; 200 and 1,000 calls/s."""
+    kinds = {
+        "40 ms": (0.04, 0.0),
+        "450 ms": (0.45, 0.0),
+        "1 s": (1.0, 0.0),
+        "40 ms, one of 1.5 s": (0.04, 1.5),
+    }
+    rows: list[Row] = []
+    for rate in (200, 1000):
+        for name, (put_s, stall_s) in kinds.items():
+            store = SlowStore(put_s, stall_s=stall_s)
+            offered, achieved = asyncio.run(_offer(store, rate, plan.pick(15, 6)))
+            rows.append(
+                Row(
+                    section="7 slow store",
+                    what=f"writes of {name}, {rate:,} calls/s offered",
+                    ours=achieved,
+                    ceiling=offered,
+                    against="offered",
+                    unit="calls/s",
+                    bar=0.95,
+                    note=_NOTE,
+                )
+            )
+    return rows
+
+
+async def _offer(store: ObjectStore, rate: int, seconds: int) -> tuple[float, float]:
+    """Offer calls at a fixed rate; returns that rate and the rate at which they became durable."""
+    watches: list[asyncio.Task[None]] = []
+    durable: list[float] = []
+    record = b"x" * 100
+
+    async def call(producer: Producer) -> None:
+        handle = await producer.produce([record])
+        await handle.watcher.await_durable()
+        durable.append(time.monotonic())
+
+    async with Producer(ProducerConfig(store=store)) as producer:
+        began = time.monotonic()
+        for tick in range(round(seconds / _TICK_S)):
+            await asyncio.sleep(max(0.0, began + tick * _TICK_S - time.monotonic()))
+            watches += [asyncio.create_task(call(producer)) for _ in range(round(rate * _TICK_S))]
+        offered_s = time.monotonic() - began
+        await asyncio.gather(*watches)
+    return len(watches) / offered_s, len(watches) / (durable[-1] - durable[0] + _TICK_S)
+
+
+def foreign(plan: Plan) -> list[Row]:
+    """Two and four producers, and a consumer that writes no ledger."""
+    rows: list[Row] = []
+    for producers in (2, 4):
+        with scratch(plan) as root:
+            rows += _foreign_rows(LocalStore(root), producers, "local store", plan.pick(5, 2))
+        slow = SlowStore(0.02, get_s=0.01)
+        rows += _foreign_rows(slow, producers, "20 ms writes, 10 ms reads", plan.pick(10, 4))
+    return rows
+
+
+def _foreign_rows(store: ObjectStore, producers: int, where: str, seconds: int) -> list[Row]:
+    acked, unknown, writes, conflicts, consumed = asyncio.run(_fleet(store, producers, seconds))
+    once = sum(consumed[record] == 1 for record in acked)
+    figures: tuple[tuple[str, float, str, float | None, float | None], ...] = (
+        ("conflicts", 100 * conflicts / max(1, writes), "% of writes", None, None),
+        ("unknown outcomes", unknown, f"of {len(acked) + unknown:,} calls", None, None),
+        ("records consumed once", once, "records", len(acked), 1.0),
+    )
+    return [
+        Row(
+            section="8 foreign consumer",
+            what=f"{what}, {producers} producers, {where}",
+            ours=value,
+            unit=unit,
+            ceiling=ceiling,
+            against="acknowledged" if ceiling else "",
+            bar=bar,
+            note=_FOREIGN_NOTE,
+        )
+        for what, value, unit, ceiling, bar in figures
+    ]
+
+
+async def _fleet(
+    store: ObjectStore, count: int, seconds: int
+) -> tuple[list[bytes], int, int, int, Counter[bytes]]:
+    acked: list[bytes] = []
+    unknown = writes = conflicts = 0
+    locations: list[str] = []
+    until = time.monotonic() + seconds
+    done = asyncio.Event()
+
+    async def producing(name: int) -> None:
+        nonlocal unknown, writes, conflicts
+        config = ProducerConfig(store=store, flush_interval="0s")
+        async with Producer(config, store=store) as producer:
+
+            async def caller(place: int) -> None:
+                nonlocal unknown
+                number = 0
+                while time.monotonic() < until:
+                    record = b"%d-%d-%d" % (name, place, number)
+                    number += 1
+                    handle = await producer.produce([record])
+                    try:
+                        await handle.watcher.await_durable()
+                        acked.append(record)
+                    except OutcomeUnknown:
+                        unknown += 1
+
+            await asyncio.gather(*(caller(place) for place in range(4)))
+            queue = producer._queue
+            writes, conflicts = writes + queue.writes, conflicts + queue.conflicts
+
+    async def consuming() -> None:
+        while True:
+            last = done.is_set()
+            try:
+                blob = await store.get(_MANIFEST)
+                raw = bytes(blob.data)
+                footer = manifest.read_footer(raw)
+                if footer.entry_count:
+                    left = manifest.dequeue(raw, footer.next_sequence - 1)
+                    await store.put_if_match(_MANIFEST, left, blob.version)
+                    locations.extend(entry.location for entry in manifest.decode(raw).entries)
+            except (Conflict, NotFound):
+                continue
+            if last:
+                return
+            await asyncio.sleep(0.002)
+
+    consumer = asyncio.create_task(consuming())
+    await asyncio.gather(*(producing(name) for name in range(count)))
+    done.set()
+    await consumer
+    consumed: Counter[bytes] = Counter()
+    for location in locations:
+        consumed.update(decode_batch((await store.get(location)).data).to_list())
+    await store.close()
+    return acked, unknown, writes, conflicts, consumed

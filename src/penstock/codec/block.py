@@ -304,8 +304,8 @@ def _by_many_walks(data: pa.Buffer, count: int) -> Block | None:
     """The records by many walks at once, one numpy step for all; None to leave the block to `_by_walk`.
 
     Each walk starts at a guessed header and ends where the next one starts. A guess is only believed when
-    the walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is walked
-    one record at a time. So a wrong guess changes the speed and never the result.
+    the walk before it, itself confirmed back to offset 0, arrives exactly there; otherwise that part is
+    walked one record at a time. So a wrong guess changes the speed and never the result.
     """
     if count < MANY_WALKS_MIN:
         return None

@@ -124,4 +124,25 @@ TIMESERIES_MUTANTS = (
         new="group_by([labels.without_name().drop((BUCKET_LABEL,))",
         test=f"{PUBLISHED}::test_published_expectations_hold",
     ),
+    Mutant(
+        name="a label that a query makes may have any length",
+        file="timeseries/promql/label_functions.py",
+        old='        if size > LABEL_BYTES_MAX:\n            raise ExecutionError(\n                f"{maker} makes',
+        new='        if size > 2**40:\n            raise ExecutionError(\n                f"{maker} makes',
+        test=f"{LIMITS}::test_a_query_makes_no_label_that_could_not_be_stored",
+    ),
+    Mutant(
+        name="labels that a query makes cost nothing",
+        file="timeseries/promql/budget.py",
+        old="            self.charge(labels_cost(one))\n",
+        new="            self.charge(0)\n",
+        test=f"{LIMITS}::test_bytes_of_labels_that_a_query_makes_are_charged",
+    ),
+    Mutant(
+        name="nothing ends the matching of an expression",
+        file="timeseries/patterns.py",
+        old="                look()\n",
+        new="                pass\n",
+        test=f"{LIMITS}::test_the_timeout_ends_the_matching_of_an_expression",
+    ),
 )

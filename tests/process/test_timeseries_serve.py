@@ -226,3 +226,35 @@ def test_a_stop_while_the_store_is_away_takes_bounded_time_and_says_what_is_not_
             assert b"Traceback" not in errors
             assert json.loads(told.splitlines()[-1])["event"] == "stopped"
         line.close()
+
+
+def test_queries_that_grow_labels_are_refused_and_take_no_memory(tmp_path: Path) -> None:
+    at_ms = int(time.time() * 1000)
+    query = 'label_replace(up, "a", "$1", "n", "(.*)")'
+    for _ in range(12):
+        query = f'label_replace({query}, "a", "$1$1$1$1", "a", "(.*)")'
+    slow = 'label_replace(up, "b", "$1", "a", "(x|xx|xxx){900}(.*)")'
+    long = "x" * 15_000
+    rows = [({"__name__": "up", "n": str(n), "a": f"{n}{long}"}, [(at_ms, 1.0)]) for n in range(1000)]
+    with serving(tmp_path) as (process, url):
+        for first in range(0, len(rows), 100):
+            body = request(*rows[first : first + 100])
+            assert httpx.post(f"{url}/api/v1/write", content=body, headers=HEADERS, timeout=60).is_success
+
+        def peak_mb() -> int:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+        before_mb = peak_mb()
+        ask = {"query": query, "time": str(at_ms / 1000)}
+        refused = httpx.post(f"{url}/api/v1/query", data=ask, timeout=60)
+        assert refused.status_code == 422
+        assert "makes label 'a' too long" in refused.json()["error"]
+        assert "at most 16,384" in refused.json()["error"]
+        started = time.monotonic()
+        ask = {"query": slow, "time": str(at_ms / 1000), "timeout": "1s"}
+        late = httpx.post(f"{url}/api/v1/query", data=ask, timeout=120)
+        assert late.status_code in (422, 503), late.text
+        assert "timed out after 1s" in late.json()["error"]
+        assert time.monotonic() - started < 30
+        assert peak_mb() - before_mb < 400

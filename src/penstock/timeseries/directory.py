@@ -15,7 +15,13 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator.position import FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.model import Fingerprint, Labels, Metadata
+from penstock.timeseries.model import (
+    LABEL_BYTES_MAX,
+    SERIES_BYTES_MAX,
+    Fingerprint,
+    Labels,
+    Metadata,
+)
 
 __all__ = [
     "LABEL_BYTES_MAX",
@@ -26,10 +32,6 @@ __all__ = [
     "check_labels",
 ]
 
-LABEL_BYTES_MAX: Final = 16 * 1024
-"""Name and value of one label together: a key of the inverted index has to hold them, escaped."""
-SERIES_BYTES_MAX: Final = 64 * 1024
-"""All names and values of one series: it is in memory for as long as its hours are written to."""
 _IDS_MAX: Final = 2**32 - 1
 _SHOWN_MAX: Final = 200
 _KEPT_BUCKETS: Final = 2

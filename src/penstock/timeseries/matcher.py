@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,13 +41,13 @@ class Matcher:
     def negative(self) -> bool:
         return self.op in (MatchOp.NOT_EQUAL, MatchOp.NOT_REGEX)
 
-    def accepts(self, values: Sequence[str]) -> list[bool]:
-        """Which of the values satisfy it."""
+    def accepts(self, values: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
+        """Which of the values satisfy it. `look` is called now and then, and may raise to end the work."""
         if self.op is MatchOp.EQUAL:
             return [value == self.value for value in values]
         if self.op is MatchOp.NOT_EQUAL:
             return [value != self.value for value in values]
-        matched = _pattern(self.value).matches(values)
+        matched = _pattern(self.value).matches(values, look)
         return [not found for found in matched] if self.negative else matched
 
     @property
@@ -64,16 +64,18 @@ def matches_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
     return all(matcher.accepts([labels.value(matcher.name)])[0] for matcher in matchers)
 
 
-def select_labels(matchers: Sequence[Matcher], candidates: Sequence[Labels]) -> list[int]:
+def select_labels(
+    matchers: Sequence[Matcher], candidates: Sequence[Labels], look: Callable[[], None] | None = None
+) -> list[int]:
     """The positions of those candidates that satisfy all of the matchers.
 
-    Each matcher sees every distinct value once.
+    Each matcher sees every distinct value once. `look` is as in `Matcher.accepts`.
     """
     left = list(range(len(candidates)))
     for matcher in matchers:
         values = [candidates[position].value(matcher.name) for position in left]
         distinct = sorted(set(values))
-        accepted = dict(zip(distinct, matcher.accepts(distinct), strict=True))
+        accepted = dict(zip(distinct, matcher.accepts(distinct, look), strict=True))
         left = [position for position, value in zip(left, values, strict=True) if accepted[value]]
     return left
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NewType
@@ -20,8 +21,10 @@ from penstock.errors import InvalidInput
 from penstock.timeseries.arrays import Floats, Mask, Times
 
 __all__ = [
+    "LABEL_BYTES_MAX",
     "METRIC_NAME",
     "NO_LABELS",
+    "SERIES_BYTES_MAX",
     "STALE_BITS",
     "STALE_MARKER",
     "Fingerprint",
@@ -36,6 +39,10 @@ __all__ = [
 ]
 
 METRIC_NAME: Final = "__name__"
+LABEL_BYTES_MAX: Final = 16 * 1024
+"""Name and value of one label together: a key of the inverted index has to hold them, escaped."""
+SERIES_BYTES_MAX: Final = 64 * 1024
+"""All names and values of one series: it is in memory for as long as its hours are written to."""
 STALE_BITS: Final = 0x7FF0000000000002
 """The NaN that says "this series has ended". Other NaNs are values, so only the bits tell it apart."""
 
@@ -120,6 +127,11 @@ class Labels(tuple[tuple[str, str], ...]):
         """With `name` set to `value`, or without it if `value` is empty."""
         others = [pair for pair in self if pair[0] != name]
         return Labels(sorted([*others, (name, value)])) if value else Labels(others)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the values take in memory, each counted in full even if series share one."""
+        return sum(sys.getsizeof(value) for _, value in self)
 
     def without_name(self) -> Labels:
         """Without the metric's name."""

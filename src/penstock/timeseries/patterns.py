@@ -7,20 +7,24 @@ backtrack, so one query could hold a process for hours.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidInput, Unsupported
+from penstock.errors import InvalidInput, LimitExceeded, Unsupported
+from penstock.timeseries.model import LABEL_BYTES_MAX
 
-__all__ = ["Pattern"]
+__all__ = ["Pattern", "pieces"]
 
 _REFERENCE: Final = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
 _GROUP: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\((?!\?)|\(\?P?<(\w+)>", re.DOTALL)
 _REFERENCE_MAX: Final = 9
+_PIECE_CHARACTERS: Final = LABEL_BYTES_MAX
+"""Characters that are matched between two looks at the time. The worst expressions take 0.4 s for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +36,59 @@ class Pattern:
     def __post_init__(self) -> None:
         self.matches([""])
 
-    def matches(self, texts: Sequence[str]) -> list[bool]:
-        """Which of the texts match as a whole."""
-        try:
-            found = pc.match_substring_regex(pa.array(texts, pa.string()), pattern=self._anchored)
-        except pa.ArrowInvalid as error:
-            raise InvalidInput(f"{self.text!r} is not a regular expression: {error}") from None
-        matched: list[bool] = found.to_pylist()
+    def matches(self, texts: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
+        """Which of the texts match as a whole. `look` is called now and then, and may raise to end the work."""
+        matched: list[bool] = []
+        for piece in [texts] if look is None else pieces(texts):
+            if look is not None:
+                look()
+            try:
+                found = pc.match_substring_regex(pa.array(piece, pa.string()), pattern=self._anchored)
+            except pa.ArrowInvalid as error:
+                raise InvalidInput(f"{self.text!r} is not a regular expression: {error}") from None
+            matched += found.to_pylist()
         return matched
 
-    def expand(self, texts: Sequence[str], template: str) -> list[str | None]:
+    def expand(
+        self, texts: Sequence[str], template: str, *, characters_max: int = LABEL_BYTES_MAX
+    ) -> list[str | None]:
         """`template` with `$1`, `${1}` and `$name` filled in from each text; None where one does not match.
 
-        Raises `Unsupported` for a reference to a group beyond the ninth.
+        Raises `LimitExceeded` before it makes a text of more than `characters_max`, and `Unsupported` for a
+        reference to a group beyond the ninth.
         """
+        parts = self._parts(template)
         column = pa.array(texts, pa.string())
-        replacement = self._replacement(template)
-        expanded = pc.replace_substring_regex(column, pattern=self._anchored, replacement=replacement)
-        pairs = zip(expanded.to_pylist(), self.matches(texts), strict=True)
-        return [text if matched else None for text, matched in pairs]
+        references = Counter(part for part in parts if isinstance(part, int))
+        literal = sum(len(part) for part in parts if isinstance(part, str))
+        captured = {group: self._captured(column, group) for group in references}
+        expanded: list[str | None] = []
+        for row, matched in enumerate(self.matches(texts)):
+            if not matched:
+                expanded.append(None)
+                continue
+            size = literal + sum(count * len(captured[group][row]) for group, count in references.items())
+            if size > characters_max:
+                raise LimitExceeded(f"{size:,} characters; at most {characters_max:,} are allowed")
+            expanded.append("".join(part if isinstance(part, str) else captured[part][row] for part in parts))
+        return expanded
+
+    def _captured(self, column: pa.StringArray, group: int) -> list[str]:
+        """What the group holds in each text, never longer than the text itself."""
+        found: list[str] = pc.replace_substring_regex(
+            column, pattern=self._anchored, replacement=f"\\{group}"
+        ).to_pylist()
+        return found
 
     @property
     def _anchored(self) -> str:
         return f"^(?s:{self.text})$"
 
-    def _replacement(self, template: str) -> str:
-        """The template in RE2's own words: `\\1` for `$1`, nothing for a group that does not exist."""
+    def _parts(self, template: str) -> list[str | int]:
+        """The template as texts and numbers of groups, without references to groups that do not exist."""
         groups = [found.group(1) or "" for found in _GROUP.finditer(self.text) if found.group()[0] == "("]
 
-        def refer(found: re.Match[str]) -> str:
+        def refer(found: re.Match[str]) -> str | int:
             if found.group(1):
                 return "$"
             name = found.group(2) or found.group(3)
@@ -69,6 +97,23 @@ class Pattern:
                 return ""
             if number > _REFERENCE_MAX:
                 raise Unsupported(f"${{{name}}}: a reference beyond group {_REFERENCE_MAX} is not supported")
-            return f"\\{number}"
+            return number
 
-        return _REFERENCE.sub(refer, template.replace("\\", "\\\\"))
+        parts: list[str | int] = []
+        end = 0
+        for found in _REFERENCE.finditer(template):
+            parts += [template[end : found.start()], refer(found)]
+            end = found.end()
+        return [part for part in (*parts, template[end:]) if part != ""]
+
+
+def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """All texts in order, in slices of bounded length; a text that is longer is a slice of its own."""
+    first = size = 0
+    for row, text in enumerate(texts):
+        size += 16 + len(text)
+        if size >= _PIECE_CHARACTERS:
+            yield texts[first : row + 1]
+            first, size = row + 1, 0
+    if first < len(texts):
+        yield texts[first:]

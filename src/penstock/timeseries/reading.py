@@ -34,6 +34,7 @@ from penstock.timeseries.keys import (
 from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
 from penstock.timeseries.model import Labels, Samples, SeriesId
 from penstock.timeseries.promql import Budget, SelectedSeries, Selection
+from penstock.timeseries.promql.budget import labels_cost
 from penstock.timeseries.records import block_prefix, decode_labels, decode_rows
 from penstock.timeseries.rows import Ids, Rows
 from penstock.timeseries.values import decode_series_ids
@@ -48,7 +49,7 @@ _GETS_AT_ONCE = 256
 _STREAM_BYTES_MAX = 1024 * 1024
 """Streams that are decoded together, half a million samples as they are, four million at the very most."""
 _LABELS_COST = 10
-"""The labels of a series take as much memory as so many samples."""
+"""The labels of a series take as much memory as so many samples, or more if their values are long."""
 _LIMITED_AT_ONCE = 1000
 _CACHED_BYTES_MAX = 512 * 1024 * 1024
 """Labels that are remembered between queries, about half a million series."""
@@ -105,7 +106,7 @@ class BucketReader:
         """Every series that satisfies all matchers, by id; with a limit, that many of them or some more."""
         found: dict[int, Labels] = {}
         async for labels in self._candidate_labels(matchers, limit):
-            found |= _matching(labels, matchers)
+            found |= _matching(labels, matchers, self._budget)
             if limit is not None and len(found) >= limit:
                 break
         return found
@@ -130,9 +131,9 @@ class BucketReader:
         prefix = inverted_prefix(self._bucket, label)
         wanted = limit
         async for page in self._pages(prefix):
-            before = len(found)
-            found.update(_text(key[len(prefix) :]) for key, _ in page[:wanted])
-            self._budget.charge(len(found) - before)
+            new = {_text(key[len(prefix) :]) for key, _ in page[:wanted]} - found
+            self._budget.charge(sum(labels_cost(Labels(((label, value),))) for value in new))
+            found |= new
             if wanted is not None:
                 wanted -= len(page)
                 if wanted <= 0:
@@ -192,7 +193,7 @@ class BucketReader:
         ids = BitMap()
         async for page in self._pages(prefix):
             values = [_text(key[len(prefix) :]) for key, _ in page]
-            fitting = zip(values, page, matcher.accepts(values), strict=True)
+            fitting = zip(values, page, matcher.accepts(values, self._budget.check), strict=True)
             maps = [_decode_ids(matcher.name, value, row.value) for value, row, fits in fitting if fits]
             ids = reduce(BitMap.__or__, maps, ids)
         return ids
@@ -327,9 +328,10 @@ class BucketReader:
             yield page
 
 
-def _matching(labels: dict[int, Labels], matchers: Sequence[Matcher]) -> dict[int, Labels]:
+def _matching(labels: dict[int, Labels], matchers: Sequence[Matcher], budget: Budget) -> dict[int, Labels]:
     ids = list(labels)
-    return {ids[row]: labels[ids[row]] for row in select_labels(matchers, [labels[one] for one in ids])}
+    rows = select_labels(matchers, [labels[one] for one in ids], budget.check)
+    return {ids[row]: labels[ids[row]] for row in rows}
 
 
 def _present(labels: dict[int, Labels | None]) -> dict[int, Labels]:
@@ -392,7 +394,8 @@ async def select(
         with _naming(bucket):
             reader = BucketReader(read, bucket, budget, cache, warnings)
             series = await reader.series(selection.matchers)
-            budget.charge(sum(labels not in parts for labels in series.values()) * _LABELS_COST)
+            new = (labels for labels in series.values() if labels not in parts)
+            budget.charge(sum(labels_cost(labels, _LABELS_COST) for labels in new))
             if not series:
                 continue
             rows = await reader.rows(series, selection.start_ms, selection.end_ms)
@@ -434,10 +437,10 @@ async def matching_series(
     for bucket in buckets:
         reader = BucketReader(read, bucket, budget, cache, warnings)
         for matchers in selectors or ((),):
-            before = len(found)
             with _naming(bucket):
-                found.update((await reader.series(matchers, limit)).values())
-            budget.charge((len(found) - before) * _LABELS_COST)
+                new = set((await reader.series(matchers, limit)).values()) - found
+            budget.charge(sum(labels_cost(labels, _LABELS_COST) for labels in new))
+            found |= new
             if limit is not None and len(found) >= limit:
                 return found
     return found

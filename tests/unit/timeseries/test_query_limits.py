@@ -16,6 +16,8 @@ from penstock.errors import Unavailable
 from penstock.testing.clock import ManualClock
 from penstock.timeseries import TimeSeries
 from penstock.timeseries.api import error_answer
+from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
+from penstock.timeseries.model import Labels
 from penstock.timeseries.promql import (
     Budget,
     Engine,
@@ -29,6 +31,7 @@ from penstock.timeseries.promql import (
     syntax,
     windows,
 )
+from penstock.timeseries.promql.budget import labels_cost
 from penstock.timeseries.reading import LabelCache, select
 
 MINUTE_MS = 60_000
@@ -285,3 +288,132 @@ async def test_the_place_of_an_error_is_not_looked_for_on_the_event_loop(
                 await asking
     assert len(threads) == 2
     assert threading.get_ident() not in threads
+
+
+def nested(levels: int, inner: str = "up", template: str = "$1$1$1$1") -> str:
+    """A query whose label `a` would be four times as long with every level."""
+    query = f'label_replace({inner}, "a", "$1", "n", "(.*)")'
+    for _ in range(levels):
+        query = f'label_replace({query}, "a", "{template}", "a", "(.*)")'
+    return query
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (
+            nested(12),
+            r"label_replace\(\) makes label 'a' too long: 16,385 bytes with its name; at most 16,384",
+        ),
+        ('label_replace(up, "a", "' + "$1" * 5000 + '", "n", "(.*)")', "20,000 characters; at most 16,384"),
+        ('label_replace(up, "a", "' + "ä" * 9000 + '", "n", ".*")', "18,001 bytes with its name"),
+        ('label_join(up, "a", "' + "-" * 9000 + '", "n", "n", "n")', r"label_join\(\) makes label 'a' too"),
+    ],
+)
+async def test_a_query_makes_no_label_that_could_not_be_stored(query: str, reason: str) -> None:
+    async with await filled(2, 1) as database:
+        with pytest.raises(ExecutionError, match=reason):
+            await database.query(query, START_MS + 1000)
+
+
+async def test_a_query_makes_no_series_that_could_not_be_stored() -> None:
+    long, query = "x" * 16_000, "up"
+    for label in "abcde":
+        query = f'label_replace({query}, "{label}", "{long}", "n", ".*")'
+    async with await filled(2, 1, engine=EngineConfig(samples_max=100_000_000)) as database:
+        with pytest.raises(ExecutionError, match="labels of a series too long: .* at most 65,536"):
+            await database.query(query, START_MS + 1000)
+
+
+LONG = "x" * 11_000  # a hundred samples
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f'label_replace(up, "a", "{LONG}", "n", ".*")',
+        f'label_join(up, "a", "{LONG}", "n", "n")',
+        f'up * on() group_left(a) label_replace(vector(1), "a", "{LONG}", "", "")',
+        'sort_by_label(label_replace(up, "a", "' + "1x" * 2000 + '", "n", ".*"), "a")',
+    ],
+)
+async def test_bytes_of_labels_that_a_query_makes_are_charged(query: str) -> None:
+    async with await filled(100, 1, engine=EngineConfig(samples_max=9000)) as database:
+        assert (await database.query("up", START_MS + 1000)).samples_used < 4000
+        with pytest.raises(TooManySamples, match="more than 9,000, where 110 bytes of labels count"):
+            await database.query(query, START_MS + 1000)
+
+
+def test_labels_that_series_share_are_charged_for_each_series_of_the_answer() -> None:
+    # Every branch of `or` has a copy of each label set; in memory they share the long value.
+    source = load("load 1m\n" + "\n".join(f'  up{{n="{n}",long="{LONG}"}} 1' for n in range(10)))
+    query = " or ".join(f'label_replace(up, "b", "{n}", "n", ".*")' for n in range(4))
+    prepared = Engine(EngineConfig(samples_max=1_000_000)).instant(query, 0)
+    result = prepared.evaluate(source)
+    assert len(result.series) == 40
+    assert result.samples_used > 40 * 100 * 2  # where they are made, and where they are answered
+
+
+def test_listed_labels_cost_what_their_values_take() -> None:
+    short, long = Labels.of({"a": "1"}), Labels.of({"a": LONG})
+    assert labels_cost(short, 10) == 10
+    assert 100 <= labels_cost(long, 10) <= 102
+
+
+async def test_values_of_labels_are_charged_by_their_bytes_when_they_are_listed() -> None:
+    database = await opened(disk().open(), engine=EngineConfig(samples_max=500))
+    async with database:
+        await database.write([series("up", (0, 1.0), long=f"{n}{LONG}") for n in range(6)])
+        await database.sync()
+        with pytest.raises(TooManySamples):
+            await database.label_values("long")
+        with pytest.raises(TooManySamples):
+            await database.series()
+        assert await database.label_values("__name__") == {"up"}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'label_replace(up, "a", "$1", "n", "(.*)")',
+        'label_join(up, "a", "-", "n", "n")',
+        'count_values("a", up)',
+        "sum by (n) (up)",
+        'sort_by_label(up, "n")',
+        'up * on(n) group_left() label_replace(up, "__name__", "", "n", ".*")',
+    ],
+)
+def test_the_timeout_ends_what_makes_labels(query: str) -> None:
+    source = load("load 1m\n" + "\n".join(f'  up{{n="{n}"}} {n}' for n in range(2000)))
+    clock = TickingClock()
+    config = EngineConfig(timeout="1000s")
+    few = Engine(config, clock=clock).instant('sum(up{n="1"})', 0).evaluate(source)
+    assert few.series
+    before = clock.looks
+    Engine(EngineConfig(timeout="100000s"), clock=clock).instant(query, 0).evaluate(source)
+    looks = clock.looks - before
+    timed = Engine(EngineConfig(timeout=f"{looks - 3}s"), clock=clock).instant(query, 0)
+    with pytest.raises(QueryTimeout):
+        timed.evaluate(source)
+    assert looks >= 10
+
+
+def test_labels_with_thousands_of_digits_are_sorted_as_numbers() -> None:
+    numbers = ["9" * 5000, "1" + "0" * 5000, "2", "002", "10"]
+    source = load("load 1m\n" + "\n".join(f'  up{{n="{n}"}} 1' for n in numbers))
+    result = Engine().instant('sort_by_label(up, "n")', 0).evaluate(source)
+    assert [one.labels.value("n") for one in result.series] == ["002", "2", "10", numbers[0], numbers[1]]
+
+
+def test_the_timeout_ends_the_matching_of_an_expression() -> None:
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            raise QueryTimeout("over")
+
+    candidates = [Labels.of({"n": f"{n}{LONG}"}) for n in range(20)]
+    with pytest.raises(QueryTimeout):
+        select_labels([Matcher(MatchOp.REGEX, "n", "(x|xx|xxx){50}.*")], candidates, look)

@@ -94,9 +94,9 @@ AGGREGATIONS: Final[dict[str, Callable[[_Groups], Floats]]] = {
 }
 
 
-def aggregate(op: str, vectors: Vectors, grouping: Grouping) -> Vectors:
+def aggregate(op: str, vectors: Vectors, grouping: Grouping, budget: Budget) -> Vectors:
     """One of `AGGREGATIONS`, per group and step."""
-    keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
+    keys, numbers = _grouped(vectors, grouping, budget)
     if not keys:
         return Vectors.empty(vectors.values.shape[1])
     groups = _Groups(vectors, numbers, len(keys))
@@ -105,7 +105,7 @@ def aggregate(op: str, vectors: Vectors, grouping: Grouping) -> Vectors:
 
 def quantile(vectors: Vectors, grouping: Grouping, which: Floats, budget: Budget) -> Vectors:
     """The quantile of each group, which may differ from step to step."""
-    keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
+    keys, numbers = _grouped(vectors, grouping, budget)
     steps = vectors.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
     for group, rows in enumerate(_Groups(vectors, numbers, len(keys)).members()):
@@ -127,7 +127,7 @@ def select_extremes(
     if not bool((np.abs(how_many) < _COUNT_END).all()):  # NaN is not smaller than anything
         raise ExecutionError("the number of series to select is NaN or beyond 64-bit integers")
     limit = np.clip(np.trunc(how_many), 0, len(vectors.labels)).astype(np.intp)
-    keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
+    keys, numbers = _grouped(vectors, grouping, budget)
     chosen = np.zeros(vectors.present.shape, np.bool_)
     ranking: list[Integers] = []
     for rows in _Groups(vectors, numbers, len(keys)).members():
@@ -155,17 +155,21 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
         raise ExecutionError("the name of the label of count_values() is empty")
     row, step = np.nonzero(vectors.present)
     distinct, which = _distinct(vectors.values[row, step])
-    keys, numbers = group_by([grouping.key(labels) for labels in vectors.labels])
+    keys, numbers = _grouped(vectors, grouping, budget)
     cells, cell = np.unique(numbers[row] * len(distinct) + which, return_inverse=True)
     budget.charge(len(cells) * vectors.values.shape[1])
     pairs = zip(*(part.tolist() for part in np.divmod(cells, max(len(distinct), 1))), strict=True)
     # The label may be one that was grouped by: then groups become one where the value is the same.
-    labels, place = group_by(
-        [keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in pairs]
-    )
+    made = (keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in pairs)
+    labels, place = group_by(list(budget.charge_labels(made)))
     counts = np.zeros((len(labels), vectors.values.shape[1]))
     np.add.at(counts, (place[cell], step), 1.0)
     return Vectors(labels, counts, counts > 0)
+
+
+def _grouped(vectors: Vectors, grouping: Grouping, budget: Budget) -> tuple[list[Labels], Integers]:
+    """The groups of a vector, and the group of each row."""
+    return group_by([grouping.key(labels) for labels in budget.watch(vectors.labels)])
 
 
 def _distinct(values: Floats) -> tuple[Floats, Integers]:

@@ -17,6 +17,7 @@ from penstock.timeseries.arrays import Floats, Integers, Mask
 from penstock.timeseries.model import METRIC_NAME, Labels
 from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.errors import ExecutionError
+from penstock.timeseries.promql.label_functions import checked_labels
 from penstock.timeseries.promql.operators import COMPARISONS, arithmetic, compare
 from penstock.timeseries.promql.vectors import Scalars, Vectors, group_by, merged
 
@@ -80,7 +81,7 @@ def between_vectors(
     """Every pair that meets. Raises `ExecutionError` where more meet than may."""
     swapped = matching.cardinality is Cardinality.ONE_TO_MANY
     many, one = (right, left) if swapped else (left, right)
-    many_keys, one_keys = _signatures(many, one, matching)
+    many_keys, one_keys = _signatures(many, one, matching, budget)
     _refuse_duplicates(many, one, one_keys, "left" if swapped else "right", budget)
     pairs = _pairs(many_keys, one_keys)
     steps = many.values.shape[1]
@@ -92,16 +93,21 @@ def between_vectors(
     if matching.cardinality is Cardinality.ONE_TO_ONE:
         _refuse_many(many_keys[pairs[0]], present, budget)
     keep_name = op in COMPARISONS and not as_bool
-    labels = [
+    made = (
         matching.result(many.labels[at_many], one.labels[at_one], keep_name=keep_name)
         for at_many, at_one in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True)
-    ]
+    )
+    if matching.include:
+        made = (checked_labels(labels, "group_left() or group_right()") for labels in made)
+        labels = list(budget.charge_labels(made))
+    else:
+        labels = list(budget.watch(made))
     return merged(labels, values, present, _MANY_GROUPED).compact()
 
 
 def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, budget: Budget) -> Vectors:
     """`and`, `or`, `unless`: which series are there, by what they match on; values stay as they are."""
-    left_keys, right_keys = _signatures(left, right, matching)
+    left_keys, right_keys = _signatures(left, right, matching, budget)
     budget.charge((len(left.labels) + len(right.labels)) * left.values.shape[1])
     if op == "or":
         absent = ~_any_of(left, left_keys, right_keys)
@@ -115,9 +121,11 @@ def set_operation(op: str, left: Vectors, right: Vectors, matching: Matching, bu
     return left.where(found if op == "and" else ~found)
 
 
-def _signatures(left: Vectors, right: Vectors, matching: Matching) -> tuple[Integers, Integers]:
+def _signatures(
+    left: Vectors, right: Vectors, matching: Matching, budget: Budget
+) -> tuple[Integers, Integers]:
     """A number per row of both sides, the same where the labels to match on are."""
-    keys = [matching.signature(labels) for labels in (*left.labels, *right.labels)]
+    keys = [matching.signature(labels) for labels in budget.watch((*left.labels, *right.labels))]
     numbers = group_by(keys)[1]
     return numbers[: len(left.labels)], numbers[len(left.labels) :]
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Final
+
 from penstock.clock import Clock
+from penstock.timeseries.model import Labels
 from penstock.timeseries.promql.errors import QueryTimeout, TooManySamples
 from penstock.units import format_count, format_duration
 
-__all__ = ["Budget"]
+__all__ = ["Budget", "labels_cost"]
+
+_SAMPLE_BYTES: Final = 110
+"""What a sample takes while it is worked on: labels are charged as the samples that fit into their bytes."""
+_ROWS_AT_ONCE: Final = 256
+"""Label sets that are made between two looks at the time."""
 
 
 class Budget:
@@ -41,9 +50,27 @@ class Budget:
         if self._samples_left < 0:
             raise TooManySamples(
                 "query processing would load too many samples into memory in query execution: "
-                f"more than {format_count(self._samples_max)}"
+                f"more than {format_count(self._samples_max)}, "
+                f"where {_SAMPLE_BYTES} bytes of labels count as a sample. "
+                "Select fewer series, a shorter range or shorter labels, or raise samples_max"
             )
         self.check()
+
+    def charge_labels(self, labels: Iterable[Labels]) -> Iterator[Labels]:
+        """Charge each label set that an expression makes before the next one is made.
+
+        Values count in full although series may share one: an answer repeats them. Raises as `charge` does.
+        """
+        for one in labels:
+            self.charge(labels_cost(one))
+            yield one
+
+    def watch(self, labels: Iterable[Labels]) -> Iterator[Labels]:
+        """Label sets that are only parts of those there are, with a look at the time now and then."""
+        for row, one in enumerate(labels):
+            if row % _ROWS_AT_ONCE == 0:
+                self.check()
+            yield one
 
     def check(self) -> None:
         """Raises `QueryTimeout` if the time is over. Whoever works long looks now and then."""
@@ -52,3 +79,8 @@ class Budget:
 
     def timed_out(self) -> QueryTimeout:
         return QueryTimeout(f"query timed out after {format_duration(self._timeout_s)}")
+
+
+def labels_cost(labels: Labels, least: int = 1) -> int:
+    """The samples that a label set counts as: at least `least`, and one for every 110 bytes of its values."""
+    return max(least, labels.memory_bytes // _SAMPLE_BYTES)

@@ -21,7 +21,7 @@ from penstock.timeseries.arrays import Floats, Times
 from penstock.timeseries.matcher import Matcher
 from penstock.timeseries.model import NO_LABELS, Labels
 from penstock.timeseries.promql.aggregation import AGGREGATIONS
-from penstock.timeseries.promql.budget import Budget
+from penstock.timeseries.promql.budget import Budget, labels_cost
 from penstock.timeseries.promql.errors import BadRange, ParseError
 from penstock.timeseries.promql.evaluation import PARAMETRIC_AGGREGATIONS, Evaluation
 from penstock.timeseries.promql.functions import FUNCTIONS
@@ -206,6 +206,8 @@ class Prepared:
         return self._result(ResultType.MATRIX, ordered)
 
     def _result(self, result_type: ResultType, series: list[ResultSeries]) -> QueryResult:
+        for one in series:  # an answer repeats the values of labels that series share in memory
+            self.budget.charge(labels_cost(one.labels, 0))
         return QueryResult(
             result_type=result_type,
             series=series,

@@ -140,7 +140,7 @@ class Evaluation:
     def _aggregate(self, node: ast.AggregateExpr) -> Vectors:
         op, vectors, grouping = str(node.op), self.vectors(node.expr), _grouping(node.modifier)
         if op not in PARAMETRIC_AGGREGATIONS:
-            return aggregation.aggregate(op, vectors, grouping)
+            return aggregation.aggregate(op, vectors, grouping, self.budget)
         assert node.param is not None
         if op == "count_values":
             return aggregation.count_values(vectors, grouping, literal_text(node.param), self.budget)

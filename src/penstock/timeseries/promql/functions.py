@@ -149,12 +149,14 @@ def _histogram_quantile(evaluation: Evaluation, args: _Args) -> Vectors:
 
 def _label_replace(evaluation: Evaluation, args: _Args) -> Vectors:
     into, template, source, expression = map(literal_text, args[1:])
-    return label_functions.label_replace(evaluation.vectors(args[0]), into, template, source, expression)
+    vectors = evaluation.vectors(args[0])
+    return label_functions.label_replace(vectors, into, template, source, expression, evaluation.budget)
 
 
 def _label_join(evaluation: Evaluation, args: _Args) -> Vectors:
     into, separator, *sources = map(literal_text, args[1:])
-    return label_functions.label_join(evaluation.vectors(args[0]), into, separator, sources)
+    vectors = evaluation.vectors(args[0])
+    return label_functions.label_join(vectors, into, separator, sources, evaluation.budget)
 
 
 def _sort(evaluation: Evaluation, args: _Args) -> Vectors:
@@ -167,12 +169,14 @@ def _sort_desc(evaluation: Evaluation, args: _Args) -> Vectors:
 
 def _sort_by_label(evaluation: Evaluation, args: _Args) -> Vectors:
     names = [literal_text(arg) for arg in args[1:]]
-    return label_functions.sort_by_label(evaluation.vectors(args[0]), names, descending=False)
+    vectors = evaluation.vectors(args[0])
+    return label_functions.sort_by_label(vectors, names, evaluation.budget, descending=False)
 
 
 def _sort_by_label_desc(evaluation: Evaluation, args: _Args) -> Vectors:
     names = [literal_text(arg) for arg in args[1:]]
-    return label_functions.sort_by_label(evaluation.vectors(args[0]), names, descending=True)
+    vectors = evaluation.vectors(args[0])
+    return label_functions.sort_by_label(vectors, names, evaluation.budget, descending=True)
 
 
 _SPECIAL: Final[dict[str, _Function]] = {

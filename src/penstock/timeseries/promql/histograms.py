@@ -29,7 +29,7 @@ def histogram_quantile(quantile: Floats, buckets: Vectors, budget: Budget) -> Ve
     usable = [row for row, bound in enumerate(bounds) if bound is not None]
     chosen = buckets.rows(usable)
     upper = np.array([bounds[row] for row in usable], np.float64)
-    keys, groups = group_by([labels.drop((BUCKET_LABEL,)) for labels in chosen.labels])
+    keys, groups = group_by([labels.drop((BUCKET_LABEL,)) for labels in budget.watch(chosen.labels)])
     steps = buckets.values.shape[1]
     values, present = np.zeros((len(keys), steps)), np.zeros((len(keys), steps), np.bool_)
     for group, rows in enumerate(rows_by_group(groups, len(keys))):

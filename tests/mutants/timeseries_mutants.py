@@ -127,8 +127,8 @@ TIMESERIES_MUTANTS = (
     Mutant(
         name="a label that a query makes may have any length",
         file="timeseries/promql/label_functions.py",
-        old='        if size > LABEL_BYTES_MAX:\n            raise ExecutionError(\n                f"{maker} makes',
-        new='        if size > 2**40:\n            raise ExecutionError(\n                f"{maker} makes',
+        old='size > LABEL_BYTES_MAX:\n            raise ExecutionError(\n                f"{maker} makes',
+        new='size > 2**40:\n            raise ExecutionError(\n                f"{maker} makes',
         test=f"{LIMITS}::test_a_query_makes_no_label_that_could_not_be_stored",
     ),
     Mutant(

@@ -37,7 +37,7 @@ class Pattern:
         self.matches([""])
 
     def matches(self, texts: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
-        """Which of the texts match as a whole. `look` is called now and then, and may raise to end the work."""
+        """Which of the texts match as a whole. `look` is called sometimes; it may raise to stop the work."""
         matched: list[bool] = []
         for piece in [texts] if look is None else pieces(texts):
             if look is not None:

@@ -119,7 +119,7 @@ def test_a_client_that_expects_100_continue_is_told_to_go_on(server: Server, top
         b"this is not http\r\n\r\n",
         b"GET /v0/health HTTP/1.1\r\nHost test\r\n\r\n",
         b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\nContent-Length: nine\r\n\r\n",
-        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nab",
         b"POST /v0/topics/x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
         b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],

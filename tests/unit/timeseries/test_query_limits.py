@@ -321,7 +321,7 @@ async def test_a_query_makes_no_series_that_could_not_be_stored() -> None:
     for label in "abcde":
         query = f'label_replace({query}, "{label}", "{long}", "n", ".*")'
     async with await filled(2, 1, engine=EngineConfig(samples_max=100_000_000)) as database:
-        with pytest.raises(ExecutionError, match="labels of a series too long: .* at most 65,536"):
+        with pytest.raises(ExecutionError, match=r"labels of a series too long: .* at most 65,536"):
             await database.query(query, START_MS + 1000)
 
 

@@ -19,6 +19,7 @@ from penstock.buffer import (
     Consumer,
     ConsumerConfig,
     FencedError,
+    GarbageCollectorConfig,
     OutcomeUnknown,
     Producer,
     ProducerConfig,
@@ -33,7 +34,7 @@ from penstock.buffer import (
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.book import merge, read_book
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
-from penstock.buffer.gc import batch_minted_ms, candidates
+from penstock.buffer.gc import GarbageCollector, batch_minted_ms, candidates
 from penstock.buffer.ledger import read_ledger
 from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import decompress, index_block, length_table
@@ -118,6 +119,13 @@ def make_producer(store: HookedStore, clock: object, **settings: object) -> Prod
 async def make_consumer(store: HookedStore, clock: ManualClock, last_acked: int | None = None) -> Consumer:
     config = ConsumerConfig(store=store, gc_enabled=False, gc_grace_period=GRACE_S, prefetch=0)
     return await Consumer.open(config, last_acked, clock=clock, rng=random.Random(2))
+
+
+def collector_after_grace(store: HookedStore, clock: ManualClock, reader: Consumer) -> GarbageCollector:
+    """The consumer's collector when the grace period has passed: one that ran through it, as it sees time."""
+    clock.jump_wall(int(GRACE_S * 1000) + 1)
+    config = GarbageCollectorConfig(store=store, gc_grace_period=GRACE_S)
+    return GarbageCollector(config, queue=reader.gc._queue, store=store, clock=clock)
 
 
 async def produce(producer: Producer, *bodies: bytes) -> None:
@@ -541,8 +549,7 @@ async def test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost(
     producer = make_producer(store, clock)
 
     async def stall() -> None:
-        clock.jump_wall(int(GRACE_S * 1000) + 1)
-        report = await reader.gc.collect()
+        report = await collector_after_grace(store, clock, reader).collect()
         assert report.deleted
 
     store.before = once(stall)
@@ -562,11 +569,9 @@ async def test_a_producer_whose_clock_is_behind_names_its_batches_above_the_floo
     producer = make_producer(store, late)
 
     async def collect() -> None:
-        clock.jump_wall(int(GRACE_S * 1000) + 1)
-        ulid = mint_ulid(clock.now_ms() - int(GRACE_S * 1000) - 1, random.Random(3))
+        ulid = mint_ulid(clock.now_ms(), random.Random(3))
         await store.put(f"ingest/{ulid}.batch", b"orphan")
-        clock.jump_wall(int(GRACE_S * 1000) + 1)
-        assert (await reader.gc.collect()).deleted
+        assert (await collector_after_grace(store, clock, reader).collect()).deleted
 
     store.before = once(collect)
     await advancing(late, produce(producer, b"x"))

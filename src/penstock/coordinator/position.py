@@ -29,7 +29,7 @@ class Position:
     """The last batch of a source that was taken. `source` is its name, without credentials, or empty.
 
     Raises `InvalidInput` for what cannot be stored: a number that is no u64, a name that is no text of 65,535
-    bytes of UTF-8 at most.
+    bytes of UTF-8 at most, or one with a zero byte, which ends the name in the stored form.
     """
 
     sequence: int
@@ -42,8 +42,9 @@ class Position:
             raise InvalidInput(f"a position is a whole number, not {self.sequence!r}")
         if not 0 <= self.sequence <= SEQUENCE_MAX:
             raise InvalidInput(f"a position is a whole number of at least 0, not {self.sequence}")
-        if not isinstance(self.source, str) or len(_utf8(self.source)) > _SOURCE_BYTES_MAX:
-            wanted = f"a text of at most {_SOURCE_BYTES_MAX:,} bytes"
+        is_name = isinstance(self.source, str) and "\0" not in self.source
+        if not is_name or len(_utf8(self.source)) > _SOURCE_BYTES_MAX:
+            wanted = f"a text of at most {_SOURCE_BYTES_MAX:,} bytes without a zero byte"
             raise InvalidInput(f"the name of a source is {wanted}, not {self.source!r:.80}")
 
     def encode(self) -> bytes:

@@ -1,0 +1,354 @@
+"""What users depend on by name: Python names, commands, exit codes, settings, metrics, formats of Spark.
+
+    python -m tests.unit.compatibility.surface
+
+writes `tests/golden/surface` again. Do that only for an addition, or for a removal that the changelog
+announces: `test_surface` fails for every other difference.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+import penstock
+from penstock.cli.failure import ExitCode
+from penstock.cli.main import cli
+
+GOLDEN: Final = Path(__file__).parents[2] / "golden" / "surface"
+SOURCE: Final = Path(penstock.__file__).parent
+
+PACKAGES: Final = (
+    "penstock.buffer",
+    "penstock.buffer.inspect",
+    "penstock.buffer.sharded",
+    "penstock.buffer.sync",
+    "penstock.clock",
+    "penstock.collector",
+    "penstock.config",
+    "penstock.coordinator",
+    "penstock.coordinator.keys",
+    "penstock.coordinator.slate",
+    "penstock.coordinator.sync",
+    "penstock.coordinator.values",
+    "penstock.errors",
+    "penstock.limits",
+    "penstock.metrics",
+    "penstock.objects",
+    "penstock.otlp",
+    "penstock.quiver",
+    "penstock.services",
+    "penstock.services.timeseries_feed",
+    "penstock.services.vector_feed",
+    "penstock.spark",
+    "penstock.testing",
+    "penstock.timeseries",
+    "penstock.timeseries.promql",
+    "penstock.timeseries.sync",
+    "penstock.topics",
+    "penstock.topics.client",
+    "penstock.topics.client.sync",
+    "penstock.units",
+    "penstock.vector",
+    "penstock.vector.records",
+    "penstock.vector.sync",
+)
+"""The modules that docs/reference/api.md and docs/how-to name; everything else is internal."""
+
+
+Surface = dict[str, object]
+
+
+def python_names() -> Surface:
+    """Each public module, its names, and of each name what a caller can write."""
+    return {name: _module(importlib.import_module(name)) for name in PACKAGES}
+
+
+def _module(module: types.ModuleType) -> Surface:
+    return {name: _described(getattr(module, name)) for name in sorted(module.__all__)}
+
+
+def _described(value: object) -> object:
+    if isinstance(value, type):
+        return _class(value)
+    if callable(value) and not isinstance(value, types.GenericAlias):
+        return _parameters(value)
+    return "value"
+
+
+def _class(cls: type) -> Surface:
+    if issubclass(cls, enum.Enum):
+        return {"values": {name: _plain(member.value) for name, member in cls.__members__.items()}}
+    found: Surface = {}
+    if issubclass(cls, BaseException):
+        kinds = [base.__name__ for base in cls.__mro__[1:] if base.__module__.startswith("penstock")]
+        found["is"] = sorted(set(kinds))
+    if dataclasses.is_dataclass(cls):
+        found["fields"] = {field.name: _default(field) for field in dataclasses.fields(cls) if field.init}
+    elif "__init__" in vars(cls):
+        found["call"] = _parameters(cls)
+    members: Surface = {}
+    for name in dir(cls):
+        if name.startswith("_") or (
+            dataclasses.is_dataclass(cls) and name in typing.cast(Surface, found["fields"])
+        ):
+            continue
+        owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        if owner.__module__.startswith("penstock"):
+            member = inspect.getattr_static(cls, name)
+            inner = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            members[name] = _parameters(inner) if inspect.isfunction(inner) else "attribute"
+    return found | ({"members": members} if members else {})
+
+
+def _parameters(call: Callable[..., Any]) -> str:
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except ValueError:
+        return "()"
+    shown: list[str] = []
+    for one in parameters:
+        if one.name in ("self", "cls") or one.name.startswith("_"):
+            continue
+        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        place = {one.KEYWORD_ONLY: "keyword ", one.POSITIONAL_ONLY: "positional "}.get(one.kind, "")
+        optional = "" if one.default is one.empty else "="
+        shown.append(f"{place}{star}{one.name}{optional}")
+    return f"({', '.join(shown)})"
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    if field.default is not dataclasses.MISSING:
+        return _plain(field.default)
+    return "required" if field.default_factory is dataclasses.MISSING else "made"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+
+
+def commands() -> Surface:
+    """Every command with its arguments and options."""
+    return dict(_walk(cli, click.Context(cli), ("penstock",)))
+
+
+def _walk(
+    command: click.Command, context: click.Context, path: tuple[str, ...]
+) -> Iterator[tuple[str, Surface]]:
+    yield " ".join(path), {_spelled(option): _kind(option) for option in command.params}
+    if isinstance(command, click.Group):
+        for name in sorted(command.list_commands(context)):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from _walk(child, click.Context(child, parent=context), (*path, name))
+
+
+def _spelled(option: click.Parameter) -> str:
+    if isinstance(option, click.Option):
+        return ", ".join(sorted([*option.opts, *option.secondary_opts]))
+    return str(option.name)
+
+
+def _kind(option: click.Parameter) -> str:
+    words = ["flag" if isinstance(option, click.Option) and option.is_flag else option.type.name]
+    if isinstance(option.type, click.Choice):
+        words[0] = "|".join(sorted(str(getattr(choice, "value", choice)) for choice in option.type.choices))
+    words += [word for word in ("required", "multiple") if getattr(option, word)]
+    if isinstance(option, click.Option) and option.envvar:
+        words.append(f"or {option.envvar}")
+    return ", ".join(words)
+
+
+def exit_codes() -> Surface:
+    return {code.name: code.value for code in ExitCode}
+
+
+def metrics() -> Surface:
+    """Every metric that the source registers by a literal name, with its labels.
+
+    `{…}` stands for what is known only at run time.
+    """
+    found: dict[str, object] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            kind = ast.unparse(node.func).rpartition(".")[2]
+            if kind in ("counter", "gauge", "histogram") and (name := _text(node.args[0])):
+                given = [
+                    *node.args[2:3],
+                    *(word.value for word in node.keywords if word.arg == "label_names"),
+                ]
+                labels = sorted(_texts(given[0])) if given else []
+                found[name] = f"{kind}({', '.join(labels)})"
+    return dict(sorted(found.items()))
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "{…}" for part in node.values]
+        return "".join(str(part) for part in parts)
+    return ""
+
+
+def _texts(node: ast.expr) -> list[str]:
+    return [str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant)]
+
+
+def configuration() -> Surface:
+    """Keys of every file and of every environment, with their defaults."""
+    from penstock.buffer import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+    from penstock.collector import settings as collector
+    from penstock.collector.plan import PersistenceSettings, TelemetrySettings
+    from penstock.objects import StoreConfig
+    from penstock.quiver import QuiverConfig
+    from penstock.services.fleet.settings import UpSettings
+    from penstock.spark.pipeline.spec import PipelineSpec
+
+    sections: Mapping[str, type] = {
+        "buffer producer": ProducerConfig,
+        "buffer consumer": ConsumerConfig,
+        "buffer collector of garbage": GarbageCollectorConfig,
+        "store": StoreConfig,
+        "quiver": QuiverConfig,
+        "up": UpSettings,
+        "pipeline": PipelineSpec,
+        "collector receiver otlp": collector.OtlpReceiverSettings,
+        "collector receiver otap": collector.OtapReceiverSettings,
+        "collector exporter otlp": collector.OtlpExporterSettings,
+        "collector exporter otap": collector.OtapExporterSettings,
+        "collector exporter buffer": collector.BufferSettings,
+        "collector exporter file": collector.FileSettings,
+        "collector exporter parquet": collector.ParquetSettings,
+        "collector exporter debug": collector.DebugSettings,
+        "collector exporter noop": collector.NoopSettings,
+        "collector exporter flaky": collector.FlakySettings,
+        "collector processor persistence": PersistenceSettings,
+        "collector telemetry": TelemetrySettings,
+    }
+    return {name: dict(_keys(cls)) for name, cls in sections.items()} | {"topics server": _environment()}
+
+
+def _keys(cls: type, prefix: str = "", above: tuple[type, ...] = ()) -> Iterator[tuple[str, object]]:
+    hints = _hints(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init or field.name.startswith("_"):
+            continue
+        name = f"{prefix}{field.name}"
+        inner = [
+            part for part in _parts(hints[field.name]) if dataclasses.is_dataclass(part) and part not in above
+        ]
+        yield name, _default(field)
+        for part in inner:
+            assert isinstance(part, type)
+            yield from _keys(part, f"{name}.", (*above, cls))
+
+
+def _hints(cls: type) -> dict[str, object]:
+    """The types of the fields; a name that only type checkers import stays unknown."""
+    names: dict[str, object] = {}
+    while True:
+        try:
+            return typing.get_type_hints(cls, localns=names)
+        except NameError as error:
+            names[str(error.name)] = object
+
+
+def _parts(hint: object) -> Iterator[object]:
+    yield hint
+    for part in typing.get_args(hint):
+        yield from _parts(part)
+
+
+class _Asked(dict[str, str]):
+    """An environment that is empty and remembers which variables were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return default
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return False
+
+
+def _environment() -> Surface:
+    from penstock.server.settings import ServerSettings
+
+    asked = _Asked()
+    ServerSettings.from_env(asked)
+    return dict.fromkeys(sorted(asked.names), "variable")
+
+
+def environment_names() -> Surface:
+    """Every environment variable of ours that the source names."""
+    pattern = re.compile(r"(PENSTOCK|TOPICS|TIMESERIES|VECTOR)(_[A-Z]+)+(__)?")
+    found = {
+        node.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.fullmatch(node.value)
+    }
+    return dict.fromkeys(sorted(found - {"VECTOR_OPTIONS", "VECTOR_FORMAT", "VECTOR_FIELD"}), "variable")
+
+
+def spark_formats() -> Surface:
+    """The names that `spark.read.format` and `df.write.format` take."""
+    import pyspark
+
+    from penstock.spark import register
+
+    class _Sources:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+            self.version = pyspark.__version__
+            self.dataSource = self
+
+        def register(self, source: Any) -> None:
+            self.names.append(source.name())
+
+    sources = _Sources()
+    register(typing.cast(Any, sources))
+    return dict.fromkeys(sorted(sources.names), "format")
+
+
+PARTS: Final[Mapping[str, Callable[[], Surface]]] = {
+    "python": python_names,
+    "commands": commands,
+    "exit-codes": exit_codes,
+    "metrics": metrics,
+    "configuration": configuration,
+    "environment": environment_names,
+    "spark-formats": spark_formats,
+}
+
+
+def write() -> None:
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name, collect in PARTS.items():
+        text = json.dumps(collect(), indent=1, ensure_ascii=False, sort_keys=True)
+        (GOLDEN / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -40,6 +40,20 @@ HTTP_MUTANTS = (
         test=f"{FLOODS}::test_a_flood_of_frames_that_bring_nothing_ends_the_connection",
     ),
     Mutant(
+        name="every setting of a client is kept",
+        file="http/protocol_h2.py",
+        old="        if key not in _SETTINGS:\n            return\n",
+        new="",
+        test=f"{FLOODS}::test_settings_that_the_server_does_not_know_are_not_kept",
+    ),
+    Mutant(
+        name="a client sets the length of the encoder's table",
+        file="http/protocol_h2.py",
+        old="            value = min(value, _ENCODER_TABLE_BYTES)\n",
+        new="            pass\n",
+        test=f"{FLOODS}::test_the_table_of_sent_headers_does_not_grow_as_a_client_likes",
+    ),
+    Mutant(
         name="one read of frames is one turn",
         file="http/protocol_h2.py",
         old="        turn = next_turn(data, _TURN_WORK)\n",

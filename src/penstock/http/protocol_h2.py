@@ -30,6 +30,9 @@ _TURN_WORK: Final = 64
 _IDLE_PER_ANSWER: Final = 4
 _IDLE_BYTES: Final = 1024
 """An answer allows its client that many idle frames, and one more for so many bytes."""
+_ENCODER_TABLE_BYTES: Final = 4096
+"""The library searches the table of the encoder for each header that is sent, so its length is a cost."""
+_SETTINGS: Final = frozenset(int(code) for code in h2.settings.SettingCodes)
 
 
 class H2Connection(asyncio.Protocol):
@@ -473,6 +476,21 @@ class H2Connection(asyncio.Protocol):
         self._transport.abort()
 
 
+class _PeerSettings(h2.settings.Settings):
+    """What a client announces, as far as this server uses it.
+
+    The library keeps every setting under its number, of which there are 65,536, and goes through all of them
+    for each frame of settings.
+    """
+
+    def __setitem__(self, key: h2.settings.SettingCodes | int, value: int) -> None:
+        if key not in _SETTINGS:
+            return
+        if key == h2.settings.SettingCodes.HEADER_TABLE_SIZE:
+            value = min(value, _ENCODER_TABLE_BYTES)
+        super().__setitem__(key, value)
+
+
 def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     config = h2.config.H2Configuration(
         client_side=False,
@@ -486,6 +504,7 @@ def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     codes, limits = h2.settings.SettingCodes, host.limits
     machine = h2.connection.H2Connection(config)
     machine.decoder.max_header_list_size = limits.head_bytes_max
+    machine.remote_settings = _PeerSettings(client=True)
     # As initial values, so that they hold from the first frame and not from the client's acknowledgement.
     machine.local_settings = h2.settings.Settings(
         client=False,

@@ -254,6 +254,34 @@ async def test_answers_that_wait_for_a_zero_window_count_and_the_client_is_cut_o
         await until(lambda: held(server) == 0)
 
 
+def settings(*pairs: tuple[int, int]) -> bytes:
+    return frame(4, 0, 0, b"".join(key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in pairs))
+
+
+async def test_settings_that_the_server_does_not_know_are_not_kept() -> None:
+    """Kept, 65,520 of them are 50 MB, and each further frame of settings takes milliseconds."""
+    async with running("k") as server:
+        peer = await dial(server)
+        for first in range(16, 65_000, 2_700):
+            peer.wire.send(settings(*((key, 1) for key in range(first, min(first + 2_700, 65_536)))))
+        assert (await peer.answer(peer.ask("GET", "/v0/health"))).status == 200
+        (connection,) = server.listener._host.connections  # type: ignore[union-attr]
+        assert len(connection._h2.remote_settings) < 16  # type: ignore[attr-defined]
+
+
+async def test_the_table_of_sent_headers_does_not_grow_as_a_client_likes() -> None:
+    async with running() as server:
+        peer = await dial(server)
+        peer.wire.send(settings((1, 2**32 - 1)))
+        for length in range(1, 200):
+            assert (await peer.answer(peer.ask("GET", "/" + "q" * length))).status == 404
+        (connection,) = server.listener._host.connections  # type: ignore[union-attr]
+        assert connection._h2.encoder.header_table_size <= 4096  # type: ignore[attr-defined]
+        peer.wire.send(settings((1, 0)))
+        assert (await peer.answer(peer.ask("GET", "/v0/health"))).status == 200
+        assert connection._h2.encoder.header_table_size == 0  # type: ignore[attr-defined]
+
+
 async def test_tiny_windows_are_a_flood() -> None:
     """Each byte of window is a frame of its own that brings next to nothing."""
     async with running(limits=HttpLimits(idle_frames_per_tick_max=200)) as server:

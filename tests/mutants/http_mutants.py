@@ -75,6 +75,13 @@ HTTP_MUTANTS = (
         test=f"{FLOODS}::test_a_client_of_http_1_0_cannot_change_the_protocol",
     ),
     Mutant(
+        name="a target's own name is not looked at",
+        file="http/sites.py",
+        old='        if refusal is None and not request.path.startswith(b"/"):\n',
+        new="        if False:\n",
+        test=f"{SITES}::test_the_name_in_a_target_counts_as_well_as_host",
+    ),
+    Mutant(
         name="any name reaches a server without keys",
         file="http/sites.py",
         old="        if not self._is_reached_as(name):\n",

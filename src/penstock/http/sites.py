@@ -24,6 +24,7 @@ from penstock.http.message import Application, Fault, Request, Response
 __all__ = ["Guarded", "Sites", "allowed_hosts"]
 
 _NAME: Final = re.compile(rb"[a-z0-9_.-]+").fullmatch
+_PLACE: Final = re.compile(rb"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?").fullmatch
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _LOCAL: Final = frozenset({b"localhost"})
 _NOT_PUBLIC: Final = (b".local", b".internal")
@@ -66,7 +67,13 @@ class Sites:
 
     def host_refusal(self, request: Request) -> str | None:
         """Why the name in `Host` is not one of this server, or None if it is."""
-        host = request.headers.get(b"host", b"")
+        refusal = self._name_refusal(request.headers.get(b"host", b""))
+        if refusal is None and not request.path.startswith(b"/"):
+            # A target in absolute form has a name too, which holds more than `Host` (RFC 9112, 3.2.2).
+            return self._name_refusal(request.path.partition(b"://")[2].partition(b"/")[0])
+        return refusal
+
+    def _name_refusal(self, host: bytes) -> str | None:
         if not host or host in self._fine:
             return None
         name = _name_of(host)
@@ -148,11 +155,9 @@ class Guarded:
 
 
 def _name_of(host: bytes) -> bytes:
-    """The name in `name:port`, in lower case and without the dot of the root."""
-    name = host.strip().lower()
-    if name.startswith(b"["):
-        return name[1:].partition(b"]")[0]
-    return name.partition(b":")[0].rstrip(b".")
+    """The name in `name:port`, in lower case and without the dot of the root; empty for another form."""
+    found = _PLACE(host.strip().lower())
+    return (found["address"] or found["name"] or b"").rstrip(b".") if found else b""
 
 
 def _own_name() -> bytes:

@@ -45,11 +45,32 @@ def test_this_machine_s_name_and_added_names_reach_it() -> None:
 
 @pytest.mark.parametrize("method", [b"GET", b"DELETE", b"POST"])
 @pytest.mark.parametrize(
-    "host", [EVIL, b"localhost.evil.example", b"127.0.0.1.evil.example", b"a, localhost"]
+    "host",
+    [
+        EVIL,
+        b"localhost.evil.example",
+        b"127.0.0.1.evil.example",
+        b"a, localhost",
+        b"[::1].evil.example",
+        b"[::1]evil.example:80",
+        b"localhost:80@evil.example",
+        b"localhost:80:80",
+    ],
 )
 def test_a_name_of_another_site_does_not(method: bytes, host: bytes) -> None:
     for where in ("127.0.0.1", "0.0.0.0"):
         assert Sites(where).refusal(asked(method, host=host)) is not None
+
+
+@pytest.mark.parametrize("host", [b"", b"localhost"])
+def test_the_name_in_a_target_counts_as_well_as_host(host: bytes) -> None:
+    def target(text: bytes) -> Request:
+        return Request(b"GET", text, {b"host": host})
+
+    assert Sites("127.0.0.1").refusal(target(b"http://localhost:4000/v0/topics?a=b://c")) is None
+    assert Sites("127.0.0.1").refusal(target(b"/v0/topics/http://evil.example/")) is None
+    for text in (b"http://evil.example/v0/topics", b"HTTP://evil.example", b"http://evil.example:4000?x"):
+        assert Sites("127.0.0.1").refusal(target(text)) is not None
 
 
 def test_names_that_nobody_owns_in_public_reach_a_server_for_other_machines() -> None:

@@ -103,6 +103,14 @@ TOPIC_MUTANTS = (
         test=f"{STEPS}::test_a_lease_ends_when_its_time_has_passed_whatever_the_wall_clock_says",
     ),
     Mutant(
+        name="a refused router is described to any key",
+        file="server/topics/router_routes.py",
+        old="        with contextlib.suppress(RouterNotFound):  # a refusal tells its ends\n",
+        new="        if False:\n",
+        test="tests/contract/topics/test_key_names.py"
+        "::test_a_router_that_leads_outside_the_key_is_not_told_to_it",
+    ),
+    Mutant(
         name="a config names any topic for dead letters",
         file="topics/names.py",
         old="        return _inside if _finders(shown.cls) else None\n",

@@ -68,6 +68,15 @@ def test_a_router_cannot_have_an_end_outside_the_key(narrow: Api, ends: tuple[st
     assert narrow.refused("PUT", f"/v0/routers/{mine()}", body, status=403)["detail"] == {"topic": BANK}
 
 
+def test_a_router_that_leads_outside_the_key_is_not_told_to_it(narrow: Api, server: Server) -> None:
+    name, secret = mine(), f"zz-{fresh_name()}"
+    server.api(key="root").ask("PUT", f"/v0/routers/{name}", {"source": "a1", "dest": secret}, status=201)
+    body = {"source": "a1", "dest": "a2"}
+    for method, sent in (("PUT", body), ("GET", None), ("DELETE", None)):
+        refused = narrow.refused(method, f"/v0/routers/{name}", sent, status=403)
+        assert refused["message"] == "this key does not cover that name"
+
+
 def test_a_watch_cannot_name_a_topic_outside_the_key(narrow: Api) -> None:
     refused = narrow.refused("POST", "/v0/watch", {"topics": {BANK: {}}}, status=403)
     assert refused["detail"] == {"topic": BANK}

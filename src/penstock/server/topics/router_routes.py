@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, Literal
 
 import msgspec
@@ -69,6 +70,8 @@ class RouterApi:
         config = body.config()
         check_router_name(call.name)
         call.principal.require_names(names_in(body))
+        with contextlib.suppress(RouterNotFound):  # a refusal tells its ends
+            _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
         result = await self._engine.put_router(call.name, config)
         shown = {"router": result.router, "created": result.created, **_shown(result.config)}
         return _answer(call.request, shown, 201 if result.created else 200)

@@ -115,6 +115,13 @@ COLLECTOR_MUTANTS = (
         test=f"{STORED}::test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue",
     ),
     Mutant(
+        name="a connection of grpc has as many calls as it likes",
+        file="collector/grpc_receiver.py",
+        old='        ("grpc.max_concurrent_streams", calls_max),\n',
+        new="",
+        test="tests/unit/collector/test_receivers.py::test_one_grpc_connection_has_a_bounded_number_of_calls",
+    ),
+    Mutant(
         name="tiny parts are parsed before they are counted",
         file="otlp/messages.py",
         old="    check_density(data)\n",

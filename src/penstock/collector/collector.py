@@ -210,7 +210,11 @@ class Collector:
         reuse_port = self._plan.cores > 1
         if settings.grpc_address is not None:
             grpc = GrpcReceiver(
-                gate, request_bytes_max=settings.max_bytes, tls=settings.tls, reuse_port=reuse_port
+                gate,
+                request_bytes_max=settings.max_bytes,
+                calls_max=settings.max_in_flight,
+                tls=settings.tls,
+                reuse_port=reuse_port,
             )
             self._receivers.append(grpc)
             bound.append(await grpc.bind(settings.grpc_address))

@@ -105,11 +105,18 @@ class GrpcReceiver:
     """One gRPC port."""
 
     def __init__(
-        self, gate: Gate, *, request_bytes_max: int, tls: TlsSettings | None = None, reuse_port: bool = False
+        self,
+        gate: Gate,
+        *,
+        request_bytes_max: int,
+        calls_max: int = 1024,
+        tls: TlsSettings | None = None,
+        reuse_port: bool = False,
     ) -> None:
+        """`calls_max` bounds the calls of one connection: each costs 6 KB before its message has come."""
         self._gate = gate
         self._tls = tls
-        self._server = grpc.aio.server(options=_options(request_bytes_max, reuse_port))
+        self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))
         self._server.add_generic_rpc_handlers((_Services(gate),))
 
     async def bind(self, address: Address) -> Address:
@@ -130,9 +137,10 @@ class GrpcReceiver:
         await asyncio.shield(self._server.stop(timeout_s))
 
 
-def _options(request_bytes_max: int, reuse_port: bool) -> Sequence[tuple[str, int]]:
+def _options(request_bytes_max: int, calls_max: int, reuse_port: bool) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", request_bytes_max),
+        ("grpc.max_concurrent_streams", calls_max),
         ("grpc.so_reuseport", int(reuse_port)),
         # A client that vanished is noticed, and one that pings too much is not cut off for it.
         ("grpc.keepalive_time_ms", 60_000),

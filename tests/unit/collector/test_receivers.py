@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
+import h2.connection
+import h2.settings
 import httpx
 import pytest
 import zstandard
@@ -45,7 +47,8 @@ class Rig:
         self.store = store
         self.registry = Registry()
         self.gate = Gate("in", intake, tokens=tokens, requests_max=4, registry=self.registry)
-        self.grpc = GrpcReceiver(self.gate, request_bytes_max=LIMIT)
+        self.grpc = GrpcReceiver(self.gate, request_bytes_max=LIMIT, calls_max=4)
+        self.grpc_at = HERE
         self.http = HttpReceiver(self.gate, request_bytes_max=LIMIT)
         self.channel: grpc.aio.Channel
         self.client: httpx.AsyncClient
@@ -66,10 +69,10 @@ async def rig(*, raw: bool = True, tokens: tuple[str, ...] = ()) -> AsyncIterato
     store = MemoryStore()
     intake: Intake = RawIntake(store) if raw else ArrowIntake(store)
     made = Rig(intake, store, tuple(Secret(token) for token in tokens))
-    grpc_at, http_at = await made.grpc.bind(HERE), await made.http.bind(HERE)
+    made.grpc_at, http_at = await made.grpc.bind(HERE), await made.http.bind(HERE)
     options = [("grpc.max_send_message_length", -1)]
     async with (
-        grpc.aio.insecure_channel(str(grpc_at), options) as made.channel,
+        grpc.aio.insecure_channel(str(made.grpc_at), options) as made.channel,
         httpx.AsyncClient(base_url=f"http://{http_at}") as made.client,
     ):
         yield made
@@ -86,6 +89,19 @@ async def test_grpc_takes_every_signal_as_it_comes(signal: Signal, packed: bool)
         [bundle] = made.store.stored
         assert bundle.signal == signal.value
         assert bundle.batch.column(0)[0].as_py() == data
+
+
+async def test_one_grpc_connection_has_a_bounded_number_of_calls() -> None:
+    """A call costs memory before its message has come, and no other limit counts it until then."""
+    async with rig() as made:
+        reader, writer = await asyncio.open_connection(made.grpc_at.host, made.grpc_at.port)
+        peer = h2.connection.H2Connection()
+        peer.initiate_connection()
+        writer.write(peer.data_to_send())
+        while h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS not in peer.remote_settings:
+            peer.receive_data(await asyncio.wait_for(reader.read(65536), 10))
+        assert peer.remote_settings.max_concurrent_streams == 4
+        writer.close()
 
 
 @pytest.mark.parametrize("signal", Signal)

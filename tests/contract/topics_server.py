@@ -17,9 +17,12 @@ from typing import Any
 
 import httpx
 
+import penstock
+
 __all__ = ["PROTOCOLS", "Api", "Server", "fresh_name", "launch", "run_refused", "serving"]
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(penstock.__file__).parents[1]
+"""Of the package that this process has, so that a mutant is what its processes run, too."""
 START_DEADLINE_S = 60.0
 PROTOCOLS = ("h1", "h2")
 _DATA_KEYS_NEVER = {"error", "ok", "status"}

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import penstock as package
 from penstock.cli.main import main
 
 __all__ = ["Told", "command", "environment", "penstock"]
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(package.__file__).parents[1]
+"""Of the package that this process has, so that a mutant is what its processes run, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
-from typing import Protocol
+from collections import deque
+from typing import Final, Protocol
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
+
+
+_SLEW_MS: Final = 1000
+"""A wall clock that is ahead by so little more was slewed, and not set."""
+_LEADS_MAX: Final = 64
 
 
 class Clock(Protocol):
@@ -53,6 +61,9 @@ class SteadyClock:
         self._clock = clock
         self._start_ms = clock.now_ms()
         self._start_s = clock.monotonic()
+        self._lock = threading.Lock()
+        self._leads = deque([(self._start_s, 0)])
+        """How far wall time was ahead of steady time, each with the last moment it was so; both ascend."""
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -67,13 +78,26 @@ class SteadyClock:
         """Milliseconds that never go back and never jump, comparable with wall time until that is set."""
         return self._start_ms + round((self._clock.monotonic() - self._start_s) * 1000)
 
-    def cautious_ms(self) -> int:
-        """The earlier of wall time and steady time, to compare with stamps of an earlier process.
+    def cautious_ms(self, age_ms: float = math.inf) -> int:
+        """A time by which nothing stamped is `age_ms` old that is younger, to compare with wall stamps.
 
-        A clock that is set forward makes nothing older than it is. One that is set back delays what waits for
-        an age by at most the step.
+        A clock that is set forward makes nothing older than it is: what counts is the least that wall time
+        was ahead of steady time within the last `age_ms`. What was stamped before a step is that old when the
+        step is, so a clock that was wrong at the start of the process delays nothing for longer. A clock that
+        is set back delays what waits for an age by at most the step.
         """
-        return min(self._clock.now_ms(), self.steady_ms())
+        with self._lock:
+            now_s, lead_ms, leads = self._clock.monotonic(), self.now_ms() - self.steady_ms(), self._leads
+            leads[-1] = (now_s, leads[-1][1])  # it was so until a moment ago
+            while leads and leads[-1][1] >= lead_ms:
+                leads.pop()
+            if leads and lead_ms - leads[-1][1] <= _SLEW_MS:
+                lead_ms = leads.pop()[1]
+            leads.append((now_s, lead_ms))
+            if len(leads) > _LEADS_MAX:
+                leads[1] = (leads[1][0], leads.popleft()[1])
+            least_ms = next(one for last_s, one in leads if last_s >= now_s - age_ms / 1000)
+        return self.steady_ms() + min(least_ms, lead_ms)
 
     def to_wall_ms(self, steady_ms: int) -> int:
         """The wall time, as the wall clock is set now, of a moment of `steady_ms`."""

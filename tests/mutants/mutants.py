@@ -334,6 +334,22 @@ MUTANTS = (
         test=_promise("test_a_batch_appended_just_before_the_seal_is_spared"),
     ),
     Mutant(
+        name="a clock that was wrong at the start stops every retention",
+        file="clock.py",
+        old="for last_s, one in leads if last_s >= now_s - age_ms / 1000)",
+        new="for last_s, one in [(0, 0), *leads] if last_s <= now_s)",
+        test="tests/unit/test_clock.py"
+        "::test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_than_its_age",
+    ),
+    Mutant(
+        name="a clock set forward ends a grace period",
+        file="clock.py",
+        old="        return self.steady_ms() + min(least_ms, lead_ms)\n",
+        new="        return self.steady_ms() + lead_ms\n",
+        test="tests/unit/buffer/test_gc.py"
+        "::test_a_clock_set_forward_makes_no_batch_garbage_before_its_grace_period",
+    ),
+    Mutant(
         name="no grace period",
         file="buffer/gc.py",
         old="        if now_ms - ms >= grace_ms and now_ms - info.modified_ms >= grace_ms:\n",

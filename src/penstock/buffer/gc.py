@@ -140,12 +140,13 @@ class GarbageCollector:
         # The manifest before the listing: what is appended in between is not listed as garbage.
         snapshot = await self._file.read()
         listed = await self._store.list(self._config.prefix)
+        grace_ms = int(self._config.gc_grace_period_s * 1000)
         found = candidates(
             listed,
             (location for _, location in manifest.index(snapshot.raw).locations()),
             prefix=self._config.prefix,
-            now_ms=self._clock.cautious_ms(),
-            grace_ms=int(self._config.gc_grace_period_s * 1000),
+            now_ms=self._clock.cautious_ms(grace_ms),
+            grace_ms=grace_ms,
         )
         doomed: list[str] = []
         withheld: list[str] = []

@@ -119,9 +119,11 @@ class Sweeper:
         if self._aged_s is not None and now_s - self._aged_s < _AGE_EVERY_S:
             return ()
         self._aged_s = now_s
-        if self._retention.max_age_s is None:
+        age_s = self._retention.max_age_s
+        if age_s is None:
             return ()
-        old = self._retention.expired(self._book.infos(), self._now_ns(), self._deliveries.claimed_segments())
+        now_ns = self._clock.cautious_ms(int(age_s * 1000)) * 1_000_000
+        old = self._retention.expired(self._book.infos(), now_ns, self._deliveries.claimed_segments())
         return tuple(seq for seq in old if self._drop(seq, Outcome.EXPIRED, "age"))
 
     def _take_turn(self) -> tuple[int, ...]:
@@ -263,6 +265,3 @@ class Sweeper:
     def _measure(self) -> None:
         self._metrics.core_bytes.set(self._budget.used, core_id=self._core_id)
         self._metrics.cap_fraction.set(self._budget.fraction, core_id=self._core_id)
-
-    def _now_ns(self) -> int:
-        return self._clock.cautious_ms() * 1_000_000

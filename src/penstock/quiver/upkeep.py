@@ -190,7 +190,8 @@ class Upkeep:
         timeout = self._core.config.subscribers.orphan_timeout
         if timeout is None:
             return
-        limit_ns = int((self._clock.cautious_ms() / 1000 - parse_duration(timeout)) * 1e9)
+        age_ms = int(parse_duration(timeout) * 1000)
+        limit_ns = (self._clock.cautious_ms(age_ms) - age_ms) * 1_000_000
         for name in self._core.book.orphaned_before(limit_ns):
             _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)
             self._core.deliveries.unregister(name)

@@ -96,7 +96,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
     async def load(self) -> None:
         """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
         self.buckets = set(await find_buckets(self._storage))
-        now_ms = self._clock.cautious_ms()
+        now_ms = self._now_ms()
         await self._take_retention(now_ms)
         for bucket in self.buckets:
             if self.retention.is_over(bucket, now_ms):
@@ -112,7 +112,11 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
     def is_kept(self, bucket: Bucket) -> bool:
         """Whether the retention keeps this hour. No step of the wall clock ends it early."""
-        return not self.retention.is_over(bucket, self._clock.cautious_ms())
+        return not self.retention.is_over(bucket, self._now_ms())
+
+    def _now_ms(self) -> int:
+        """The time by which the retention judges hours."""
+        return self._clock.cautious_ms(self.retention.longest_ms)
 
     async def _counted(self, bucket: Bucket) -> Blocks:
         blocks = Blocks()
@@ -134,7 +138,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             _LOG.info("hours up to %s keep the shorter retention they were written with", last.isoformat())
 
     async def flush(self, delta: SeriesDelta) -> StorageRead:
-        now_ms = self._clock.cautious_ms()
+        now_ms = self._now_ms()
         operations = await self._aside(delta_operations, delta, self.retention)
         expired = self._expired(now_ms)
         drops = await self._drops(expired) if expired is not None else []
@@ -236,7 +240,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             operations, left = await self._folder.go_on(fold, wanted, self.retention.expiry_ms(bucket))
             return _Step(operations, None if under_way else fold, left)
         except Corrupt as error:
-            if self.retention.is_over(bucket, self._clock.cautious_ms()):
+            if self.retention.is_over(bucket, self._now_ms()):
                 return _Step()  # its time came while it was read, which is no damage
             _LOG.warning("%s is not folded: %s", place_of(bucket), error)
             self._damaged.add(bucket)

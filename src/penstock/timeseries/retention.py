@@ -50,6 +50,11 @@ class Retention:
         self._floor_minutes = floor_minutes
         self._spans = tuple(spans)
 
+    @property
+    def longest_ms(self) -> int:
+        """After so long every hour is over that anything expires of."""
+        return max((span.retention_ms for span in self._spans), default=0)
+
     def changed_to(self, retention_ms: int | None, buckets: Collection[Bucket], now_ms: int) -> Retention:
         """The same from now on with another retention, or none. `buckets` are those that hold anything.
 

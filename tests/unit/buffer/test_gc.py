@@ -435,6 +435,17 @@ async def test_a_clock_set_forward_makes_no_batch_garbage_before_its_grace_perio
     assert (await collector.collect(dry_run=True)).candidates == (key,)
 
 
+async def test_a_clock_that_was_wrong_at_the_start_leaves_no_garbage_for_ever() -> None:
+    q = Queue()
+    collector = standalone(q)
+    q.clock.jump_wall(30 * 86_400_000)
+    key = name(q.clock.now_ms())
+    await q.store_raw(key, b"data")
+    assert (await collector.collect(dry_run=True)).candidates == ()
+    await q.clock.advance(GRACE_MS / 1000 + 1)
+    assert (await collector.collect(dry_run=True)).candidates == (key,)
+
+
 async def test_a_clock_set_back_delays_collection_by_at_most_the_step() -> None:
     q = Queue()
     collector = standalone(q)

@@ -134,9 +134,23 @@ TIMESERIES_MUTANTS = (
     Mutant(
         name="labels that a query makes cost nothing",
         file="timeseries/promql/budget.py",
-        old="            self.charge(labels_cost(one))\n",
+        old="            self.charge(labels_cost(one) + names // _SAMPLE_BYTES)\n",
         new="            self.charge(0)\n",
         test=f"{LIMITS}::test_bytes_of_labels_that_a_query_makes_are_charged",
+    ),
+    Mutant(
+        name="names of labels that a query makes cost nothing",
+        file="timeseries/promql/budget.py",
+        old="labels_cost(one) + names // _SAMPLE_BYTES",
+        new="labels_cost(one)",
+        test=f"{LIMITS}::test_names_of_labels_that_a_query_makes_are_charged",
+    ),
+    Mutant(
+        name="count_values makes a label of any length",
+        file="timeseries/promql/aggregation.py",
+        old='(checked_labels(one, "count_values()") for one in made)',
+        new="made",
+        test=f"{LIMITS}::test_count_values_makes_no_label_that_could_not_be_stored",
     ),
     Mutant(
         name="nothing ends the matching of an expression",

@@ -208,6 +208,24 @@ class Silent:
         yield []
 
 
+def test_count_values_makes_no_label_that_could_not_be_stored() -> None:
+    """Its name is in the query, and the answer repeats it for each value."""
+    source = load({f'x{{n="{n}"}}': f"{n}" for n in range(200)})
+    name = "v" * 16_380
+    with pytest.raises(ExecutionError, match=r"count_values\(\) makes label .* too long: 16,38\d bytes"):
+        ENGINE.instant(f'count_values("{name}", x * 100000)', 0).evaluate(source)
+    assert len(ENGINE.instant('count_values("v", x)', 0).evaluate(source).series) == 200
+
+
+@pytest.mark.parametrize("query", ['count_values("{}", x)', 'label_replace(x, "{}", "1", "", "")'])
+def test_names_of_labels_that_a_query_makes_are_charged(query: str) -> None:
+    source = load({f'x{{n="{n}"}}': f"{n}" for n in range(200)})
+    short, long = (
+        ENGINE.instant(query.format("v" * size), 0).evaluate(source).samples_used for size in (1, 11_001)
+    )
+    assert long >= short + 200 * 100
+
+
 async def test_a_query_nobody_waits_for_ends_at_its_next_look_at_the_time() -> None:
     spent = budget()
     spent.check()

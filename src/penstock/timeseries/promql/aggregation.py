@@ -13,6 +13,7 @@ from penstock.timeseries.float_text import plain_text
 from penstock.timeseries.model import METRIC_NAME, Labels
 from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.errors import ExecutionError
+from penstock.timeseries.promql.label_functions import checked_labels
 from penstock.timeseries.promql.over_time import quantiles
 from penstock.timeseries.promql.summation import group_means, group_sums
 from penstock.timeseries.promql.vectors import Vectors, group_by, rows_by_group
@@ -149,7 +150,8 @@ def select_extremes(
 def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budget) -> Vectors:
     """How many series of each group have each value, which becomes the label.
 
-    Raises `ExecutionError` if the label has no name, and as `Budget.charge` does: every value is a series.
+    Raises `ExecutionError` if the label has no name or could not be stored, and as `Budget.charge` does:
+    every value is a series.
     """
     if not label:
         raise ExecutionError("the name of the label of count_values() is empty")
@@ -161,7 +163,8 @@ def count_values(vectors: Vectors, grouping: Grouping, label: str, budget: Budge
     pairs = zip(*(part.tolist() for part in np.divmod(cells, max(len(distinct), 1))), strict=True)
     # The label may be one that was grouped by: then groups become one where the value is the same.
     made = (keys[group].replace(label, plain_text(float(distinct[value]))) for group, value in pairs)
-    labels, place = group_by(list(budget.charge_labels(made)))
+    checked = (checked_labels(one, "count_values()") for one in made)
+    labels, place = group_by(list(budget.charge_labels(checked)))
     counts = np.zeros((len(labels), vectors.values.shape[1]))
     np.add.at(counts, (place[cell], step), 1.0)
     return Vectors(labels, counts, counts > 0)

@@ -59,10 +59,12 @@ class Budget:
     def charge_labels(self, labels: Iterable[Labels]) -> Iterator[Labels]:
         """Charge each label set that an expression makes before the next one is made.
 
-        Values count in full although series may share one: an answer repeats them. Raises as `charge` does.
+        Names and values count in full although series may share one: an answer repeats them. Raises as
+        `charge` does.
         """
         for one in labels:
-            self.charge(labels_cost(one))
+            names = sum(len(name) for name, _ in one)
+            self.charge(labels_cost(one) + names // _SAMPLE_BYTES)
             yield one
 
     def watch(self, labels: Iterable[Labels]) -> Iterator[Labels]:

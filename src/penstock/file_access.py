@@ -31,8 +31,10 @@ __all__ = [
     "DataModes",
     "FileLock",
     "LockHeld",
+    "advised",
     "close_lock",
     "data_modes",
+    "described",
     "holder",
     "open_lock",
 ]
@@ -41,6 +43,7 @@ DATA_MODE: Final = "PENSTOCK_DATA_MODE"
 _FIRST_LOOK_S: Final = 0.0005
 _LOOK_S_MAX: Final = 0.02
 _COMMAND_CHARS_MAX: Final = 120
+_CONTINUE: Final = "which is stopped: continue it with"
 
 
 class LockHeld(Unavailable):
@@ -112,10 +115,8 @@ class FileLock:
         if wait_s is None:
             fcntl.flock(self.fd, kind)
         elif not self._is_taken(kind, wait_s):
-            waited = f" and was not released within {wait_s:g} s" if wait_s else ""
-            raise LockHeld(
-                f"{self.path} is held by {holder(self.path)}{waited}; wait for that process or stop it"
-            )
+            waited = f" was not released within {wait_s:g} s: it" if wait_s else ""
+            raise LockHeld(f"{self.path}{waited} is held by {advised(holder(self.path))}")
         if note and os.pread(self.fd, len(note) + 1, 0) != note:
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, note, 0)
@@ -201,9 +202,19 @@ def holder(path: str) -> str:
         pid, source = _pid_in_file(path), ", as it noted in that file"
     if pid is None:
         return "an unknown process (it left no process id, and the kernel does not show one)"
+    return described(pid, source)
+
+
+def described(pid: int, source: str = "") -> str:
+    """A process for an error message: its command, and what to do if it is stopped."""
     command, stopped = _command(pid), _is_stopped(pid)
     named = f"process {pid}{f' ({command})' if command else ''}{source}"
-    return f"{named}, which is stopped: continue it with `kill -CONT {pid}`, or end it" if stopped else named
+    return f"{named}, {_CONTINUE} `kill -CONT {pid}`, or end it" if stopped else named
+
+
+def advised(named: str, advice: str = "wait for that process or stop it") -> str:
+    """What `holder` says, with the advice unless it brings its own."""
+    return named if _CONTINUE in named else f"{named}; {advice}"
 
 
 def _pid_in_kernel_table(path: str) -> int | None:

@@ -415,6 +415,13 @@ MUTANTS = (
         test=_promise("test_a_conditional_write_without_a_definite_answer_is_unknown"),
     ),
     Mutant(
+        name="the holder of a data directory is not said to be stopped",
+        file="files/dirlock.py",
+        old="described(int(text)) if",
+        new='f"process {text}" if',
+        test=f"{FILE_ACCESS}::test_a_data_directory_in_use_names_the_holder_and_whether_it_is_stopped",
+    ),
+    Mutant(
         name="files are created for everybody to read",
         file="file_access.py",
         old="    file: int = 0o600\n",

@@ -23,6 +23,7 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.exporters.file import FileExporter
 from penstock.collector.payload import RawPayload
 from penstock.errors import ConfigError
+from penstock.files.dirlock import DirectoryLock
 from penstock.fs import LockHeld, OsFileSystem
 from penstock.quiver import AsyncQuiver
 from penstock.quiver.model import Signal
@@ -116,6 +117,7 @@ async def test_a_producer_that_cannot_get_the_lock_names_the_holder_within_its_d
             assert f"process {process.pid} " in said
             assert "-c" in said, "the command is named too"
             assert ("is stopped" in said) is stopped
+            assert said.endswith("or end it" if stopped else "; wait for that process or stop it")
         await (await producer.produce([b"third"])).watcher.await_durable()
     consumer = await Consumer.open(ConsumerConfig(store=str(tmp_path)))
     found = []
@@ -124,6 +126,22 @@ async def test_a_producer_that_cannot_get_the_lock_names_the_holder_within_its_d
         await consumer.ack(batch.sequence)
     await consumer.close()
     assert found == [b"first", b"third"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_data_directory_in_use_names_the_holder_and_whether_it_is_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
+    path = tmp_path / "LOCK"
+    with held(path) as process:
+        path.write_text(f"{process.pid}\n")
+        if stopped:
+            stop(process)
+        with pytest.raises(LockHeld) as caught, DirectoryLock(OsFileSystem(), str(tmp_path)):
+            pass
+    said = str(caught.value)
+    assert f"in use by process {process.pid} (" in said
+    assert f"`kill -CONT {process.pid}`" in said if stopped else said.endswith("choose another directory")
 
 
 def test_a_lock_names_no_process_that_has_ended(tmp_path: Path) -> None:

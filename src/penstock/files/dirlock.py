@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from penstock.errors import PenstockError
+from penstock.file_access import advised, described
 from penstock.fs import FileSystem, LockHeld
 
 __all__ = ["DirectoryLock"]
@@ -36,10 +37,8 @@ class DirectoryLock:
         try:
             self._stack.enter_context(self._fs.lock(path, wait=False, note=note))
         except LockHeld as error:
-            raise LockHeld(
-                f"data directory {self._directory} is in use by process {self._holder(path)}; "
-                "stop that process or choose another directory"
-            ) from error
+            named = advised(self._holder(path), "stop that process or choose another directory")
+            raise LockHeld(f"data directory {self._directory} is in use by {named}") from error
         return self
 
     def __exit__(
@@ -53,4 +52,4 @@ class DirectoryLock:
         except PenstockError:
             text = ""
         text = text.removeprefix(self._note)
-        return text if text.isdigit() else "(unknown)"
+        return described(int(text)) if text.isdigit() and len(text) < 20 else "process (unknown)"

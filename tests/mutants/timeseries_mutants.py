@@ -136,7 +136,7 @@ TIMESERIES_MUTANTS = (
         file="timeseries/promql/budget.py",
         old="            self.charge(labels_cost(one) + names // _SAMPLE_BYTES)\n",
         new="            self.charge(0)\n",
-        test=f"{LIMITS}::test_bytes_of_labels_that_a_query_makes_are_charged",
+        test=f"{LIMITS}::test_labels_that_series_share_are_charged_for_each_series_of_the_answer",
     ),
     Mutant(
         name="names of labels that a query makes cost nothing",

@@ -51,6 +51,20 @@ if mode == "once" and not os.path.exists(sys.argv[2]):
     sys.exit(7)
 if mode == "dumb":
     time.sleep(600)
+def trace():
+    sys.stderr.write("Traceback (most recent call last):\\n  File \\"x.py\\", line 1, in f\\n")
+    sys.stderr.write("BrokenPipeError: [Errno 32] Broken pipe\\n")
+    sys.stderr.flush()
+if mode == "killed":
+    trace()
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "secondary":
+    say(event="restarting", message="Spark's Java was killed by signal 9; starting again in 1s")
+    sys.stderr.write("error: Spark's Java was killed by signal 9\\n")
+    trace()
+    sys.stderr.write("the trace is written\\n")
+    sys.stderr.flush()
+    time.sleep(600)
 say(event="progress", lag=3)
 while mode == "lively":
     say(event="alive")
@@ -143,6 +157,21 @@ async def test_a_part_that_ends_is_started_again(tmp_path: Path) -> None:
         await stage.until(lambda: stage.part("once").state is PartState.READY)
         found = stage.part("once")
         assert (found.restarts, found.last_error) == (1, "ended by itself (exit code 7)")
+
+
+async def test_a_part_that_was_killed_has_that_as_its_last_error(tmp_path: Path) -> None:
+    async with running(tmp_path, part("killed", kind=PartKind.PIPELINE)) as stage:
+        await stage.until(
+            lambda: any("was killed by signal 9; it is started" in text for text in stage.texts)
+        )
+        assert stage.part("killed").last_error == "was killed by signal 9"
+
+
+async def test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error(tmp_path: Path) -> None:
+    async with running(tmp_path, part("secondary", kind=PartKind.PIPELINE)) as stage:
+        await stage.until(lambda: "the trace is written" in stage.texts)
+        assert "was killed by signal 9" in str(stage.part("secondary").last_error)
+        assert any(text.startswith("BrokenPipeError") for text in stage.texts)
 
 
 async def test_a_part_that_does_not_stop_is_killed_and_that_is_said(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from penstock.services.fleet.journal import Journal
 from penstock.services.fleet.lines import Levels, Said, Splitter, Throttle, event_of, shown
-from penstock.services.fleet.noise import Listener
+from penstock.services.fleet.noise import HELD_MAX_S, Listener
 from penstock.services.fleet.status import FleetEvent, Level, LogLine
 from penstock.testing import ManualClock
 
@@ -39,7 +41,7 @@ def test_levels_come_from_the_line_itself() -> None:
     assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == Said(Level.WARNING, "it is late")
     assert levels.of("  more of it").level is Level.WARNING
     assert levels.of("2026-01-02 03:04:05,678 CRITICAL down").level is Level.ERROR
-    assert levels.of("error: no such file") == Said(Level.ERROR, "no such file")
+    assert levels.of("error: no such file") == Said(Level.ERROR, "no such file", is_verdict=True)
     assert levels.of("hint: look there") == Said(Level.INFO, "hint: look there")
     assert levels.of("anything").level is Level.INFO
 
@@ -122,12 +124,44 @@ SPARK_NOISE = [
 ]
 
 
+def levels(lines: list[str]) -> list[tuple[str, Level]]:
+    """Every line with its level, in the order in which they are said."""
+    listener = Listener()
+    heard = [said for line in lines for said in listener.hear(line, 0.0)] + listener.release()
+    return [(said.text, said.level) for said in heard]
+
+
 @pytest.mark.parametrize("kept", [SPARK_NOISE, [line for line in SPARK_NOISE if line[:4] != "    "]])
 def test_the_noise_of_sparks_daemon_is_debug_as_one_block(kept: list[str]) -> None:
-    listener = Listener()
-    heard = [said for line in [*kept, "next"] for said in listener.hear(line)]
-    assert [said.text for said in heard] == [*kept, "next"]
-    assert [said.level for said in heard] == [Level.DEBUG] * len(kept) + [Level.INFO]
+    assert levels([*kept, "next"]) == [*((line, Level.DEBUG) for line in kept), ("next", Level.INFO)]
+
+
+JAVA_LOG = "12:00:01 WARN TaskSetManager: Stage 1 contains a task of very large size"
+OTHER_TRACE = [
+    "Traceback (most recent call last):",
+    '  File "/x/mine.py", line 1, in f',
+    "    f()",
+    "ValueError: no",
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_noise_of_several_workers_is_debug_however_its_lines_mix(seed: int) -> None:
+    rng = random.Random(seed)
+    streams = [list(SPARK_NOISE) for _ in range(rng.randint(2, 4))] + [[JAVA_LOG]]
+    mixed: list[str] = []
+    while any(streams):
+        mixed.append(rng.choice([stream for stream in streams if stream]).pop(0))
+    told = levels(mixed)
+    assert sorted(text for text, _ in told) == sorted(mixed)
+    assert {level for text, level in told if text != JAVA_LOG} == {Level.DEBUG}
+
+
+def test_an_error_between_the_lines_of_the_noise_is_an_error_and_the_noise_is_none() -> None:
+    told = levels([*SPARK_NOISE[:5], *OTHER_TRACE, *SPARK_NOISE[5:]])
+    assert [text for text, level in told if level is Level.ERROR] == OTHER_TRACE
+    told = levels([*OTHER_TRACE[:2], *SPARK_NOISE[:3], *OTHER_TRACE[2:], *SPARK_NOISE[3:]])
+    assert [text for text, level in told if level is Level.ERROR] == OTHER_TRACE
 
 
 @pytest.mark.parametrize(
@@ -145,17 +179,33 @@ def test_the_noise_of_sparks_daemon_is_debug_as_one_block(kept: list[str]) -> No
     ],
 )
 def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
+    told = levels(lines)
+    assert sorted(text for text, _ in told) == sorted(lines)
+    assert {level for _, level in told} == {Level.ERROR}
+
+
+def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
     listener = Listener()
-    heard = [said for line in lines for said in listener.hear(line)]
-    assert [said.text for said in heard] == lines
-    assert {said.level for said in heard} == {Level.ERROR}
+    assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:3]] == [[], [], []]
+    assert listener.overdue(12.0) == []
+    heard = [said for line in SPARK_NOISE[3:] for said in listener.hear(line, 14.0)]
+    assert {said.level for said in heard} == {Level.DEBUG}
+    assert len(heard) == len(SPARK_NOISE)
 
 
 def test_what_is_held_for_a_block_is_told_when_nothing_more_comes() -> None:
     listener = Listener()
-    assert [listener.hear(line) for line in SPARK_NOISE[:2]] == [[], []]
-    assert [said.level for said in listener.release()] == [Level.ERROR] * 2
+    assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:2]] == [[], []]
+    assert [said.level for said in listener.overdue(10.0 + HELD_MAX_S)] == [Level.ERROR] * 2
     assert listener.release() == []
+
+
+def test_a_reason_is_told_from_a_trace() -> None:
+    listener = Listener()
+    (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
+    assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)
+    traced = [said for line in OTHER_TRACE for said in listener.hear(line, 0.0)]
+    assert not any(said.is_verdict for said in traced)
 
 
 def test_text_turns_no_direction_and_fits_every_encoding() -> None:

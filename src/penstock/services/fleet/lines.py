@@ -89,6 +89,8 @@ class Said:
 
     level: Level
     text: str
+    is_verdict: bool = False
+    """Whether the part says with it what is wrong, as opposed to a trace that it prints."""
 
 
 class Levels:
@@ -107,7 +109,8 @@ class Levels:
         for prefix, level in _PREFIXES.items():
             if line.lower().startswith(prefix):
                 self._last = level
-                return Said(level, line[len(prefix) :] if level is not Level.INFO else line)
+                text = line[len(prefix) :] if level is not Level.INFO else line
+                return Said(level, text, is_verdict=level is Level.ERROR)
         return Said(self._going_on(line), line)
 
     def _going_on(self, line: str) -> Level:

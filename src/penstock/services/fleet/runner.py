@@ -71,6 +71,8 @@ class Runner:
         self._address: str | None = None
         self._error: tuple[str, int] | None = None
         self._errors_heard = 0
+        self._has_verdict = False
+        self._hung = False
         self._progress: Mapping[str, object] = {}
         self._listener = Listener()
         self._wake = asyncio.Event()
@@ -154,6 +156,8 @@ class Runner:
         self._progress = {}
         self._listener = Listener()
         self._errors_heard = 0
+        self._has_verdict = False
+        self._hung = False
         if self.plan.port_file is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.plan.port_file)
@@ -188,7 +192,7 @@ class Runner:
             await self._clock.sleep(wait_s)
             if self._clock.monotonic() - due_s > _LATE_S:
                 self._set(lives.excused(self._life, self._clock.monotonic()))
-            self._hear_all(self._listener.release())
+            self._hear_all(self._listener.overdue(self._clock.monotonic()))
             if self._address is None and self.plan.port_file is not None:
                 self._look_for_address(self.plan.port_file)
             if self.plan.probe is not None and self._address is not None:
@@ -196,6 +200,7 @@ class Runner:
                 self._set(lives.answered(self._life, answer, self._clock.monotonic()))
             if why := lives.why_killed(self._life, self._clock.monotonic()):
                 self._err(why)
+                self._hung = True
                 child.kill()
                 return
 
@@ -229,13 +234,13 @@ class Runner:
         error = event.get("error")
         if isinstance(error, str) or name in ("failed", "restarting"):
             text = error if isinstance(error, str) else event.get("message")
-            self._hear(Said(Level.ERROR, str(text or name)))
+            self._hear(Said(Level.ERROR, str(text or name), is_verdict=True))
         elif isinstance(message := event.get("message"), str) and name not in _QUIET_EVENTS:
             self._hear(Said(Level.INFO, message))
 
     def _logged(self, line: str) -> None:
         if line.strip():
-            self._hear_all(self._listener.hear(line))
+            self._hear_all(self._listener.hear(line, self._clock.monotonic()))
 
     def _hear_all(self, lines: Sequence[Said]) -> None:
         for said in lines:
@@ -244,9 +249,15 @@ class Runner:
     def _hear(self, said: Said) -> None:
         if said.level >= Level.ERROR:
             self._errors_heard += 1
+        if said.level >= Level.ERROR and self._is_news(said):
+            self._has_verdict = said.is_verdict
             self._error = (self._journal.shown(said.text), self._clock.now_ms())
         if self._journal.hear(self.plan.name, said) and said.level >= Level.ERROR:
             self._publish()
+
+    def _is_news(self, said: Said) -> bool:
+        """Whether it is to be the last error: a trace that follows the reason of a failure is not."""
+        return said.is_verdict or not self._has_verdict or self._life.state is PartState.READY
 
     def _ended(self, how: Exit) -> None:
         if self._life.state is PartState.STOPPING:
@@ -255,7 +266,7 @@ class Runner:
             level = Level.INFO if is_good else Level.WARNING
             self._journal.say(self.plan.name, level, f"stopped ({how})")
             return
-        self._failed(f"ended by itself ({how})", how)
+        self._failed(f"was {how}" if how.signal is not None else f"ended by itself ({how})", how)
 
     def _failed(self, what: str, how: Exit) -> None:
         now_s = self._clock.monotonic()
@@ -264,7 +275,7 @@ class Runner:
         then = "is not started again" if at_s is None else f"is started again in {_wait(at_s - now_s)}"
         why = lives.why_failed(how)
         text = f"{what}{f': {why}' if why else ''}"
-        if not self._errors_heard:
+        if not self._errors_heard or (how.signal is not None and not self._hung):
             self._error = (text, self._clock.now_ms())
         self._journal.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
         self._publish()

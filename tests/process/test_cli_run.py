@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from tests.process.cli_runner import command, environment
+from tests.process.java_children import java_of
 
 from penstock.buffer import Producer, ProducerConfig
 
@@ -80,16 +81,9 @@ class Run:
         assert "\tat org." not in self.errors.read_text()
         return code
 
-    def java(self) -> int:
-        """The Java that this process started."""
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                name, _, fields = path.read_text().partition("(")[2].rpartition(")")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if name == "java" and int(fields.split()[1]) == self.process.pid:
-                return int(path.parent.name)
-        raise AssertionError("no Java runs")
+    def told(self) -> str:
+        """Its standard error."""
+        return self.errors.read_text()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -137,8 +131,10 @@ def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: lis
     assert run.until("started")["pipeline"] == "clicks"
     run.until_read(3)
 
-    os.kill(run.java(), signal.SIGKILL)
-    assert "starting again in 1s (1 of 3)" in str(run.until("restarting")["message"])
+    os.kill(java_of(run.process.pid), signal.SIGKILL)
+    restarting = run.until("restarting")
+    assert "Spark's Java was killed by signal 9 in the middle of the work" in str(restarting["message"])
+    assert "starting again in 1s (1 of 3)" in str(restarting["message"])
     produce(root, range(3, 6))
     run.until("started")
     run.until_read(3)
@@ -150,6 +146,7 @@ def test_a_pipeline_outlives_its_java_and_stops_when_asked(root: Path, runs: lis
     assert stopped["message"] == "stopped by SIGINT"
     assert run.end() == 130
     assert stopped["restarts"] == 1
+    assert "Traceback" not in run.told()
     assert delivered(root) == list(range(6))
 
 
@@ -171,6 +168,33 @@ def test_a_stop_loses_nothing_and_the_next_run_goes_on(root: Path, runs: list[Ru
     assert second.end() == 0
     assert told["backlog_batches"] is None or told["backlog_batches"] == 0
     assert delivered(root) == list(range(12))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_java_that_is_killed_before_spark_is_ready_is_a_fault_that_may_pass(
+    root: Path, runs: list[Run], number: signal.Signals
+) -> None:
+    run = Run(root, "--restarts", "1")
+    runs.append(run)
+    first = java_of(run.process.pid)
+    os.kill(first, number)
+    sentence = f"Spark's Java was killed by signal {number} before Spark was ready"
+    assert sentence in str(run.until("restarting")["message"])
+    os.kill(java_of(run.process.pid, other_than=first), number)
+    assert sentence in str(run.until("failed")["message"])
+    assert run.end() == 3
+    assert f"error: {sentence}" in run.told()
+    assert "Traceback" not in run.told()
+
+
+def test_a_java_that_refuses_its_options_means_wrong_settings(root: Path, runs: list[Run]) -> None:
+    run = Run(root, "--conf", "spark.driver.extraJavaOptions=-XX:NewRatio=abc")
+    runs.append(run)
+    assert "ready: Improperly specified VM option 'NewRatio=abc'" in str(run.until("failed")["message"])
+    assert run.end() == 2
+    assert (
+        run.told().count("Improperly specified VM option 'NewRatio=abc'") == 2
+    )  # Java's own line, and the error
 
 
 def test_a_signal_while_spark_starts_leaves_at_once(root: Path, runs: list[Run]) -> None:

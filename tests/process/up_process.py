@@ -95,7 +95,7 @@ def ports_for(settings: dict[str, object], *keys: str) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def up(directory: Path, settings: dict[str, object], *more: str) -> Iterator[UpProcess]:
+def up(directory: Path, settings: dict[str, object], *more: str, **environ: str) -> Iterator[UpProcess]:
     """A fleet of these settings, whose console has a port; killed with the block if it still runs."""
     file = directory / "penstock.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -105,7 +105,7 @@ def up(directory: Path, settings: dict[str, object], *more: str) -> Iterator[UpP
     with log.open("wb") as output, (directory / "errors.log").open("ab") as errors:
         process = subprocess.Popen(
             command("up", file, "--json", "--log", "debug", *more),
-            env=environment(),
+            env=environment(**environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import Unsupported
+from penstock.errors import Unavailable, Unsupported
 from penstock.spark import java
 from penstock.spark.java import find_java, read_release, wrap_java, wrapper_script
 
@@ -75,6 +75,21 @@ def test_without_a_suitable_java_the_error_says_what_was_found_and_what_to_insta
 def test_a_java_home_that_is_none_is_passed_over(tmp_path: Path) -> None:
     good = make_home(tmp_path / "good", "17.0.2")
     assert find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(good / "bin")}).home == good
+
+
+def test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(tmp_path / "home", "21.0.8")
+    (home / "release").unlink()
+    monkeypatch.setattr(java, "_packaged", lambda environ: None)
+    (home / "bin" / "java").write_text("#!/bin/sh\nkill -9 $$\n")
+    environ = {"JAVA_HOME": str(home), "PATH": ""}
+    with pytest.raises(Unavailable, match="was killed by signal 9"):
+        find_java(environ)
+    (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(Unsupported, match="does not tell its version"):
+        find_java(environ)
 
 
 def test_the_wrapper_drops_the_one_argument_and_keeps_all_others(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ Exit codes:
   0    done, nothing wrong
   1    a problem was found, or not every record is durable
   2    wrong usage, configuration or request: do not repeat it
-  3    the store is unavailable: repeat later
+  3    the store, or another thing that is needed, is unavailable: repeat later
   4    fenced: a newer consumer holds the queue
   5    stored bytes are damaged: keep them
   6    a write may have been applied: verify before repeating

@@ -1,4 +1,4 @@
-"""The Spark session of a command: started quietly, and anew if its Java has died."""
+"""The Spark session of a command: started quietly, and again if its Java has died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.run_noise import JavaNoise
+from penstock.errors import PenstockError
 from penstock.spark.failures import explain
+from penstock.spark.java_ending import Ending
+from penstock.spark.java_process import forget_java, java_ending
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandSession", "end_children"]
 
+_log = logging.getLogger(__name__)
+
+_DYING_S: Final = 10.0
+"""How long a Java that is lost is waited for: one that was asked to stop runs its hooks first."""
 _NOISY: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -61,8 +69,14 @@ class CommandSession:
                 logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             self._session = build_session(
-                self._name, master=self._master, remote=self._remote, conf=self._conf
+                self._name,
+                master=self._master,
+                remote=self._remote,
+                conf=self._conf,
+                java_output=None if self._verbose else JavaNoise().hear,
             )
+        except PenstockError:
+            raise
         except Exception as error:
             raise explain(error) or error from error
         if self._owned and not self._verbose and _is_classic(self._session):
@@ -72,6 +86,10 @@ class CommandSession:
     def is_lost(self) -> bool:
         """Whether the session has died."""
         return self._session is not None and not _is_alive(self._session)
+
+    def java_ending(self) -> Ending | None:
+        """How the Java of a lost session has ended. None if it runs, or another process started it."""
+        return java_ending(_DYING_S) if self._remote is None and self.is_lost() else None
 
     def close(self) -> None:
         """Ends what was started here; one that has died already is no trouble."""
@@ -83,24 +101,13 @@ class CommandSession:
         self._session = None
 
     def _forget(self) -> None:
-        """Drop what PySpark remembers of a Java that is gone, so that it starts another one."""
-        from pyspark import SparkContext
-        from pyspark.sql import SparkSession
-
-        assert self._session is not None
-        with contextlib.suppress(Exception):
-            self._session.stop()
-        self._session = None
+        """Drop a session that is lost, so that another one can be started."""
+        session, self._session = self._session, None
         if self._remote is None:
-            gateway = SparkContext._gateway
-            if gateway is not None:
-                with contextlib.suppress(Exception):
-                    gateway.shutdown()
-            SparkContext._gateway = None
-            SparkContext._jvm = None
-            SparkContext._active_spark_context = None
-            for name in ("_instantiatedSession", "_activeSession"):
-                setattr(SparkSession, name, None)
+            forget_java(session)
+        elif session is not None:
+            with contextlib.suppress(Exception):
+                session.stop()
 
 
 def end_children() -> None:
@@ -144,6 +151,14 @@ def _silence(session: SparkSession) -> None:
     assert jvm is not None
     log4j = jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+    # Its thread prints a trace when Java dies, of a connection that ended.
+    server = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = _log_broken_connection
+
+
+def _log_broken_connection(request: object, address: object) -> None:
+    _log.debug("a connection from Java has failed", exc_info=True)
 
 
 def _is_alive(session: SparkSession) -> bool:

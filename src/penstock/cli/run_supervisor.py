@@ -19,6 +19,7 @@ from penstock.cli.run_display import Display
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.cli.run_totals import Rate, Totals, View
 from penstock.errors import Conflict, OutcomeUnknown, PenstockError, Unavailable
+from penstock.spark.java_ending import Ending, lost
 from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.units import format_duration
 
@@ -56,6 +57,10 @@ class Sessions(Protocol):
 
     def is_lost(self) -> bool:
         """Whether the session has died."""
+        ...
+
+    def java_ending(self) -> Ending | None:
+        """How the Java of a lost session has ended. None if it runs, or another process started it."""
         ...
 
     def close(self) -> None:
@@ -124,14 +129,23 @@ class Supervisor:
         """One attempt, whose every failure is one of ours."""
         try:
             return self._attempt()
-        except PenstockError:
-            raise
         except Exception as error:
-            known = explain_pipeline(error)
-            if known is None and self._sessions.is_lost():
-                # Whatever was being asked then fails, in any words.
-                known = Unavailable("Spark's Java has ended in the middle of the work; its log may tell why")
+            known = error if isinstance(error, PenstockError) else explain_pipeline(error)
+            if not self._signals.asked:
+                known = self._why_lost(known)
+            if known is error:
+                raise
             raise known or _unknown(error) from error
+
+    def _why_lost(self, known: PenstockError | None) -> PenstockError | None:
+        """What an error means that came with the end of Java: whatever was being asked fails then."""
+        ending = self._sessions.java_ending()
+        if ending is not None:
+            has_words = ending.signal is None and known is not None and is_passing(known)
+            return known if has_words else lost(ending)
+        if known is None and self._sessions.is_lost():
+            return Unavailable("the Spark session has ended in the middle of the work; its log may say why")
+        return known
 
     def _attempt(self) -> ExitCode:
         self._signals.patient = False

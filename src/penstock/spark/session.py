@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
 from penstock.spark.java import ensure_java
+from penstock.spark.java_ending import not_ready
+from penstock.spark.java_process import JavaOutput, forget_java, java_ending, launch_java
 from penstock.spark.register import check_spark, register
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ __all__ = ["build_session", "is_local", "session_settings"]
 DEFAULT_MASTER: Final = "local[*]"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
+_DYING_S: Final = 10.0
+"""How long a Java that breaks its connections takes to end: one that was asked to stop runs its hooks."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -83,15 +87,19 @@ def build_session(
     master: str | None = None,
     remote: str | None = None,
     conf: Mapping[str, str] | None = None,
+    java_output: JavaOutput | None = None,
 ) -> SparkSession:
     """A session that knows Penstock's formats.
 
     With neither `master` nor `remote` this is the session that is active already, else the one that
     `spark-submit` or `SPARK_REMOTE` asks for, else a new one on `local[*]`. `remote` is the address of a
     Spark Connect server (`sc://host:port`). `conf` wins over every default of `session_settings`.
+    `java_output` gets the standard error of a Java that this call starts, line by line, in a thread of its
+    own; without it, Java prints where this process does.
 
     Raises `ConfigError` when another session stands in the way, `Unsupported` when Java or PySpark is
-    missing or too old.
+    missing or too old or refuses a setting, `Unavailable` when Java was killed before Spark was ready: the
+    same call may succeed then.
     """
     if master is not None and remote is not None:
         raise ConfigError("give a master or a remote, not both")
@@ -107,7 +115,7 @@ def build_session(
         spark = _connect(app_name, remote, asked)
     else:
         _refuse_other_master(active, master)
-        spark = _start(app_name, master, asked)
+        spark = _start(app_name, master, asked, java_output)
     register(spark)
     return spark
 
@@ -142,7 +150,9 @@ def _refuse_other_master(active: SparkSession | None, master: str | None) -> Non
         )
 
 
-def _start(app_name: str, master: str | None, conf: Mapping[str, str]) -> SparkSession:
+def _start(
+    app_name: str, master: str | None, conf: Mapping[str, str], java_output: JavaOutput | None
+) -> SparkSession:
     from pyspark.sql import SparkSession
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Java and chosen a master
@@ -153,9 +163,30 @@ def _start(app_name: str, master: str | None, conf: Mapping[str, str]) -> SparkS
     if master is not None and is_local(master):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    for name, value in session_settings(master, conf).items():
+    settings = {"spark.app.name": app_name} | ({} if master is None else {"spark.master": master})
+    settings |= session_settings(master, conf)
+    if not submitted:
+        launch_java(settings, java_output)
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        ending = java_ending(_DYING_S if _is_lost() else 0.0)
+        if ending is None:
+            raise
+        forget_java(None)
+        raise not_ready(ending, ()) from error
+
+
+def _is_lost() -> bool:
+    """Whether Java does not answer any more: it may take a moment until its process is gone."""
+    from pyspark import SparkContext
+
+    try:
+        jvm = SparkContext._jvm
+        assert jvm is not None
+        return not jvm.java.lang.System.currentTimeMillis()
+    except Exception:  # noqa: BLE001 - whatever the bridge raises then
+        return True

@@ -26,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
+from penstock.spark.java_ending import Ending
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 
@@ -91,12 +92,16 @@ class FakePipeline:
 
 class FakeSessions:
     lost = False
+    ending: Ending | None = None
 
     def open(self) -> SparkSession:
         return cast("SparkSession", object())
 
     def is_lost(self) -> bool:
         return self.lost
+
+    def java_ending(self) -> Ending | None:
+        return self.ending
 
     def close(self) -> None:
         """Nothing was started."""
@@ -189,7 +194,39 @@ def test_a_session_that_died_is_started_again_whatever_the_error_says() -> None:
     sessions.lost = True
     pipeline = FakePipeline([RuntimeError("An error occurred while calling o93.isActive")], [None])
     assert supervise(pipeline, told, sessions=sessions) is ExitCode.OK
-    assert "Spark's Java has ended" in told.events[1][1]
+    assert "the Spark session has ended" in told.events[1][1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("An error occurred while calling o93.isActive"),
+        RuntimeError("BrokenPipeError: [Errno 32] Broken pipe"),
+        RuntimeError("Py4JNetworkError: Answer from Java side is empty"),
+        ConfigError("the checkpoint belongs to another query"),
+        Unavailable("a Python worker died in the middle of a task"),
+    ],
+    ids=["unknown", "pipe", "network", "permanent", "passing"],
+)
+def test_what_killed_java_is_the_cause_whatever_failed_because_of_it(error: Exception) -> None:
+    told, sessions = Told(), FakeSessions()
+    sessions.lost, sessions.ending = True, Ending(returncode=-9)
+    assert supervise(FakePipeline([error], [None]), told, sessions=sessions) is ExitCode.OK
+    assert told.names[:2] == ["started", "restarting"]
+    assert "Spark's Java was killed by signal 9 in the middle of the work" in told.events[1][1]
+    assert told.last is not None
+    assert "killed by signal 9" in str(told.last.last_error)
+
+
+def test_a_java_that_ended_by_itself_after_a_known_fault_ended_of_that() -> None:
+    told, sessions = Told(), FakeSessions()
+    sessions.lost, sessions.ending = True, Ending(returncode=3)
+    error = RuntimeError("java.lang.OutOfMemoryError: Java heap space")
+    assert supervise(FakePipeline([error], [None]), told, sessions=sessions) is ExitCode.OK
+    assert "ran out of memory" in told.events[1][1]
+    told = Told()
+    assert supervise(FakePipeline([RuntimeError("boom")], [None]), told, sessions=sessions) is ExitCode.OK
+    assert "ended with exit code 3 in the middle of the work" in told.events[1][1]
 
 
 def test_it_gives_up_after_so_many_failures_in_a_row() -> None:

@@ -20,6 +20,7 @@ from tests.mutants.quiver_mutants_endings import QUIVER_ENDING_MUTANTS
 from tests.mutants.quiver_mutants_otlp import OTLP_MUTANTS
 from tests.mutants.quiver_mutants_segments import SEGMENT_MUTANTS
 from tests.mutants.quiver_mutants_wal import QUIVER_WAL_MUTANTS
+from tests.mutants.spark_mutants import SPARK_MUTANTS
 from tests.mutants.timeseries_mutants import TIMESERIES_MUTANTS
 from tests.mutants.topic_mutants import TOPIC_MUTANTS
 from tests.mutants.vector_mutants import VECTOR_MUTANTS
@@ -42,6 +43,7 @@ ALL_MUTANTS = (
     *DATABASE_MUTANTS,
     *VECTOR_MUTANTS,
     *HTTP_MUTANTS,
+    *SPARK_MUTANTS,
 )
 _SUMMARY = re.compile(r"^FAILED .+? - ([\w.]+)", re.MULTILINE)
 _BROKEN = frozenset({"AttributeError", "ImportError", "NameError", "SyntaxError", "TypeError"})

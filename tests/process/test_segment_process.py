@@ -65,7 +65,9 @@ async def test_it_makes_segments_that_hold_every_record_and_goes_with_the_engine
         assert await numbers(engine) == list(range(3 * ROWS))
 
 
-async def test_when_it_is_killed_the_engine_does_the_work_itself(tmp_path: Path) -> None:
+async def test_when_it_is_killed_the_engine_says_so_and_does_the_work_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with await Engine.open(config(tmp_path, process=True)) as engine:
         await write(engine, 0, ROWS)
         await engine.checkpoint()
@@ -73,6 +75,7 @@ async def test_when_it_is_killed_the_engine_does_the_work_itself(tmp_path: Path)
         await write(engine, ROWS, ROWS)
         await engine.checkpoint()
         assert await numbers(engine) == list(range(2 * ROWS))
+    assert "the segment process was killed by signal 9; segments are built" in caplog.text
     async with await Engine.open(config(tmp_path, process=True)) as engine:
         assert engine.problems == []
         assert await numbers(engine) == list(range(2 * ROWS))

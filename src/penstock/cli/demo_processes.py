@@ -129,6 +129,8 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failed(name: str, code: int | None, log: Path) -> DemoFailed:
+    if code is not None and code < 0:
+        return DemoFailed(f"{name} was killed by signal {-code}; its log is {log}")
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
     return DemoFailed(f"{name} ended with code {code}{f': {told[-1]}' if told else ''}; its log is {log}")

@@ -107,7 +107,9 @@ def audit_json(plan: Plan) -> dict[str, object]:
     try:
         return msgspec.json.decode(run.stdout, type=dict[str, object])
     except msgspec.DecodeError:
-        raise DemoFailed(f"the audit ended with code {run.returncode} and no answer") from None
+        code = run.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise DemoFailed(f"the audit {how} and gave no answer") from None
 
 
 def print_next(plan: Plan, *, kept: bool) -> None:

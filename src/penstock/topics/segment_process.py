@@ -15,10 +15,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from penstock.fs import FileSystem, OsFileSystem
@@ -55,6 +56,7 @@ class SegmentProcess:
     def __init__(self, data_dir: str) -> None:
         self._data_dir = data_dir
         self._pool: ProcessPoolExecutor | None = None
+        self._workers: list[BaseProcess] = []
         self._failed = False
 
     def grow(self, growth: Growth, files: Mapping[int, str]) -> list[SegmentEntry] | None:
@@ -69,15 +71,16 @@ class SegmentProcess:
                 initargs=(self._data_dir,),
             )
         try:
-            return self._pool.submit(_grow, growth, dict(files)).result()
+            work = self._pool.submit(_grow, growth, dict(files))
+            self._workers = list((self._pool._processes or {}).values())
+            return work.result()
         except BrokenProcessPool as error:
             self._failed = True
             self.close()
             # What it wrote is not named by anything yet, and is written again.
             await_earlier(OsFileSystem(), self._data_dir)
-            _LOGGER.warning(
-                "the segment process ended (%s); segments are built in this one from now on", error
-            )
+            how = _ending(self._workers) or f"ended ({error})"
+            _LOGGER.warning("the segment process %s; segments are built in this one from now on", how)
             return None
 
     def close(self) -> None:
@@ -85,6 +88,14 @@ class SegmentProcess:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(cancel_futures=True)
+
+
+def _ending(workers: Sequence[BaseProcess]) -> str:
+    """How the first of these processes ended; a pool does not say. Empty if none has."""
+    for code in (worker.exitcode for worker in workers):
+        if code is not None:
+            return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return ""
 
 
 _held = ExitStack()

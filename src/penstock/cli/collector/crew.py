@@ -38,14 +38,21 @@ class _Core:
         return subprocess.Popen(self._command)
 
     def look(self) -> int | None:
-        """Start it again if it died after it had been up for a while; else the code it ended with."""
+        """Start it again if it died after it had been up for a while; else the code it ended with.
+
+        One that was killed is started again in any case: that says nothing about its settings.
+        """
         code = self._process.poll()
         if code is None:
             return None
-        if time.monotonic() - self._started_s < _RESTART_S:
+        is_new = time.monotonic() - self._started_s < _RESTART_S
+        if is_new and code < 0:
+            return None  # it is started again as soon as it is not new any more
+        if is_new:
             self.is_up = False
             return code
-        _LOG.error("core %d ended with %d and is started again", self._core_id, code)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        _LOG.error("core %d %s and is started again", self._core_id, how)
         self._process = self._start()
         return None
 
@@ -63,6 +70,8 @@ class _Core:
 
 def run_cores(plan: Plan, arguments: Sequence[str]) -> int:
     """Run every core until SIGTERM or Ctrl-C. One that dies is started again; one that cannot start ends all.
+
+    A core that is killed while it starts counts as one that dies.
 
     The code is 0 when all of them stopped in order.
     """

@@ -17,9 +17,10 @@ from penstock.http.message import Response
 from penstock.server.console.app import Call, json_answer, read_body
 from penstock.server.console.live import LiveHub
 from penstock.server.console.pipelines_panel import position_of
+from penstock.server.console.seam import CommandOutcome
 from penstock.server.console.sources import Sources
 
-__all__ = ["Job", "RedrivePanel", "redrive_arguments"]
+__all__ = ["Job", "RedrivePanel", "redrive_arguments", "why_failed"]
 
 _POSITIONS_MAX: Final = 1000
 _REASON_MAX: Final = 1000
@@ -73,10 +74,12 @@ def redrive_arguments(file: str, positions: Sequence[str], reason: str | None) -
     return ["redrive", "--json", *chosen, *because, "--", file]
 
 
-def _ending(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"the command was ended by signal {-exit_code}; what it had begun, the next redrive finishes"
-    return f"the command ended with {exit_code}"
+def why_failed(outcome: CommandOutcome) -> str:
+    """The error of a redrive. What a command printed before it was killed is not what ended it. Pure."""
+    code = outcome.exit_code
+    if code < 0:
+        return f"the command was killed by signal {-code}; the next redrive finishes what it had begun"
+    return outcome.errors or f"the command ended with exit code {code}"
 
 
 class RedrivePanel:
@@ -141,7 +144,7 @@ class RedrivePanel:
                 with contextlib.suppress(msgspec.MsgspecError):
                     job.result = _RESULT.decode(outcome.output.strip())
             else:
-                job.error = outcome.errors or _ending(outcome.exit_code)
+                job.error = why_failed(outcome)
         except BaseException as error:
             job.state, job.error = "failed", str(error) or "it was cut short; the next redrive finishes it"
             raise

@@ -12,6 +12,7 @@ DAMAGE = "tests/unit/timeseries/test_damage.py"
 FOLDING = "tests/unit/timeseries/test_folding.py"
 FEEDING = "tests/unit/services/test_feeding.py"
 API = "tests/unit/server/test_timeseries_api.py"
+JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
 WRITES = "tests/unit/server/test_timeseries_writes.py"
@@ -29,6 +30,13 @@ DATABASE_MUTANTS = (
         old=" or await self._remembered(seq))",
         new=")",
         test="tests/process/test_relay.py::test_a_topic_that_was_made_anew_is_noticed_when_everything_was_consumed[8]",
+    ),
+    Mutant(
+        name="Spark decodes JSON of any depth that it takes by itself",
+        file="spark/pipeline/decode.py",
+        old="        options |= _json_limits(_WRAPPED_LEVELS)\n",
+        new="",
+        test=f"{JSON_LIMITS}::test_records_are_decoded_within_the_limits_of_stored_json_whatever_is_configured",
     ),
     Mutant(
         name="lines that a ledger has lost are not missed",

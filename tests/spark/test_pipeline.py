@@ -114,6 +114,33 @@ def test_bad_records_keep_their_bytes_their_place_and_the_reason(plant: Plant) -
     assert (line.read, line.dead, line.skipped, line.dropped("delta")) == (2 * len(BAD), len(BAD), 0, 0)
 
 
+def test_json_beyond_the_limits_becomes_a_letter_and_the_other_records_are_delivered(plant: Plant) -> None:
+    levels = (135, 136, 200)
+    deep = [b'{"user":"ann","n":%d,"more":%b%b}' % (n, b"[" * n, b"]" * n) for n in levels]
+    digits = [b'{"user":"ann","n":1,"more":%b}' % (b"9" * n) for n in (1000, 1001)]
+    plant.produce([[click(1), *deep, *digits, click(2)]])
+    run(
+        plant,
+        decode={"schema": "user string, n bigint, more string"},
+        transform="SELECT n, more, _index FROM input",
+    )
+    assert sorted(row["_index"] for row in rows(plant.root / "table")) == [0, 1, 4, 6]  # type: ignore[type-var]
+    letters = rows(plant.root / "table_dead_letters")
+    assert {row["index"]: bytes(row["value"]) for row in letters} == {  # type: ignore[call-overload]
+        2: deep[1],
+        3: deep[2],
+        5: digits[1],
+    }
+
+
+def test_a_deep_record_in_the_sample_does_not_keep_the_schema_from_being_found(plant: Plant) -> None:
+    deep = b'{"user":"ann","n":1,"more":%b1%b}' % (b'{"a":' * 400, b"}" * 400)
+    plant.produce([[deep, click(1), click(2)]])
+    run(plant, decode={"schema": None})
+    assert len(rows(plant.root / "table")) == 2
+    assert [bytes(row["value"]) for row in rows(plant.root / "table_dead_letters")] == [deep]  # type: ignore[call-overload]
+
+
 def test_skip_leaves_bad_records_out_and_counts_them(plant: Plant) -> None:
     plant.produce([[click(1), b"bad"]])
     made = run(plant, on_error="skip")

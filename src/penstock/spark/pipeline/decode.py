@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InvalidInput, PenstockError
+from penstock.limits import JSON_NUMBER_DIGITS_MAX, JSON_STORED_DEPTH_MAX
 from penstock.spark.pipeline.otlp_rows import otlp_table
 from penstock.spark.pipeline.spec import DecodeSpec
 
@@ -32,6 +33,8 @@ _CORRUPT: Final = "_penstock_malformed"
 _WHOLE: Final = "_penstock_record"
 _END: Final = "_penstock_end"
 _RESERVED: Final = frozenset({*POSITIONS, VALUE, REASON, _CORRUPT, _END, _WHOLE})
+_WRAPPED_LEVELS: Final = 2
+"""The object and the list that a JSON record is parsed in."""
 
 
 def parse_schema(text: str) -> StructType:
@@ -71,7 +74,8 @@ def infer_schema(spark: SparkSession, spec: DecodeSpec, sample: DataFrame) -> St
         return _arrow_record_schema(bytes(first[0]))
     lines = values.select(F.col("value").cast("string").alias("value"))
     if spec.format == "json":
-        found = spark.read.options(columnNameOfCorruptRecord=_CORRUPT, **spec.options).json(lines).schema
+        options = {**spec.options, "columnNameOfCorruptRecord": _CORRUPT, **_json_limits()}
+        found = spark.read.options(**options).json(lines).schema
     else:
         options = {"inferSchema": "true", "columnNameOfCorruptRecord": _CORRUPT, **spec.options}
         found = spark.read.options(**options).csv(lines).schema
@@ -143,6 +147,7 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
     if spec.format == "json":
         records, end = StructField(_WHOLE, ArrayType(nullable)), StructField(_END, IntegerType())
         wrapped = F.concat(F.lit(f'{{"{_WHOLE}":['), text, F.lit(f'],"{_END}":1}}'))
+        options |= _json_limits(_WRAPPED_LEVELS)
         parsed = F.from_json(wrapped, StructType([records, end, malformed]), options)
         found = F.col(f"{_PARSED}.{_WHOLE}")
         record = F.get(found, F.lit(0))
@@ -171,6 +176,18 @@ def _decode_text(frame: DataFrame, spec: DecodeSpec, schema: StructType) -> Data
         *(record[field.name].alias(field.name) for field in schema.fields),
         _gap_or_null(reason).alias(REASON),
     )
+
+
+def _json_limits(levels_around: int = 0) -> dict[str, str]:
+    """Spark's options for the limits of stored JSON.
+
+    Its own 1,000 levels are more than what comes next takes: one record of 500 levels in a column of the type
+    variant ends the whole JVM.
+    """
+    return {
+        "maxNestingDepth": str(JSON_STORED_DEPTH_MAX + levels_around),
+        "maxNumLen": str(JSON_NUMBER_DIGITS_MAX),
+    }
 
 
 _PARSED: Final = "_penstock_parsed"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import stat as stat_bits
@@ -46,6 +47,7 @@ __all__ = [
     "Buffer",
     "FileStat",
     "FileSystem",
+    "FileView",
     "LockHeld",
     "LogFile",
     "OsFileSystem",
@@ -57,6 +59,7 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _T = TypeVar("_T")
+_LOGGER = logging.getLogger(__name__)
 
 _IOV_MAX = 1024
 _WRITE_BYTES = 256 * 1024
@@ -67,6 +70,10 @@ _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
 # What a kernel answers for a bad sector, and for a block that fails a check of the file system.
 _MEDIA = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO})
 _READ_TRIES = 2
+_SECTOR = 4096
+"""A kernel reads whole pages, so that is how much one bad sector costs."""
+_BAD_MAX = 1024
+"""So many unreadable ranges of one file are kept apart; more of them are taken for one."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
@@ -129,6 +136,106 @@ class LogFile(Protocol):
         ...
 
 
+class FileView:
+    """A file as large as it was when it was opened, read piece by piece; it outlives the name.
+
+    `view[start:stop]` is a copy of these bytes, read now, so later writes in place are seen. It is always as
+    long as it was asked for within `len(view)`: bytes that the device cannot read, or that were cut off
+    meanwhile, are zeros, and are added to `bad`. So whoever reads checks what they get, by its checksum. It
+    holds a descriptor, so keep few of them. Safe to share between threads.
+    """
+
+    __slots__ = ("_read", "_size", "bad", "path")
+
+    def __init__(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        """`read` returns so many bytes from an offset on, fewer at the end; it raises `MediaError`."""
+        self.path = path
+        self._size = size
+        self._read = read
+        self.bad: list[tuple[int, int]] = []
+        """First byte and end of every range that could not be read so far, in order."""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(self._size)
+        return memoryview(self.read(start, stop))
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes `start` to `stop - 1`; those that cannot be read are zeros."""
+        wanted = stop - start
+        if wanted <= 0:
+            return b""
+        try:
+            data = self._read(start, wanted)
+        except MediaError:
+            data = self._around(start, stop)
+        if len(data) < wanted:
+            there = start + len(data)
+            self._note(there, stop, "the file was cut while it was in use")
+            data += bytes(wanted - len(data))
+        return data
+
+    def read_exactly(self, start: int, stop: int) -> bytes:
+        """The same, but raises `MediaError` unless every byte can be read."""
+        data = self.read(start, stop)
+        for low, high in self.bad:
+            if low < stop and start < high:
+                raise MediaError(self.path, max(low, start), min(high, stop) - max(low, start), "it is lost")
+        return data
+
+    def until(self, size: int) -> FileView:
+        """The first `size` bytes of it."""
+        part = FileView(self.path, min(size, self._size), self._read)
+        part.bad = self.bad
+        return part
+
+    def _around(self, start: int, stop: int) -> bytes:
+        """What can be read, with zeros for each page that cannot."""
+        parts: list[bytes] = []
+        while start < stop:
+            data = self._beginning(start, stop)
+            if not data:
+                break
+            parts.append(data)
+            start += len(data)
+        return b"".join(parts)
+
+    def _beginning(self, start: int, stop: int) -> bytes:
+        """As much from `start` on as can be read, else zeros for one page; nothing at the end of the file."""
+        page_end = min(stop, start - start % _SECTOR + _SECTOR)
+        while True:
+            try:
+                return self._read(start, stop - start)
+            except MediaError as error:
+                if start < error.offset < stop:
+                    stop = error.offset
+                elif stop > page_end:
+                    stop = page_end
+                else:
+                    self._note(start, stop, "the device fails")
+                    return bytes(stop - start)
+
+    def _note(self, start: int, end: int, reason: str) -> None:
+        if any(low <= start and end <= high for low, high in self.bad):
+            return
+        _LOGGER.error(
+            "%s, bytes %d to %d cannot be read: %s; what is stored there is lost",
+            self.path,
+            start,
+            end,
+            reason,
+        )
+        merged: list[tuple[int, int]] = []
+        for low, high in sorted([*self.bad, (start, end)]):
+            if merged and (low <= merged[-1][1] or len(merged) == _BAD_MAX):
+                merged[-1] = merged[-1][0], max(high, merged[-1][1])
+            else:
+                merged.append((low, high))
+        self.bad[:] = merged
+
+
 class FileSystem(Protocol):
     """Paths are absolute strings. Every method raises the errors of `explain`."""
 
@@ -161,8 +268,13 @@ class FileSystem(Protocol):
         """A read-only view of the whole file as large as it is now, which outlives the name.
 
         Later writes through a `LogFile` are seen in it. It may hold a descriptor, so keep few of them. To
-        look at what was cut off meanwhile, or cannot be read from the device, ends the process.
+        look at what was cut off meanwhile, or cannot be read from the device, ends the process: nothing uses
+        it unless a setting asks for it. `open_view` is what to use instead.
         """
+        ...
+
+    def open_view(self, path: str) -> FileView:
+        """The file, open for reading piece by piece."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
@@ -400,6 +512,36 @@ class _OsLogFile:
         return self._fd
 
 
+class _Descriptor:
+    """An open file that is closed when nobody needs it any more, as a map of it would be."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes from `start` on, fewer at the end of the file."""
+        try:
+            data = os.pread(self.fd, length, start)
+        except OSError:
+            data = b""  # once more, with the error explained
+        if len(data) == length:
+            return data
+        with _explained(self.path, "read"):
+            parts = [data]
+            done = len(data)
+            while done < length and (part := _pread(self.fd, self.path, length - done, start + done)):
+                parts.append(part)
+                done += len(part)
+        return b"".join(parts)
+
+
 class OsFileSystem:
     """The machine's own file system."""
 
@@ -442,6 +584,11 @@ class OsFileSystem:
                 return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)) if _size(fd) else memoryview(b"")
             finally:
                 os.close(fd)
+
+    def open_view(self, path: str) -> FileView:
+        with _explained(path, "open"):
+            source = _Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+            return FileView(path, _size(source.fd), source.read)
 
     def truncate(self, path: str, size: int) -> None:
         with _explained(path, "truncate"):

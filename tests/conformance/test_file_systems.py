@@ -81,6 +81,7 @@ def test_what_is_missing_is_not_found(fs: FileSystem, root: str) -> None:
         lambda: fs.open_log(missing),
         lambda: fs.open_append(missing, 0),
         lambda: fs.map(missing),
+        lambda: fs.open_view(missing),
         lambda: fs.truncate(missing, 0),
         lambda: fs.remove_dir(missing),
         lambda: fs.free_bytes(missing),
@@ -102,6 +103,7 @@ def test_files_and_directories_are_not_mixed_up(fs: FileSystem, root: str) -> No
         lambda: fs.rename(f"{root}/file", f"{root}/dir"),
         lambda: fs.unlink(f"{root}/dir"),
         lambda: fs.map(f"{root}/dir"),
+        lambda: fs.open_view(f"{root}/dir"),
         lambda: fs.open_log(f"{root}/dir"),
         lambda: fs.open_append(f"{root}/dir", 0),
         lambda: fs.truncate(f"{root}/dir", 0),
@@ -257,6 +259,32 @@ def test_a_map_of_a_file_that_is_appended_to_keeps_its_size(fs: FileSystem, root
     file.close()
     assert bytes(view) == b"0123456789"
     assert bytes(fs.map(f"{root}/f")) == b"0123456789more"
+
+
+def test_a_view_sees_later_writes_and_outlives_the_name(fs: FileSystem, root: str) -> None:
+    fs.allocate(f"{root}/log", 10)
+    view = fs.open_view(f"{root}/log")
+    log = fs.open_log(f"{root}/log")
+    log.write_at(2, [b"later"])
+    assert bytes(view[:]) == bytes(2) + b"later" + bytes(3)
+    fs.unlink(f"{root}/log")
+    log.write_durably_at(0, [b"12"])
+    assert bytes(view[1:4]) == b"2la"
+    assert view.read_exactly(0, 10) == b"12later" + bytes(3)
+    assert view.bad == []
+    log.close()
+
+
+def test_a_view_keeps_its_size_when_the_file_grows_and_when_it_is_cut(fs: FileSystem, root: str) -> None:
+    write(fs, f"{root}/f", b"0123456789")
+    view = fs.open_view(f"{root}/f")
+    file = fs.open_append(f"{root}/f", 10)
+    file.write([b"more"])
+    file.close()
+    assert bytes(view[:]) == b"0123456789"
+    fs.truncate(f"{root}/f", 4)
+    assert bytes(view[2:8]) == b"23" + bytes(4)
+    assert view.bad == [(4, 8)]
 
 
 def test_a_file_is_continued_where_it_counts(fs: FileSystem, root: str) -> None:

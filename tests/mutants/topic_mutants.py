@@ -31,12 +31,124 @@ ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
 STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
+BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
+FILE_VIEW = "tests/unit/files/test_file_view.py"
+MEDIA = "tests/process/test_damaged_media.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
 STORED = "tests/unit/topics/test_deep_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
 TOPIC_MUTANTS = (
+    # Damaged media
+    Mutant(
+        name="one bad sector costs everything that is read with it",
+        file="fs.py",
+        old="                elif stop > page_end:\n                    stop = page_end\n",
+        new="",
+        test=f"{FILE_VIEW}::test_only_the_pages_with_a_bad_sector_are_zeros",
+    ),
+    Mutant(
+        name="a file that was cut gives fewer bytes than it was asked for",
+        file="fs.py",
+        old="            data += bytes(wanted - len(data))\n",
+        new="",
+        test=f"{FILE_VIEW}::test_a_file_that_is_cut_while_it_is_read_gives_zeros",
+    ),
+    Mutant(
+        name="a bad sector at the end of a log is taken for a torn write",
+        file="files/log_scan.py",
+        old="        if bad is None and not vouched",
+        new="        if not vouched",
+        test=f"{FILE_VIEW}::test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut",
+    ),
+    Mutant(
+        name="numbers in a part of the log that cannot be read are given out again",
+        file="files/log_scan.py",
+        old="            end = max(min(bad[1], bound), stop + _used(view[stop:bound]))",
+        new="            end = stop",
+        test=f"{BAD_SECTORS}::test_a_start_reports_a_bad_sector_in_the_log_and_gives_no_number_twice",
+    ),
+    Mutant(
+        name="a log file that could not be read is removed with the others",
+        file="files/append_log.py",
+        old="number in self._keep or (isinstance(view, FileView) and bool(view.bad))",
+        new="number in self._keep",
+        test=f"{BAD_SECTORS}::test_a_checkpoint_saves_what_can_be_read_and_keeps_the_file",
+    ),
+    Mutant(
+        name="what a broken log file cannot give back is carried over as zeros",
+        file="files/append_log.py",
+        old="                self._uncarried = error",
+        new="                pass",
+        test=f"{BAD_SECTORS}::test_what_a_broken_file_cannot_give_back_is_not_given_out_as_sound",
+    ),
+    Mutant(
+        name="zeros where a log was cut are given out as records",
+        file="topics/rendering.py",
+        old="        sound = u64[ends] != 0\n    sound &= u32[starts] == lengths - 4",
+        new="        sound = u64[ends] == u64[ends]\n    sound |= u32[starts] == lengths - 4",
+        test=f"{MEDIA}::test_a_log_that_is_cut_under_a_server_does_not_end_it",
+    ),
+    Mutant(
+        name="a log frame with a bad sector in its middle is given out",
+        file="topics/rendering.py",
+        old="frames.file is None or frames.file.bad:",
+        new="frames.file is None:",
+        test=f"{BAD_SECTORS}::test_a_record_that_is_larger_than_a_bad_sector_is_not_given_out",
+    ),
+    Mutant(
+        name="verify stops reading a segment at its first bad sector",
+        file="topics/verify_segment.py",
+        old="        if not isinstance(store, LocalSegmentStore):",
+        new="        if isinstance(store, LocalSegmentStore):",
+        test=f"{BAD_SECTORS}::test_verify_names_every_bad_file_and_range_and_checks_the_others",
+    ),
+    Mutant(
+        name="a backup gives up at the first file that it cannot read",
+        file="topics/backup.py",
+        old="            if not isinstance(error.__cause__, MediaError):\n                raise\n",
+        new="            raise\n",
+        test=f"{BAD_SECTORS}::test_backup_names_every_bad_file_and_range",
+    ),
+    Mutant(
+        name="a bad sector in a snapshot ends the start",
+        file="topics/snapshot.py",
+        old="        except (Damaged, MediaError, NotFound) as error:",
+        new="        except (Damaged, NotFound) as error:",
+        test=f"{BAD_SECTORS}::test_the_snapshot_before_is_used_when_the_newest_cannot_be_read",
+    ),
+    Mutant(
+        name="a bad sector beside the log ends the start",
+        file="files/log_extent.py",
+        old="    except MediaError:\n        return Extent(readable=False)\n",
+        new="",
+        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log",
+    ),
+    Mutant(
+        name="fsck of a queue stops at an object that it cannot read",
+        file="buffer/audit.py",
+        old='    except errors.Corrupt as error:\n        advice = "restore',
+        new='    except errors.Rejected as error:\n        advice = "restore',
+        test="tests/unit/buffer/test_audit.py::"
+        "test_objects_that_the_device_cannot_read_are_named_and_the_others_are_checked",
+    ),
+    Mutant(
+        name="inspect stops at a sidecar that it cannot read",
+        file="quiver/segment_source.py",
+        old="            except MediaError as error:\n                self._sidecars.damaged[name] = error\n",
+        new="",
+        test="tests/unit/quiver/test_damaged_segments.py::"
+        "test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown",
+    ),
+    Mutant(
+        name="acknowledgements that cannot be read at the end of a file are not reported",
+        file="quiver/ack_replay.py",
+        old="for start, end in view.bad]",
+        new="for start, end in ()]",
+        test="tests/unit/quiver/test_damaged_segments.py::"
+        "test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+    ),
     # Logs that lost their end
     Mutant(
         name="the extent of a log is not compared with the log",

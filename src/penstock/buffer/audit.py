@@ -20,6 +20,7 @@ from penstock.buffer.floor import read_floor
 from penstock.buffer.inspect import Inventory, QueueReader, sort_objects
 from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EntryIndex
+from penstock.buffer.manifest_file import ManifestFile
 
 __all__ = ["Finding", "Severity", "audit", "check_layout", "check_objects", "check_side"]
 
@@ -177,9 +178,9 @@ async def audit(
     Raises `StorageError` only when the store cannot be read at all.
     """
     file, store = reader.file, reader.store
-    snapshot = await reader.snapshot()
     findings: list[Finding] = []
     try:
+        snapshot = await reader.snapshot()
         index = manifest.index(snapshot.raw)
         for number in range(len(index)):
             _ = index[number]
@@ -187,15 +188,15 @@ async def audit(
         advice = "stop producers and consumer, keep a copy, and restore an older version of the manifest"
         findings.append(_problem(file.path, str(error), advice))
         index = manifest.index(manifest.EMPTY_MANIFEST)
+    undecoded = bool(findings)
     try:
         listed = await store.list(prefix)
-        raw_ledger, _ = await file.read_side(file.ledger_path)
-        raw_floor, _ = await file.read_side(file.floor_path)
-        raw_book, _ = await file.read_side(file.book_path)
+        raw_ledger = await _side(file, file.ledger_path, findings)
+        raw_floor = await _side(file, file.floor_path, findings)
+        raw_book = await _side(file, file.book_path, findings)
         letters = [info.key for info in await store.list(f"{file.path}.dead") if info.key.endswith(".json")]
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {store.url}") from error
-    undecoded = bool(findings)
     findings += check_side(raw_ledger, raw_floor, raw_book, file.path, 0 if undecoded else index.first)
     for key in letters:
         findings.append(
@@ -216,6 +217,16 @@ async def audit(
     ]
     findings += await _check_batches(reader, outside, on_progress)
     return findings
+
+
+async def _side(file: ManifestFile, path: str, findings: list[Finding]) -> bytes | None:
+    """An object beside the manifest; None if there is none, or if it cannot be read, which is a finding."""
+    try:
+        return (await file.read_side(path))[0]
+    except errors.Corrupt as error:
+        advice = "restore an older version of it, and check the device"
+        findings.append(_problem(path, f"cannot be read: {error}", advice))
+        return None
 
 
 def _dequeued(raw_ledger: bytes | None) -> dict[int, str]:

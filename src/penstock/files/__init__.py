@@ -13,7 +13,16 @@ from penstock.files.log_file import LogDamage, LogHeader, LogPosition
 from penstock.files.log_format import FrameEnds, LogFormat, chase
 from penstock.files.log_layout import LogLayout, NumberedLayout
 from penstock.files.log_scan import FrameRun, LogScan, ScannedFile, repair_tail, scan
-from penstock.fs import Buffer, FileStat, FileSystem, LockHeld, LogFile, OsFileSystem, WritableFile
+from penstock.fs import (
+    Buffer,
+    FileStat,
+    FileSystem,
+    FileView,
+    LockHeld,
+    LogFile,
+    OsFileSystem,
+    WritableFile,
+)
 
 __all__ = [
     "AppendLog",
@@ -24,6 +33,7 @@ __all__ = [
     "ExtentFile",
     "FileStat",
     "FileSystem",
+    "FileView",
     "FrameEnds",
     "FrameRun",
     "GroupCommitter",

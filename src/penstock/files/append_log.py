@@ -12,20 +12,19 @@ when that file and its name are durable does anything go on.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import secrets
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 
-from penstock.errors import Conflict, NotFound, PenstockError, StorageFull
+from penstock.errors import Conflict, MediaError, NotFound, PenstockError, StorageFull
 from penstock.files.log_extent import ExtentFile
 from penstock.files.log_file import LogHeader, LogPosition
 from penstock.files.log_format import LogFormat
 from penstock.files.log_layout import LogLayout, NumberedLayout
 from penstock.files.log_scan import LogScan, repair_tail, scan
-from penstock.fs import Buffer, FileSystem, LogFile
+from penstock.fs import Buffer, FileSystem, FileView, LogFile
 
 __all__ = ["AppendLog"]
 
@@ -75,8 +74,10 @@ class AppendLog:
         self._mark_bytes = len(fmt.mark(0))
         self._spare_bytes = min(_SPARE_BYTES, file_bytes // 16)
         self._mutex = threading.Condition()
-        self._views: dict[int, memoryview] = {}
+        self._views: dict[int, memoryview | FileView] = {}
         self._keep: set[int] = set()
+        self._uncarried: MediaError | None = None
+        """Why what was delivered and is not durable cannot be carried into the next file."""
         self._strays: list[int] = []
         self._prepared: str | None = None
         self._preparing = False
@@ -137,7 +138,7 @@ class AppendLog:
         log._clear_leftovers()
         # An older snapshot may need them; `drop_before` removes them.
         log._views = dict.fromkeys(found.older, memoryview(b""))
-        log._views |= {file.number: file.view for file in found.files}
+        log._views.update({file.number: file.view for file in found.files})
         log._keep = {damage.file for damage in found.damage}
         log._strays = list(found.strays)
         log._number, log._end, log._durable = *found.end, found.end.offset
@@ -298,7 +299,7 @@ class AppendLog:
         if path is not None:
             self._discard(path)
 
-    def view(self, file: int) -> memoryview:
+    def view(self, file: int) -> memoryview | FileView:
         """The bytes of a file that is still here. Raises `KeyError` for one that was dropped.
 
         Ask again rather than keep it: after a failed sync the file's bytes are kept in memory instead.
@@ -307,9 +308,8 @@ class AppendLog:
 
     def path(self, file: int) -> str | None:
         """Where a file is on disk; None if it was dropped, or if its bytes are kept in memory instead."""
-        view = self._views.get(file)
-        mapped = view is not None and isinstance(view.obj, mmap.mmap)
-        return self._path(self._layout.name(file)) if mapped else None
+        is_read = isinstance(self._views.get(file), FileView)
+        return self._path(self._layout.name(file)) if is_read else None
 
     def files(self) -> list[int]:
         """The numbers of the files that are here, in order; the last one is active."""
@@ -319,7 +319,7 @@ class AppendLog:
     def drop_before(self, file: int) -> None:
         """Remove the files before this one, oldest first, durably. The active file always stays.
 
-        A file that the scan found damaged is renamed, not removed: it is evidence.
+        A file that is damaged is renamed, not removed: it is evidence.
         """
         for number in self.files():
             if number >= min(file, self._number):
@@ -358,7 +358,7 @@ class AppendLog:
         is ever appended again. That it cannot come back otherwise does not depend on this.
         """
         self._broken = True
-        self._views[self._number] = memoryview(bytes(self._views[self._number][: self._end]))
+        self._keep_in_memory()
         with contextlib.suppress(PenstockError):
             file = self._fs.open_log(self._path(self._layout.name(self._number)))
             try:
@@ -367,7 +367,21 @@ class AppendLog:
             finally:
                 file.close()
 
+    def _keep_in_memory(self) -> None:
+        view = self._views[self._number]
+        if isinstance(view, FileView):
+            kept = view[: self._end]
+            try:
+                view.read_exactly(self._durable, self._end)
+            except MediaError as error:
+                self._uncarried = error
+            if not view.bad:
+                # What is in memory is taken for sound.
+                self._views[self._number] = kept
+
     def _replace_broken(self, byte_count: int) -> None:
+        if self._uncarried is not None:
+            raise self._uncarried
         self._start_file(bytes(self._views[self._number][self._durable : self._end]), byte_count)
 
     def _rotate(self, byte_count: int) -> None:
@@ -387,7 +401,7 @@ class AppendLog:
         self._next_frame = max(number, self._next_frame) + 3
         self._broken = True
         try:
-            view = self._fs.map(staged)
+            view = self._fs.open_view(staged)
             self._layout.install(self._fs, self._directory, staged, number)
             if self._extent is not None:
                 self._extent.start_file(number, len(head), file.size, header.previous)
@@ -396,9 +410,10 @@ class AppendLog:
             self._discard(staged)
             file.close()
             raise
+        view.path = self._path(self._layout.name(number))
         self._activate(number, file, view, header.salt, len(head))
 
-    def _activate(self, number: int, file: LogFile, view: memoryview, salt: int, end: int) -> None:
+    def _activate(self, number: int, file: LogFile, view: FileView, salt: int, end: int) -> None:
         old, self._file = self._file, file
         replaced, counted = self._number, self._durable
         with self._mutex:
@@ -456,7 +471,7 @@ class AppendLog:
 
     def _remove(self, number: int) -> None:
         path = self._path(self._layout.name(number))
-        kept = self._layout.evidence(number) if number in self._keep else None
+        kept = self._layout.evidence(number) if self._is_damaged(number) else None
         with contextlib.suppress(NotFound):
             if kept is not None:
                 self._fs.rename(path, self._path(kept))
@@ -464,6 +479,10 @@ class AppendLog:
                 self._fs.unlink(path)
         # One at a time: a power cut must not leave an older file behind a gap.
         self._fs.sync_dir(self._directory)
+
+    def _is_damaged(self, number: int) -> bool:
+        view = self._views.get(number)
+        return number in self._keep or (isinstance(view, FileView) and bool(view.bad))
 
     def _clear_strays(self) -> None:
         """Files that were started and not used, or are not needed any more. What fails is tried again with

@@ -18,7 +18,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import MediaError, NotFound, PenstockError
 from penstock.files.atomic import write_durably
 from penstock.files.log_file import LogDamage, LogPosition
 from penstock.files.log_scan import LogScan
@@ -107,6 +107,8 @@ def read_extent(fs: FileSystem, directory: str) -> Extent:
         return decode_extent(fs.read(os.path.join(directory, EXTENT)))
     except NotFound:
         return Extent()
+    except MediaError:
+        return Extent(readable=False)
 
 
 def lost_bytes(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from penstock.errors import NotFound
+from penstock.errors import MediaError, NotFound
 from penstock.files.atomic import write_durably
 from penstock.files.log_file import CURRENT, LogDamage, LogHeader, file_name, file_number, header_bytes
 from penstock.files.log_format import LogFormat
@@ -105,6 +105,9 @@ class NumberedLayout:
             # The first file is there before the name is written, and holds nothing until it is.
             if numbers:
                 yield LogDamage(file=numbers[-1], start=0, end=0, reason="CURRENT is missing")
+            return
+        except MediaError as error:
+            yield LogDamage(file=numbers[-1] if numbers else 0, start=0, end=0, reason=str(error))
             return
         active = file_number(text)
         if active is None:

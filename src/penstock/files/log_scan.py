@@ -2,7 +2,8 @@
 
 The last file may end in a torn tail: bytes that were being written when the process or the machine stopped.
 Nobody was told that they are durable, so they are cut off. A bad frame that a later mark or the next file
-vouches for is damage. It is reported with its range, and reading goes on at the next mark.
+vouches for is damage. It is reported with its range, and reading goes on at the next mark. So is a frame that
+the device cannot read, whether or not anything vouches for it: what was written there is not known.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from penstock.files.log_file import LogDamage, LogHeader, LogPosition, file_name, find_marks
 from penstock.files.log_format import FrameEnds, LogFormat
 from penstock.files.log_layout import LogLayout, NumberedLayout
-from penstock.fs import FileSystem
+from penstock.fs import FileSystem, FileView
 
-__all__ = ["FrameRun", "LogDamage", "LogScan", "ScannedFile", "repair_tail", "scan"]
+__all__ = ["FrameRun", "LogDamage", "LogScan", "ScannedFile", "exact", "repair_tail", "scan"]
+
+_READ_BYTES: Final = 1024**2
+_HEAD_BYTES: Final = 64 * 1024
+"""More than the header of any layout."""
+_LENGTH_BYTES: Final = 8
+"""What tells that a frame begins may itself be in a part that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,7 @@ class ScannedFile:
     """
 
     number: int
-    view: memoryview
+    view: memoryview | FileView
     runs: list[FrameRun]
     end: int
     size: int
@@ -53,6 +61,10 @@ class ScannedFile:
     @property
     def frame_count(self) -> int:
         return sum(len(run.ends) for run in self.runs)
+
+    def bytes_of(self, start: int, end: int) -> memoryview:
+        """These bytes, as the scan found them. Raises `MediaError` if they cannot be read any more."""
+        return exact(self.view, start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +112,24 @@ def scan(
     *,
     start: LogPosition | None = None,
     layout: LogLayout | None = None,
+    in_memory: bool = False,
 ) -> LogScan:
     """Read every file of the log; changes nothing. Without a `layout` the files are numbered ones.
+
+    One file at a time is in memory, and each is read again by who wants its frames; with `in_memory` all of
+    them stay there, for a reader beside a writer that may cut them.
 
     `start` is where the reader's own records take over, such as the position of a snapshot: files before it
     are left out, as `older`, and one that is missing from there on is damage.
     """
-    return _Scanner(fs, directory, fmt, layout or NumberedLayout(fmt), start).scan()
+    return _Scanner(fs, directory, fmt, layout or NumberedLayout(fmt), start, in_memory).scan()
+
+
+def exact(view: memoryview | FileView, start: int, end: int) -> memoryview:
+    """A part of a file that was read before. Raises `MediaError` if it cannot be read any more."""
+    if isinstance(view, FileView):
+        return memoryview(view.read_exactly(start, end))
+    return view[start:end]
 
 
 def repair_tail(fs: FileSystem, found: LogScan) -> None:
@@ -127,22 +150,25 @@ class _Scanner:
         fmt: LogFormat,
         layout: LogLayout,
         start: LogPosition | None,
+        in_memory: bool,
     ) -> None:
+        self._in_memory = in_memory
         self._fs = fs
         self._directory = directory
         self._fmt = fmt
         self._layout = layout
         self._start = start or LogPosition(0, 0)
         self._damage: list[LogDamage] = []
-        self._views: dict[int, memoryview] = {}
+        self._views: dict[int, FileView] = {}
         self._headers: dict[int, LogHeader | None] = {}
 
     def scan(self) -> LogScan:
         numbers = self._layout.find(self._fs, self._directory)
         for number in numbers:
-            view = self._fs.map(os.path.join(self._directory, self._layout.name(number)))
-            self._views[number] = view
-        self._headers = self._layout.headers(self._views)
+            path = os.path.join(self._directory, self._layout.name(number))
+            self._views[number] = self._fs.open_view(path)
+        heads = {number: _loaded(view, _HEAD_BYTES) for number, view in self._views.items()}
+        self._headers = self._layout.headers(heads)
         chain = self._chain(numbers)
         followers = [*chain[1:], None][: len(chain)]
         files = [self._file(number, after) for number, after in zip(chain, followers, strict=True)]
@@ -193,7 +219,8 @@ class _Scanner:
         return older[-1] if older else 0
 
     def _file(self, number: int, follower: int | None) -> ScannedFile:
-        view, header = self._views[number], self._headers[number]
+        opened, header = self._views[number], self._headers[number]
+        view = _loaded(opened)
         if header is None:
             self._report(
                 number, 0, min(len(view), self._layout.first_offset(number)), "the header is damaged"
@@ -201,20 +228,21 @@ class _Scanner:
         limit = self._counted(number, follower)
         bound = len(view) if limit is None else min(limit, len(view))
         runs: list[FrameRun] = []
-        start = min(self._first_offset(number), bound)
+        end = start = min(self._first_offset(number), bound)
         while True:
             ends, stop = self._fmt.frame_ends(view, start, bound)
             if len(ends):
                 runs.append(FrameRun(start=start, ends=ends))
-            resume = self._resume(number, stop, bound, vouched=limit is not None)
+            end, resume = self._resume(number, view, stop, bound, vouched=limit is not None)
             if resume is None:
                 break
             start = resume
         if limit is not None and len(view) < limit:
             self._report(number, max(stop, len(view)), limit, "the file is too short")
-        torn = limit is None and not _is_zero(view[stop:])
-        end = stop if limit is None else limit
-        return ScannedFile(number=number, view=view[:end], runs=runs, end=end, size=len(view), torn=torn)
+        torn = limit is None and not _is_zero(view[end:])
+        end = end if limit is None else limit
+        kept = view[:end] if self._in_memory else opened.until(end)
+        return ScannedFile(number=number, view=kept, runs=runs, end=end, size=len(view), torn=torn)
 
     def _first_offset(self, number: int) -> int:
         first = self._layout.first_offset(number)
@@ -225,19 +253,39 @@ class _Scanner:
         header = None if follower is None else self._headers[follower]
         return header.previous.offset if header and header.previous.file == number else None
 
-    def _resume(self, number: int, stop: int, bound: int, *, vouched: bool) -> int | None:
-        """Where to read on after a frame that is not one, if it was vouched for. Reports the damage."""
+    def _resume(
+        self, number: int, view: memoryview, stop: int, bound: int, *, vouched: bool
+    ) -> tuple[int, int | None]:
+        """Where the file counts up to, and where to read on after a frame that is not one.
+
+        None for the end, unless something vouches for what follows. Reports the damage.
+        """
         if stop >= bound:
-            return None
+            return stop, None
+        bad = self._unreadable(number, view, stop)
         header = self._headers[number]
-        marks = list(find_marks(self._fmt, self._views[number], stop, bound, header.salt)) if header else []
-        if not vouched and not any(position > stop for _, position in marks):
-            return None
+        marks = list(find_marks(self._fmt, view, stop, bound, header.salt)) if header else []
+        if bad is None and not vouched and not any(position > stop for _, position in marks):
+            return stop, None
         resume = marks[0][0] if marks else None
-        self._report(
-            number, stop, bound if resume is None else resume, "frames that were durable are damaged"
-        )
-        return resume
+        end = bound
+        if resume is not None:
+            end = resume
+        elif bad is not None and not vouched:
+            # Whatever was written there ends before this.
+            end = max(min(bad[1], bound), stop + _used(view[stop:bound]))
+        reason = "frames that were durable are damaged"
+        if bad is not None:
+            reason = f"the device cannot read bytes {bad[0]} to {bad[1]}"
+        self._report(number, stop, end, reason)
+        return end, resume
+
+    def _unreadable(self, number: int, view: memoryview, stop: int) -> tuple[int, int] | None:
+        """The part that cannot be read in which the frame at `stop` is, or may be."""
+        for low, high in self._views[number].bad:
+            if high > stop:
+                return (low, high) if low <= stop + _LENGTH_BYTES or not _is_zero(view[stop:low]) else None
+        return None
 
     def _report(self, file: int, start: int, end: int | None, reason: str) -> None:
         self._damage.append(
@@ -247,3 +295,23 @@ class _Scanner:
 
 def _is_zero(view: memoryview) -> bool:
     return not np.frombuffer(view, dtype=np.uint8).any()
+
+
+def _used(view: memoryview) -> int:
+    """Up to where there is anything but zeros."""
+    for end in range(len(view), 0, -_READ_BYTES):
+        start = max(0, end - _READ_BYTES)
+        found = np.flatnonzero(np.frombuffer(view[start:end], dtype=np.uint8))
+        if len(found):
+            return start + int(found[-1]) + 1
+    return 0
+
+
+def _loaded(view: FileView, size: int | None = None) -> memoryview:
+    """The file in memory, or its beginning with zeros in place of the rest. Zeros cost no memory."""
+    memory = np.zeros(len(view), np.uint8)
+    for start in range(0, len(view) if size is None else min(size, len(view)), _READ_BYTES):
+        part = np.frombuffer(view.read(start, min(len(view), start + (size or _READ_BYTES))), np.uint8)
+        if part.any():
+            memory[start : start + len(part)] = part
+    return memoryview(memory.data).toreadonly()

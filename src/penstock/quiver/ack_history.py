@@ -40,7 +40,7 @@ def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
     directory = os.path.join(core_dir, "ack")
     for file in list_logs(fs, directory):
         try:
-            for record in read_log(fs, os.path.join(directory, file.name)):
+            for record in read_log(fs.open_view(os.path.join(directory, file.name))):
                 if record is None or record.number <= last:
                     continue
                 last = record.number

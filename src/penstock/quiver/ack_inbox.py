@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import Corrupt, InvalidInput, NotFound
+from penstock.errors import Corrupt, InvalidInput, MediaError, NotFound
 from penstock.files import write_durably
 from penstock.fs import FileSystem
 from penstock.quiver.subscribers import check_name
@@ -118,6 +118,9 @@ class AckInbox:
         try:
             data = self._fs.read(os.path.join(self._box, name))
         except NotFound:
+            return None
+        except MediaError as error:
+            _LOGGER.warning("passing over a note in the ack inbox: %s", error)
             return None
         if self._seen.get(name) == data:
             return None

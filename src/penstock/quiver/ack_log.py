@@ -25,7 +25,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import NotFound, PenstockError, StorageFull
-from penstock.fs import FileSystem, WritableFile
+from penstock.fs import FileSystem, FileView, WritableFile
 from penstock.quiver.ack_record import (
     RECORD_BYTES,
     AckRecord,
@@ -94,27 +94,20 @@ def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
             active = stat.size
     found.sort(key=lambda file: file.generation)
     if active is not None:
-        header = decode_header(fs.read(os.path.join(directory, _ACTIVE), 0, HEADER_BYTES))
+        header = decode_header(bytes(fs.open_view(os.path.join(directory, _ACTIVE))[:HEADER_BYTES]))
         below = found[-1].generation if found else 0
         generation = max(below + 1, header[0] if header is not None else 0)
         found.append(LogFileInfo(name=_ACTIVE, generation=generation, size=active))
     return found
 
 
-def read_log(fs: FileSystem, path: str) -> Iterator[Record | None]:
+def read_log(view: FileView) -> Iterator[Record | None]:
     """Every place for a record in one file: the record, or None where there is none that can be believed.
 
     A damaged header does not matter to the records, which carry their own checksums and numbers.
     """
-    start = HEADER_BYTES
-    while True:
-        data = fs.read(path, start, _CHUNK_BYTES)
-        if not data:
-            return
-        yield from decode_records(data)
-        start += len(data)
-        if len(data) < _CHUNK_BYTES:
-            return
+    for start in range(HEADER_BYTES, len(view), _CHUNK_BYTES):
+        yield from decode_records(view.read(start, min(len(view), start + _CHUNK_BYTES)))
 
 
 class AckLog:

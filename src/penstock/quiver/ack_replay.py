@@ -89,7 +89,8 @@ def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
     """Apply what is new in one file; what is wrong with it, in words."""
     problems: list[str] = []
     unreadable = 0
-    for record in read_log(fs, path):
+    view = fs.open_view(path)
+    for record in read_log(view):
         if record is None:
             unreadable += 1
             continue
@@ -105,7 +106,8 @@ def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
         going.state.apply(record)
         going.last_number = record.number
         going.records += 1
-    # What cannot be read at the end of a file is a write that a crash cut off: it was never durable.
+    # Other bytes at the end of a file are a write that a crash cut off: it was never durable.
+    problems += [f"{path}: the device cannot read bytes {start} to {end}" for start, end in view.bad]
     return problems
 
 
@@ -115,7 +117,7 @@ def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[st
         try:
             quarantine = os.path.join(core_dir, "quarantine")
             fs.make_dirs(quarantine)
-            data = fs.read(os.path.join(directory, name))
+            data = fs.open_view(os.path.join(directory, name))[:]
             stage(fs, os.path.join(quarantine, f"{name}-{len(data)}"), [data])
             fs.sync_dir(quarantine)
         except Conflict:

@@ -61,10 +61,11 @@ def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pendi
     layout = QuiverLayout()
     last = info.wal_seq_min - 1
     for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
-        if entry_type(file.view, start) != EntryType.BUNDLE:
-            continue
         try:
-            entry = WalEntry.decode(entry_body(file.view, start, end))
+            frame = file.bytes_of(start, end)
+            if entry_type(frame, 0) != EntryType.BUNDLE:
+                continue
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
         except Corrupt:
             continue
         if not last < entry.wal_seq <= info.wal_seq_max:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from penstock.blocking import loop_thread
-from penstock.errors import Corrupt, NotFound
+from penstock.errors import Corrupt, MediaError, NotFound
 from penstock.fs import FileSystem, OsFileSystem
 from penstock.objects import ObjectStore, join_key, open_store
 from penstock.quiver.model import SegmentInfo
@@ -152,6 +152,8 @@ class LocalSegments:
                 self._sidecars.add(name, self._fs.read(os.path.join(self._path, name)))
             except NotFound:
                 continue
+            except MediaError as error:
+                self._sidecars.damaged[name] = error
 
     def path(self, info: SegmentInfo) -> str:
         """The Arrow file of a segment."""

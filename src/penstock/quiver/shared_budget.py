@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, InvalidInput
-from penstock.fs import FileSystem, LockHeld
+from penstock.fs import FileSystem, FileView, LockHeld
 from penstock.quiver.room import least_of_core
 
 __all__ = ["NOTHING_OLD", "CoreSlot", "SharedBudget", "decode_slot", "encode_slot"]
@@ -116,7 +116,7 @@ class SharedBudget:
         if fs.stat(path).size < _SLOT_BYTES * cores:
             raise InvalidInput(f"{path} is for fewer than {cores} cores; remove it while nothing runs")
         self._file = fs.open_log(path)
-        self._view = fs.map(path)
+        self._view: FileView | bytes = fs.open_view(path)
         self._last: dict[int, CoreSlot] = {}
         self._heard_s: dict[int, float] = {}
         """When another core was last seen to say something new, by the monotonic clock."""
@@ -199,6 +199,5 @@ class SharedBudget:
 
     def close(self) -> None:
         """Let go of the file; what was said last still counts. What others say is not seen from here on."""
-        view, self._view = self._view, memoryview(bytes(self._view))
-        view.release()
+        self._view = bytes(self._view[:])
         self._file.close()

@@ -10,7 +10,7 @@ import struct
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.errors import NotFound
+from penstock.errors import MediaError, NotFound
 from penstock.files import FileSystem, write_durably
 from penstock.quiver.wal_layout import CURSOR
 
@@ -41,7 +41,7 @@ def read_cursor(fs: FileSystem, directory: str) -> int | None:
     """The position in the sidecar, None if there is none or it is damaged: then all of the log is read."""
     try:
         return decode_cursor(fs.read(os.path.join(directory, CURSOR)))
-    except NotFound:
+    except (MediaError, NotFound):
         return None
 
 

@@ -87,7 +87,7 @@ class QuiverLayout:
         starts: dict[int, int] = {}
         for number in self.find(fs, directory):
             path = os.path.join(directory, self.name(number))
-            start = _read_start(memoryview(fs.read(path, 0, _LOOK_BYTES)), path)
+            start = _read_start(fs.open_view(path)[:_LOOK_BYTES], path)
             if start is not None:
                 starts[number] = start.position
         return starts
@@ -101,7 +101,7 @@ class QuiverLayout:
         self._active = None
         if ACTIVE in names:
             path = os.path.join(directory, ACTIVE)
-            start = _read_start(memoryview(fs.read(path, 0, _LOOK_BYTES)), path)
+            start = _read_start(fs.open_view(path)[:_LOOK_BYTES], path)
             number = None if start is None else start.number
             # A power cut during a rotation may leave a file under its old name and its new one.
             if number is None or number not in numbers:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, MediaError
 from penstock.files import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 from penstock.quiver.wal_cursor import read_cursor
 from penstock.quiver.wal_entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
@@ -74,22 +74,30 @@ class WalReplay:
         """Every bundle that ends behind the cursor, in order, each once. May be asked again."""
         self.unknown_entries = self.highest_seq = 0
         for file, start, end in self.found.frames():
-            kind = entry_type(file.view, start)
+            try:
+                frame = file.bytes_of(start, end)
+            except MediaError as error:
+                self._lose(file, start, end, str(error))
+                continue
+            kind = entry_type(frame, 0)
             if kind == EntryType.BUNDLE:
-                found = self._bundle(file, start, end)
+                found = self._bundle(file, frame, start, end)
                 if found is not None:
                     yield found
             elif kind not in (EntryType.MARK, EntryType.OPENING):
                 self.unknown_entries += 1
 
-    def _bundle(self, file: ScannedFile, start: int, end: int) -> FoundEntry | None:
+    def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
+        name = self.found.name_of(file.number)
+        damage = LogDamage(file=file.number, start=start, end=end, reason=reason, name=name)
+        if damage not in self.damage:
+            self.damage.append(damage)
+
+    def _bundle(self, file: ScannedFile, frame: memoryview, start: int, end: int) -> FoundEntry | None:
         try:
-            entry = WalEntry.decode(entry_body(file.view, start, end))
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
         except Corrupt as error:
-            name = self.found.name_of(file.number)
-            damage = LogDamage(file=file.number, start=start, end=end, reason=str(error), name=name)
-            if damage not in self.damage:
-                self.damage.append(damage)
+            self._lose(file, start, end, str(error))
             return None
         if entry.wal_seq <= self.highest_seq:
             return None
@@ -151,6 +159,6 @@ def quarantine_damage(fs: FileSystem, replay: WalReplay, quarantine: str) -> lis
             continue
         copies.append(copy)
         fs.make_dirs(quarantine)
-        data = fs.read(os.path.join(replay.found.directory, damage.name), damage.start)
-        write_durably(fs, copy, [data], staging=quarantine)
+        view = fs.open_view(os.path.join(replay.found.directory, damage.name))
+        write_durably(fs, copy, [view[damage.start :]], staging=quarantine)
     return copies

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, InvalidInput, MediaError, PenstockError
-from penstock.fs import Buffer, FileStat, LockHeld, LogFile, WritableFile, explain
+from penstock.fs import Buffer, FileStat, FileView, LockHeld, LogFile, WritableFile, explain
 
 __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
 
@@ -135,7 +135,7 @@ class FakeDisk:
         self._locked: dict[str, int] = {}
         self.calls: list[str] = []
         self.free = 1 << 40
-        self._bad: dict[int, tuple[_File, int, int]] = {}
+        self._bad: list[tuple[_File, int, int]] = []
 
     def crash(self, survival: Survival = Survival.NOTHING, rng: random.Random | None = None) -> FakeDisk:
         """The disk as found after a power cut now; this one does not work any more."""
@@ -149,8 +149,8 @@ class FakeDisk:
 
         To read them raises `MediaError`. To map the file would end the process: the test fails instead.
         """
-        file = self._file(path)
-        self._bad[id(file)] = (file, start, end)
+        self._bad.append((self._file(path), start, end))
+        self._bad.sort(key=lambda bad: bad[1])
 
     def create(self, path: str) -> WritableFile:
         with self._call("create", path):
@@ -187,9 +187,17 @@ class FakeDisk:
         """The bytes themselves. While a view lives only writes in place can change the file."""
         with self._call("map", path):
             file = self._file(path)
-            if id(file) in self._bad:
+            if any(bad is file for bad, _, _ in self._bad):
                 raise AssertionError(f"SIGBUS: {path} has a bad sector and was mapped")
             return memoryview(file.visible).toreadonly()
+
+    def open_view(self, path: str) -> FileView:
+        """Reading from it is no call of its own: a planned fault does not strike, a bad sector does."""
+        with self._call("open_view", path):
+            file = self._file(path)
+        return FileView(
+            path, len(file.visible), lambda start, length: self._range(file, path, start, start + length)
+        )
 
     def truncate(self, path: str, size: int) -> None:
         with self._call("truncate", path):
@@ -200,15 +208,17 @@ class FakeDisk:
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
         with self._call("read", path):
             file = self._file(path)
-            data = bytes(file.visible)
+            size = len(file.visible)
             if start is None:
-                start = max(0, len(data) - (len(data) if length is None else length))
-            end = len(data) if length is None else min(len(data), start + length)
-            if id(file) in self._bad:
-                _, low, high = self._bad[id(file)]
-                if max(start, low) < min(end, high):
-                    raise MediaError(path, max(start, low), end - max(start, low), os.strerror(errno.EIO))
-            return data[start:end]
+                start = max(0, size - (size if length is None else length))
+            return self._range(file, path, start, size if length is None else start + length)
+
+    def _range(self, file: _File, path: str, start: int, end: int) -> bytes:
+        end = min(end, len(file.visible))
+        for bad, low, high in self._bad:
+            if bad is file and max(start, low) < min(end, high):
+                raise MediaError(path, max(start, low), end - max(start, low), os.strerror(errno.EIO))
+        return bytes(memoryview(file.visible)[start:end])
 
     def read_into(
         self, path: str, start: int | None, length: int | None, allocate: Callable[[int], memoryview]

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Conflict, NotFound, PenstockError, Rejected
+from penstock.errors import Conflict, MediaError, NotFound, PenstockError, Rejected
 from penstock.files import Buffer, DirectoryLock, FileSystem, LogScan, write_durably
 from penstock.files.log_file import CURRENT, file_name
 from penstock.fs import stage
@@ -46,6 +46,7 @@ from penstock.topics.data_directory import (
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import Part, SegmentEntry, checksum
 from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
+from penstock.topics.segment_store import SegmentStore
 from penstock.topics.snapshot import LoadedSnapshot, TopicEntry, encode_snapshot, load_latest
 from penstock.topics.verify import verify_files
 
@@ -160,14 +161,26 @@ class _Copy:
         self._tell = on_progress
         self._done: dict[str, CopiedFile] = {}
         self._wanted: set[str] = set()
+        self._unreadable: list[str] = []
+        """What the device cannot read: every file and range, so that one attempt names them all."""
 
     def take(self, loaded: LoadedSnapshot) -> int:
         """Everything that one snapshot needs; returns the number of its topics. Raises `_Moved`."""
         self._wanted = set()
         snapshot = loaded.snapshot
+        self._unreadable = []
         kept, missing = self._take_topics(() if snapshot is None else snapshot.topics)
         groups = log_groups(self._fs, self._directory, snapshot)
-        agreed = agree({group.path: self._read_log(group) for group in groups}, snapshot)
+        try:
+            logs = {group.path: self._read_log(group) for group in groups}
+        except _Moved as moved:
+            if self._unreadable:
+                self._unreadable.append(str(moved))
+                raise self._refused() from moved
+            raise
+        if self._unreadable:
+            raise self._refused()
+        agreed = agree(logs, snapshot)
         removed: set[int] = set()
         for path, log in agreed.logs.items():
             removed |= self._take_log(path, log)
@@ -184,6 +197,9 @@ class _Copy:
         content = encode_snapshot(msgspec.structs.replace(snapshot, topics=topics))
         self._put(snapshot_path(loaded.number), content)
         return len(topics)
+
+    def _refused(self) -> Damaged:
+        return Damaged(f"there is no backup, because it would not be whole: {'; '.join(self._unreadable)}")
 
     def finish(self, number: int, topics: int, now_ms: int) -> BackupManifest:
         """Make it durable, check it, and only then call it a backup."""
@@ -235,14 +251,27 @@ class _Copy:
             if known is not None and known.size == size:
                 self._wanted.add(path)
             else:
-                self._put(path, store.read_range(entry.first_seq, part, 0, size))
+                self._take_part(topic, entry, part, store, size)
         # Of a segment that still grows the tags may be ahead of the snapshot; they can be made again.
         for part in (Part.TAGS, Part.DEL) if entry.sealed else (Part.DEL,):
-            try:
-                content = hot.view(entry.first_seq, part)
-            except NotFound:
-                continue
-            self._put(segment_path(topic, entry, part), content)
+            with contextlib.suppress(NotFound):
+                self._take_part(topic, entry, part, hot, None)
+
+    def _take_part(
+        self, topic: TopicEntry, entry: SegmentEntry, part: Part, store: SegmentStore, size: int | None
+    ) -> None:
+        """Copy a file, or as much of it as counts. One that the device cannot read is reported at the end."""
+        path, first_seq = segment_path(topic, entry, part), entry.first_seq
+        try:
+            content = (
+                store.view(first_seq, part) if size is None else store.read_range(first_seq, part, 0, size)
+            )
+        except Damaged as error:
+            if not isinstance(error.__cause__, MediaError):
+                raise
+            self._unreadable.append(str(error))
+        else:
+            self._put(path, content)
 
     def _read_log(self, group: LogGroup) -> LogScan:
         """A log up to its last whole frame."""
@@ -258,7 +287,7 @@ class _Copy:
     def _take_log(self, path: str, found: LogScan) -> set[int]:
         """Copy a log as far as it was read; returns the topics that it deletes."""
         for file in found.files:
-            self._put(os.path.join(path, file_name(file.number)), file.view[: file.end])
+            self._put(os.path.join(path, file_name(file.number)), file.bytes_of(0, file.end))
         if found.files:
             active = f"{file_name(found.files[-1].number)}\n".encode()
             self._put(os.path.join(path, CURRENT), active)

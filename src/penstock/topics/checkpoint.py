@@ -31,6 +31,7 @@ from penstock.topics.segment_growth import FramesLost, Growth, grow, sealed
 from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.segment_reader import Segment
 from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
+from penstock.topics.stored_bytes import StoredBytes
 from penstock.topics.tier import Tiers, TopicTier
 from penstock.topics.topic import Topic
 
@@ -48,7 +49,7 @@ class TopicCut:
     entry: TopicEntry
     rows: list[Columns]
     """Copies of the rows that are in the log only and worth keeping. Long holes are between them."""
-    views: dict[int, memoryview]
+    views: dict[int, StoredBytes]
     """The bytes of the log files that the rows are in."""
     files: dict[int, str] | None
     """The same files by path; None when some of the bytes are in memory only."""

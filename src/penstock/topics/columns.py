@@ -1,7 +1,7 @@
 """Where the records of consecutive sequence numbers are: one fixed-size row each, never an object each.
 
 A row has the 20 bytes of a segment's index entry, so a run of rows is either a segment's index file as it
-is mapped, or a buffer of the same layout that grows as records are written. In the second case offsets point
+is read, or a buffer of the same layout that grows as records are written. In the second case offsets point
 into log files (or chunks of memory), and `file_of` tells which one a row belongs to.
 """
 
@@ -172,7 +172,7 @@ class Columns:
         return self._rows[place * IDX_STRIDE + _FLAGS_AT]
 
     def mark(self, places: Places | int, flag: int) -> None:
-        """Sets a flag on these rows. What a segment's index was mapped from stays as it is."""
+        """Sets a flag on these rows. What a segment's index was read from stays as it is."""
         self.changed = True
         if isinstance(places, int):
             if isinstance(self._rows, bytearray):

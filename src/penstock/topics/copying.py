@@ -20,8 +20,10 @@ from penstock.topics.columns import DAMAGED, Columns
 from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.limits import META_KEYS_MAX
 from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings, split_payload
+from penstock.topics.rendering import is_log_frame
 from penstock.topics.router import EXACTLY_ONCE, PRESERVE_NODE, PRESERVE_TAG
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+from penstock.topics.stored_bytes import StoredBytes, span
 
 __all__ = ["ROUTER_KEY", "CopyStyle", "StoredRecord", "copies", "key_of", "stored_records", "styled"]
 
@@ -57,12 +59,13 @@ class CopyStyle:
 
 
 def stored_records(
-    run: Columns, places: Sequence[int], view: memoryview, base: int = 0
+    run: Columns, places: Sequence[int], view: StoredBytes, base: int = 0
 ) -> Iterator[StoredRecord | None]:
     """The records of these rows, whose file has the bytes `view` from offset `base` on.
 
-    None for one that cannot be read. Segment frames are checked; log frames were, when they were written.
+    None for one that cannot be read. Every frame that comes from a file is checked.
     """
+    is_memory = isinstance(view, memoryview)
     for place in places:
         offset, length, ts, flags, overhead = run.row(place)
         at, seq = offset - base, run.first_seq + place
@@ -70,8 +73,9 @@ def stored_records(
         if flags & DAMAGED or at < 0 or length < header + 8 or at + length > len(view):
             yield None
             continue
-        frame = view[at : at + length].tobytes()
-        if run.segment and not _is_sound(frame, seq, ts):
+        frame = span(view, at, at + length)
+        is_sound = _is_sound(frame, seq, ts) if run.segment else is_memory or is_log_frame(frame, seq)
+        if not is_sound:
             yield None
             continue
         node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frame, header - 8)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.files import FileSystem, LockHeld
@@ -181,17 +181,16 @@ def scan_log(fs: FileSystem, directory: str, group: LogGroup, *, needed_only: bo
     A log that is being written while it is read may look damaged: its end was read before, and what vouches
     for it after it was written. So it is read again; damage stays.
     """
-    copies = cast("FileSystem", _Copies(fs))
     folder = os.path.join(directory, group.path)
     start = group.start if needed_only and group.start.file else None
     for _ in range(_LOOKS):
         try:
-            found = scan(copies, folder, WalFormat(), start=start)
+            found = scan(fs, folder, WalFormat(), start=start, in_memory=True)
         except NotFound:  # a file was dropped between listing and reading it
             continue
         if not found.damage:
             return _with_start(found, group.start)
-    return _with_start(scan(copies, folder, WalFormat(), start=start), group.start)
+    return _with_start(scan(fs, folder, WalFormat(), start=start, in_memory=True), group.start)
 
 
 def _with_start(found: LogScan, start: LogPosition) -> LogScan:
@@ -209,16 +208,3 @@ def removed_topics(found: LogScan) -> set[int]:
             heads = read_frames(file.view, run.start, run.ends).heads
             ids.update(heads["topic_id"][heads["type"] == FrameType.TOPIC_DELETE].tolist())
     return ids
-
-
-class _Copies:
-    """A file system whose views are copies: a server that cuts a file short cannot take them away."""
-
-    def __init__(self, fs: FileSystem) -> None:
-        self._fs = fs
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._fs, name)
-
-    def map(self, path: str) -> memoryview:
-        return memoryview(self._fs.read(path))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.fs import FileView
 from penstock.topics.columns import DAMAGED, DEAD, NO_FILE, Columns, Places
 from penstock.topics.floors import Floors, tombstone_for
 from penstock.topics.frame import HEADER_BYTES
@@ -32,6 +33,7 @@ from penstock.topics.rendering import (
     Style,
     Unreadable,
     foreign,
+    is_log_frame,
     is_meant,
     node_of,
     render,
@@ -41,6 +43,7 @@ from penstock.topics.rendering import (
     unreadable,
 )
 from penstock.topics.segment import HAS_NODE, HAS_TAG
+from penstock.topics.stored_bytes import StoredBytes, span
 from penstock.topics.trims import Trims
 
 __all__ = ["ByteRange", "DiffRequest", "Views", "Walk", "collect"]
@@ -49,10 +52,11 @@ ROWS_PER_STEP: Final = 4096
 _NOTHING: Final = memoryview(b"")
 _FEW: Final = 8
 """Up to this many rows a plain loop is faster than arrays."""
+_NEAR_BYTES: Final = 64 * 1024
 RANGE_BYTES_MAX: Final = 4 * 1024**2
 """How much is fetched at once for one step, unless a single record is larger."""
 
-Views: TypeAlias = Callable[[Columns, int], memoryview | None]
+Views: TypeAlias = Callable[[Columns, int], StoredBytes | None]
 """The bytes of a file that a run points into, by the number of the file; None when they must be fetched."""
 
 
@@ -197,7 +201,7 @@ class Walk:
         run, start = found
         file, stop = run.file_of(start)
         stop = min(stop, bound - run.first_seq)
-        view = _NOTHING if file == NO_FILE else views(run, file)
+        view: StoredBytes | None = _NOTHING if file == NO_FILE else views(run, file)
         if view is not None and not run.segment and self._is_short(run, start, stop):
             self._take_few(run, start, min(stop, start + _FEW), view)
             return None
@@ -209,8 +213,18 @@ class Walk:
             return None
         if view is None:
             return self._fetched_first(wanted)
-        self._take(wanted, Frames(run, view, 0))
+        if isinstance(view, FileView) and self._request.is_choosy:
+            self._take_read(wanted, view)
+        else:
+            self._take(wanted, Frames(run, view, 0))
         return None
+
+    def _take_read(self, wanted: ByteRange, view: FileView) -> None:
+        """As `_take`, where rows are left out for what is in their frames: some of them are read first."""
+        near, self._needed = self._fetched_first(wanted), None
+        if near is not None:
+            data = memoryview(view.read(near.start, near.stop))
+            self._take(near, Frames(near.run, data, near.start, file=view))
 
     def supply(self, data: memoryview) -> None:
         """The bytes that the last step asked for."""
@@ -290,8 +304,9 @@ class Walk:
         missed = until_seq - gap.gap_from + 1
         return replace(gap, gap_to=until_seq, missed_estimate=missed) if missed > 0 else None
 
-    def _take_few(self, run: Columns, start: int, stop: int, view: memoryview) -> None:
+    def _take_few(self, run: Columns, start: int, stop: int, view: StoredBytes) -> None:
         """As `_take`, without arrays: what a reader at the head gets after every write."""
+        base, near = _near(run, start, stop, view)
         for place in range(start, stop):
             offset, length, ts, flags, overhead = run.row(place)
             seq = run.first_seq + place
@@ -300,7 +315,10 @@ class Walk:
             if flags & DAMAGED or length < HEADER_BYTES or offset + length > len(view):
                 self._stop_at(unreadable(seq))
                 return
-            frame = view[offset : offset + length].tobytes()
+            frame = span(near, offset - base, offset - base + length)
+            if isinstance(view, FileView) and not is_log_frame(frame, seq):
+                self._stop_at(unreadable(seq))
+                return
             if flags & HAS_NODE and self._request.nodes and node_of(frame) in self._request.nodes:
                 continue
             match = self._request.match
@@ -422,6 +440,15 @@ class Walk:
     def _finish(self, next_seq: int) -> None:
         self._examined(next_seq)
         self.done = True
+
+
+def _near(run: Columns, start: int, stop: int, view: StoredBytes) -> tuple[int, StoredBytes]:
+    """A few rows read at once if they stand close together: the bytes, and where in the file they begin."""
+    if isinstance(view, FileView) and stop - start > 1:
+        first, (last, length, *_) = run.row(start)[0], run.row(stop - 1)
+        if 0 < last + length - first <= _NEAR_BYTES:
+            return first, memoryview(view.read(first, last + length))
+    return 0, view
 
 
 def collect(

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from penstock.files.log_format import FrameEnds
+from penstock.files.log_scan import exact
+from penstock.fs import FileView
 from penstock.topics.batch import ESCAPED
 from penstock.topics.checksums import checksums
 from penstock.topics.frame import (
@@ -28,10 +30,13 @@ from penstock.topics.frame import (
 )
 from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings
 from penstock.topics.segment import HAS_META, HAS_TAG, IDX_DTYPE
+from penstock.topics.stored_bytes import gathered
 
 __all__ = ["FRAME_FIELDS", "FrameTable", "WalFormat", "read_frames"]
 
 _CHUNK_BYTES: Final = 4 * 1024**2
+_READ_BYTES: Final = 4 * 1024**2
+_TAGS_AT_ONCE: Final = 1024
 _MARK_BODY = struct.Struct("<Q")
 _MARK_BYTES: Final = FRAME_BYTES_MIN + _MARK_BODY.size
 _TYPE_MAX: Final = max(FrameType)
@@ -150,7 +155,7 @@ def _plausible(heads: Heads) -> npt.NDArray[np.bool_]:
 class FrameTable:
     """Valid frames of one file, one array item each."""
 
-    view: memoryview
+    view: memoryview | FileView
     starts: npt.NDArray[np.int64]
     heads: Heads
 
@@ -165,14 +170,20 @@ class FrameTable:
         """The data of one frame."""
         head = self.heads[place]
         at = int(self.starts[place]) + HEADER_BYTES + int(head["node_bytes"]) + int(head["tag_bytes"])
-        return self.view[at : at + int(head["data_bytes"])]
+        return exact(self.view, at, at + int(head["data_bytes"]))
 
     def tags(self) -> Iterator[tuple[int, bytes]]:
         """Which of the frames has which tag."""
-        for place in np.flatnonzero(self.heads["flags"] & np.uint8(HAS_TAG)).tolist():
-            head = self.heads[place]
-            at = int(self.starts[place]) + HEADER_BYTES + int(head["node_bytes"])
-            yield place, bytes(self.view[at : at + int(head["tag_bytes"])])
+        tagged = np.flatnonzero(self.heads["flags"] & np.uint8(HAS_TAG))
+        for low in range(0, len(tagged), _TAGS_AT_ONCE):
+            part = tagged[low : low + _TAGS_AT_ONCE]
+            heads = self.heads[part]
+            starts = self.starts[part] + HEADER_BYTES + heads["node_bytes"]
+            lengths = heads["tag_bytes"].astype(np.int64)
+            block, begins = gathered(self.view, starts, lengths)
+            spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+            for place, (begin, end) in zip(part.tolist(), spans, strict=True):
+                yield place, block[begin:end]
 
     def index_rows(self) -> bytes:
         """Rows for the index, as those that were made when the records were written."""
@@ -189,14 +200,17 @@ class FrameTable:
         return rows.tobytes()
 
 
-def read_frames(view: memoryview, start: int, ends: FrameEnds) -> FrameTable:
-    """The frames that `frame_ends` found from `start` on."""
+def read_frames(view: memoryview | FileView, start: int, ends: FrameEnds) -> FrameTable:
+    """The frames that `frame_ends` found from `start` on. Raises `MediaError` if they are not there now."""
     starts = np.concatenate((np.array([start], np.int64), ends[:-1])) if len(ends) else np.zeros(0, np.int64)
     heads = np.empty(len(starts), FRAME_FIELDS)
-    step = 65_536
-    for at in range(0, len(starts), step):
-        part = starts[at : at + step]
-        low, high = int(part[0]), int(part[-1]) + HEADER_BYTES
-        windows = np.ndarray((high - low - HEADER_BYTES + 1,), f"V{HEADER_BYTES}", view[low:high], 0, 1)
-        heads[at : at + step] = windows[part - low].view(FRAME_FIELDS)
+    at = 0
+    while at < len(starts):
+        low = int(starts[at])
+        stop = max(int(np.searchsorted(starts, low + _READ_BYTES)), at + 1)
+        part, high = starts[at:stop], int(starts[stop - 1]) + HEADER_BYTES
+        block = exact(view, low, high)
+        windows = np.ndarray((high - low - HEADER_BYTES + 1,), f"V{HEADER_BYTES}", block, 0, 1)
+        heads[at:stop] = windows[part - low].view(FRAME_FIELDS)
+        at = stop
     return FrameTable(view, starts, heads)

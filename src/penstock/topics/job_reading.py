@@ -7,10 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from penstock.fs import FileView
 from penstock.topics.columns import DAMAGED, NO_FILE, Columns, Places
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import HEADER_BYTES
-from penstock.topics.rendering import Frames, Style, render, render_one
+from penstock.topics.rendering import Frames, Style, is_log_frame, render, render_one
+from penstock.topics.stored_bytes import StoredBytes, span
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 
@@ -48,7 +50,7 @@ def _read_here(
     cold: list[tuple[Columns, Places]] = []
     for run, places in _by_run(topic, seqs):
         for file, part in _by_file(run, places):
-            view = _NOTHING if file == NO_FILE else topic.view(run, file)
+            view: StoredBytes | None = _NOTHING if file == NO_FILE else topic.view(run, file)
             if view is None:
                 cold += [(run, near) for near in _near(run, np.array(part, np.int64))]
             else:
@@ -99,7 +101,7 @@ def _read(frames: Frames, places: list[int], style: Style, found: dict[int, byte
 
 def _read_few(
     run: Columns,
-    view: memoryview,
+    view: StoredBytes,
     places: list[int],
     style: Style,
     found: dict[int, bytes],
@@ -110,8 +112,12 @@ def _read_few(
         seq = run.first_seq + place
         if flags & DAMAGED or length < HEADER_BYTES or offset + length > len(view):
             bad.append(seq)
+            continue
+        frame = span(view, offset, offset + length)
+        if isinstance(view, FileView) and not is_log_frame(frame, seq):
+            bad.append(seq)
         else:
-            found[seq] = render_one(view[offset : offset + length].tobytes(), seq, ts_ms, flags, style)
+            found[seq] = render_one(frame, seq, ts_ms, flags, style)
 
 
 async def _read_cold(

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import PenstockError
 from penstock.files import AppendLog, CommitStats, Entry, GroupCommitter, LogPosition
-from penstock.fs import Buffer
+from penstock.fs import Buffer, FileView
 from penstock.topics.errors import CommitFailed, ShuttingDown, Throttled
 
 __all__ = [
@@ -294,7 +294,7 @@ class Shard:
         """From now on let a commit wait so long for more."""
         self._committer.widen(window_s)
 
-    def view(self, file: int) -> memoryview:
+    def view(self, file: int) -> memoryview | FileView:
         """The bytes of a log file that rows point into."""
         return self.log.view(file)
 

@@ -28,7 +28,7 @@ from penstock.files import LogScan, ScannedFile, scan
 from penstock.files.log_extent import LostBytes, lost_bytes, read_extent
 from penstock.files.log_file import LogHeader, LogPosition
 from penstock.files.log_scan import FrameRun, LogDamage
-from penstock.fs import FileSystem
+from penstock.fs import FileSystem, FileView
 from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
@@ -120,7 +120,7 @@ class _Piece:
 
     log: str
     file: int
-    view: memoryview
+    view: memoryview | FileView
     frames: FrameTable
     damaged: bool
 
@@ -262,7 +262,7 @@ class _Recovery:
         if self._loaded.snapshot is not None:
             return
         for log in logs:
-            header = LogHeader.decode(_FORMAT, log.found.files[0].view) if log.found.files else None
+            header = _header(log.found)
             if header is not None and header.previous.file:
                 raise Damaged(
                     f"the beginning of {log.path} is in a snapshot, and there is none in {META}; "
@@ -523,6 +523,13 @@ class _Recovery:
             pieces,
             key=lambda piece: (piece.log not in self._named, lowest.get(piece.log, 0), piece.log, piece.file),
         )
+
+
+def _header(found: LogScan) -> LogHeader | None:
+    if not found.files:
+        return None
+    first = found.files[0]
+    return LogHeader.decode(_FORMAT, first.bytes_of(0, min(first.end, found.first_offset)))
 
 
 def _lost_run(entry: SegmentEntry) -> Columns:

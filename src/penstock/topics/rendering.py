@@ -1,6 +1,8 @@
 """Stored frames as the JSON objects that a reader gets.
 
-Log frames were checked when they were written or replayed; segment frames are checked whenever they are read.
+Every frame that comes from a file is checked whenever it is read. Segment frames are compared with their
+checksum. Log frames were compared with it when they were written or replayed, so many at once are only
+checked for what a cut of the file changes, and in full once a part of the file could not be read.
 The payload of a record is JSON already, so it is copied into the answer and never parsed, unless `data` and
 `meta` cannot be told apart without that.
 """
@@ -14,7 +16,9 @@ from typing import Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
+from penstock.fs import FileView
 from penstock.topics.checksums import checksums
 from penstock.topics.columns import DAMAGED, Columns, Lengths, Places
 from penstock.topics.errors import Damaged
@@ -22,12 +26,14 @@ from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.model import Predicate
 from penstock.topics.payload import split_payload
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+from penstock.topics.stored_bytes import StoredBytes, gathered
 
 __all__ = [
     "Frames",
     "Style",
     "Unreadable",
     "foreign",
+    "is_log_frame",
     "is_meant",
     "node_of",
     "render",
@@ -40,9 +46,9 @@ __all__ = [
 _SEGMENT_HEADER_BYTES: Final = 29
 _CHECKSUM_BYTES: Final = 8
 _OPEN_BYTES: Final = len(b'{"d":')
-_DENSE: Final = 4
-"""Bytes copied per byte wanted up to which one copy of the whole range is cheaper than many small ones."""
 _LENGTHS = struct.Struct("<HHI")
+_SEQ = _DIGEST = struct.Struct("<Q")
+_LOG_SEQ_AT: Final = HEADER_BYTES - 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +70,20 @@ class Unreadable:
 
 
 class Frames:
-    """The frames of some rows of a run: `view` has the bytes of their file from offset `base` on."""
+    """The frames of some rows of a run: `view` has the bytes of their file from offset `base` on.
 
-    __slots__ = ("base", "header_bytes", "run", "view")
+    `file` is where they were read from, if they come from a log file.
+    """
 
-    def __init__(self, run: Columns, view: memoryview, base: int = 0) -> None:
+    __slots__ = ("base", "file", "header_bytes", "run", "view")
+
+    def __init__(
+        self, run: Columns, view: StoredBytes, base: int = 0, *, file: FileView | None = None
+    ) -> None:
         self.run = run
         self.view = view
         self.base = base
+        self.file = view if isinstance(view, FileView) else file
         self.header_bytes = _SEGMENT_HEADER_BYTES if run.segment else HEADER_BYTES
 
     def accounted(self, places: Places) -> Lengths:
@@ -87,6 +99,13 @@ class Frames:
         lengths = self.run.length[places].astype(np.int64)
         whole = (starts >= 0) & (lengths >= self.header_bytes + _CHECKSUM_BYTES)
         return starts, lengths, whole & (starts + lengths <= len(self.view))
+
+
+def is_log_frame(frame: bytes, seq: int) -> bool:
+    """Whether this is the log frame of a record, as it was written."""
+    (found,) = _SEQ.unpack_from(frame, _LOG_SEQ_AT)
+    (digest,) = _DIGEST.unpack_from(frame, len(frame) - _CHECKSUM_BYTES)
+    return bool(found == seq and digest == xxh3_64_intdigest(frame[4:-_CHECKSUM_BYTES]))
 
 
 def render_one(frame: bytes, seq: int, ts: int, flags: int, style: Style) -> bytes:
@@ -114,14 +133,16 @@ def tag_of(frame: bytes) -> bytes:
 
 
 def tagged(frames: Frames, places: Places, match: Predicate) -> npt.NDArray[np.bool_]:
-    """Which of these rows, that all have a tag, are meant."""
+    """Which of these rows, that all have a tag, are meant; the frames are in memory."""
     starts, _, inside = frames.spans(places)
+    view = frames.view
+    assert isinstance(view, memoryview)
     # Frames that are not wholly there are kept, so that what is wrong with them is told.
     meant = ~inside
     for place in np.flatnonzero(inside).tolist():
         begin = int(starts[place]) + frames.header_bytes
-        node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(frames.view, begin - 8)
-        tag = frames.view[begin + node_bytes : begin + node_bytes + tag_bytes].tobytes()
+        node_bytes, tag_bytes, _ = _LENGTHS.unpack_from(view, begin - 8)
+        tag = view[begin + node_bytes : begin + node_bytes + tag_bytes].tobytes()
         meant[place] = is_meant(match, tag)
     return meant
 
@@ -133,8 +154,9 @@ def is_meant(match: Predicate, tag: bytes) -> bool:
 
 
 def foreign(frames: Frames, places: Places, nodes: frozenset[bytes]) -> npt.NDArray[np.bool_]:
-    """Which of these rows, that all have an origin, come from none of `nodes`."""
+    """Which of these rows, that all have an origin, come from none of `nodes`; the frames are in memory."""
     starts, lengths, inside = frames.spans(places)
+    assert isinstance(frames.view, memoryview)
     own = np.zeros(len(places), np.bool_)
     if not inside.any():
         return ~own
@@ -161,9 +183,9 @@ def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Un
     sound = whole & ((flags & np.uint8(DAMAGED)) == 0)
     good = len(places) if sound.all() else int(sound.argmin())
     if good:
-        chunk, starts = _gathered(frames.view, starts[:good], lengths[:good])
-        if run.segment:
-            good = _leading_sound(chunk, starts, lengths[:good], run, places[:good])
+        chunk, starts = gathered(frames.view, starts[:good], lengths[:good])
+        if run.segment or frames.file is not None:
+            good = _leading_sound(chunk, starts, lengths[:good], frames, places[:good])
         if good:
             _fragments(frames, chunk, starts[:good], lengths[:good], flags[:good], places[:good], style, out)
     return None if good == len(places) else unreadable(run.first_seq + int(places[good]))
@@ -181,29 +203,25 @@ def unreadable(seq: int) -> Unreadable:
     )
 
 
-def _gathered(view: memoryview, starts: Places, lengths: Places) -> tuple[bytes, Places]:
-    """The frames in memory of our own, and where each begins there."""
-    first, last = int(starts.min()), int((starts + lengths).max())
-    if last - first <= _DENSE * int(lengths.sum()):
-        return view[first:last].tobytes(), starts - first
-    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-    return b"".join([view[start:stop] for start, stop in spans]), np.cumsum(lengths) - lengths
+def _leading_sound(chunk: bytes, starts: Places, lengths: Places, frames: Frames, places: Places) -> int:
+    """How many of the first frames are what was written.
 
-
-def _leading_sound(chunk: bytes, starts: Places, lengths: Places, run: Columns, places: Places) -> int:
-    """How many of the first segment frames are exactly what was written."""
+    A log frame that was checked before has lost its end, and so its checksum, if the file was cut.
+    """
+    run, shift = frames.run, frames.header_bytes - _SEGMENT_HEADER_BYTES
     ends = starts + lengths - _CHECKSUM_BYTES
-    spans = zip((starts + 4).tolist(), ends.tolist(), strict=True)
-    digests = checksums([chunk[start:end] for start, end in spans])
     u64 = np.ndarray(len(chunk) - 7, "<u8", chunk, 0, 1)
     u32 = np.ndarray(len(chunk) - 3, "<u4", chunk, 0, 1)
     u16 = np.ndarray(len(chunk) - 1, "<u2", chunk, 0, 1)
-    sound = (digests == u64[ends]) & (u32[starts] == lengths - 4)
-    sound &= (u64[starts + 5] == places + run.first_seq) & (u64[starts + 13] == run.ts[places])
-    sound &= (
-        _SEGMENT_HEADER_BYTES + 8 + u32[starts + 25].astype(np.int64) + u16[starts + 21] + u16[starts + 23]
-        == lengths
-    )
+    if run.segment or frames.file is None or frames.file.bad:
+        spans = zip((starts + 4).tolist(), ends.tolist(), strict=True)
+        sound = checksums([chunk[start:end] for start, end in spans]) == u64[ends]
+    else:
+        sound = u64[ends] != 0
+    sound &= u32[starts] == lengths - 4
+    at = starts + shift
+    sound &= (u64[at + 5] == places + run.first_seq) & (u64[at + 13] == run.ts[places])
+    sound &= frames.header_bytes + 8 + u32[at + 25].astype(np.int64) + u16[at + 21] + u16[at + 23] == lengths
     return len(starts) if sound.all() else int(sound.argmin())
 
 

@@ -28,6 +28,7 @@ from penstock.topics.segment import (
     LOST,
     IndexRows,
 )
+from penstock.topics.stored_bytes import StoredBytes, gathered
 
 __all__ = ["FRAME_SHRINKS_BY", "BuiltRows", "build", "rows_that_fit"]
 
@@ -40,8 +41,6 @@ _APPEND: Final = 1
 _KIND_AT, _TOPIC_TOP_AT, _SEQ_AT, _TS_AT = 4, 13, 14, 22
 _CHECKSUM_BYTES: Final = 8
 _DATA_MAX: Final = 2**32 - 1
-_DENSE: Final = 4
-"""Log bytes copied per byte wanted, up to which one large copy is cheaper than many small ones."""
 _BLOCK_ROWS: Final = 2048
 """Rows converted at once: few enough that the pieces of all of them stay in the cache."""
 
@@ -91,7 +90,7 @@ def rows_that_fit(length: Lengths, *, events_left: int, bytes_left: int) -> int:
 
 
 def build(
-    rows: Columns, frames: Callable[[int], memoryview], *, data_offset: int = 0, verify: bool = True
+    rows: Columns, frames: Callable[[int], StoredBytes], *, data_offset: int = 0, verify: bool = True
 ) -> BuiltRows:
     """Segment frames and index entries for these rows, to stand at `data_offset` of the data file.
 
@@ -154,14 +153,14 @@ def _index(rows: Columns, sound: _Mask, lost: _Mask, at: int) -> IndexRows:
     return idx
 
 
-def _convert(block: _Block, view: memoryview, verify: bool) -> tuple[list[bytes], _Mask]:
+def _convert(block: _Block, view: StoredBytes, verify: bool) -> tuple[list[bytes], _Mask]:
     """The segment frames of the block, and which of its rows are sound; the others have no frame."""
     good: _Mask = (block.length >= FRAME_BYTES_MIN + FRAME_SHRINKS_BY) & (
         block.start + block.length <= len(view)
     )
     if not good.all():
         return _convert_those(block, good, view, verify)
-    chunk, starts = _gather(view, block.start, block.length)
+    chunk, starts = gathered(view, block.start, block.length)
     good = _are_right(chunk, starts, block)
     if verify:
         good &= _are_intact(chunk, starts, block.length)
@@ -170,7 +169,7 @@ def _convert(block: _Block, view: memoryview, verify: bool) -> tuple[list[bytes]
     return [_framed(_bodies(chunk, starts, block), block.length)], good
 
 
-def _convert_those(block: _Block, good: _Mask, view: memoryview, verify: bool) -> tuple[list[bytes], _Mask]:
+def _convert_those(block: _Block, good: _Mask, view: StoredBytes, verify: bool) -> tuple[list[bytes], _Mask]:
     """As `_convert`, with the rows left out that did not pass a check."""
     if not good.any():
         return [], good
@@ -178,15 +177,6 @@ def _convert_those(block: _Block, good: _Mask, view: memoryview, verify: bool) -
     sound = good.copy()
     sound[good] = still_good
     return pieces, sound
-
-
-def _gather(view: memoryview, starts: Places, lengths: Places) -> tuple[bytes, Places]:
-    """The frames in memory of our own, and where each begins there."""
-    first, last = int(starts.min()), int((starts + lengths).max())
-    if last - first <= _DENSE * int(lengths.sum()):
-        return view[first:last].tobytes(), starts - first
-    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-    return b"".join([view[start:stop] for start, stop in spans]), np.cumsum(lengths) - lengths
 
 
 def _words(chunk: bytes, kind: str) -> _Words:

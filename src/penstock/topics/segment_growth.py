@@ -12,6 +12,7 @@ from penstock.topics.columns import DAMAGED, Columns
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_build import build, rows_that_fit
+from penstock.topics.stored_bytes import StoredBytes
 from penstock.topics.tier import TopicTier
 
 __all__ = ["FramesLost", "Growth", "grow", "sealed"]
@@ -36,7 +37,7 @@ class Growth:
 def grow(
     growth: Growth,
     tier: TopicTier,
-    frames: Callable[[int], memoryview],
+    frames: Callable[[int], StoredBytes],
     *,
     give_up_lost: bool = False,
 ) -> list[SegmentEntry]:

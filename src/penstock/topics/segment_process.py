@@ -124,5 +124,5 @@ def _end_with_parent() -> None:
 def _grow(growth: Growth, files: Mapping[int, str]) -> list[SegmentEntry]:
     assert _tiers is not None
     fs = OsFileSystem()
-    views = {number: fs.map(path) for number, path in files.items()}
+    views = {number: fs.open_view(path) for number, path in files.items()}
     return grow(growth, _tiers.topic(growth.topic_id), views.__getitem__)

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.errors import NotFound, PermissionDenied, Unavailable
-from penstock.fs import Buffer
+from penstock.fs import Buffer, FileView
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import HAS_TAG, IndexRows, Part, SegmentEntry, read_index, segment_name
 from penstock.topics.segment_deleted import DeletedRows, decode_deleted
-from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
 from penstock.topics.segment_tags import TagTable, decode_tags, tags_of_frames
 
 __all__ = ["Segment", "SegmentViews", "ViewKey", "load_deleted", "load_index", "missing"]
@@ -24,20 +24,20 @@ _VIEWS_MAX = 1024
 
 
 class SegmentViews:
-    """The data files that are mapped right now: the ones used last, and no more than `views_max`.
+    """The data files that are open right now: the ones used last, and no more than `views_max`.
 
     A view that falls out stays valid for whoever still holds it. Safe to share between threads.
     """
 
     def __init__(self, views_max: int = _VIEWS_MAX) -> None:
-        self._views: OrderedDict[ViewKey, memoryview] = OrderedDict()
+        self._views: OrderedDict[ViewKey, FileView] = OrderedDict()
         self._views_max = views_max
         self._mutex = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._views)
 
-    def get(self, key: ViewKey, size: int, opened: Callable[[], memoryview]) -> memoryview:
+    def get(self, key: ViewKey, size: int, opened: Callable[[], FileView]) -> FileView:
         """The view under this key if it has `size` bytes, else what `opened` returns."""
         with self._mutex:
             view = self._views.get(key)
@@ -72,7 +72,7 @@ class Segment:
         rows: IndexRows,
         deleted: DeletedRows,
         *,
-        hot: SegmentStore,
+        hot: LocalSegmentStore,
         cold: SegmentStore | None,
         views: SegmentViews,
         key: ViewKey,
@@ -92,17 +92,17 @@ class Segment:
     def first_seq(self) -> int:
         return self.entry.first_seq
 
-    def data(self) -> memoryview:
-        """The whole data file of a segment that is hot, mapped. Raises `Damaged`."""
-        view = self._mapped()
+    def data(self) -> FileView:
+        """The data file of a segment that is hot, open. Raises `Damaged`."""
+        view = self._opened()
         if view is None:
             raise missing(self.entry, Part.DATA)
         return view
 
-    def _mapped(self) -> memoryview | None:
+    def _opened(self) -> FileView | None:
         size = self.entry.data_bytes
         try:
-            view = self._views.get(self._key, size, lambda: self._hot.view(self.first_seq, Part.DATA))
+            view = self._views.get(self._key, size, lambda: self._hot.opened(self.first_seq, Part.DATA))
         except NotFound:
             return None
         if len(view) < size:
@@ -110,7 +110,7 @@ class Segment:
                 f"the data of {segment_name(self.first_seq)} ends {size - len(view)} bytes too early",
                 {"first_seq": self.first_seq, "last_seq": self.entry.end_seq - 1},
             )
-        return view[:size]
+        return view if len(view) == size else view.until(size)
 
     def read(self, start: int, stop: int) -> tuple[int, memoryview]:
         """The bytes of the rows `start` to `stop - 1`, and the offset in the data file at which they begin.
@@ -128,7 +128,7 @@ class Segment:
     def read_bytes(self, start: int, end: int) -> memoryview:
         """Bytes of the data file. Blocks for a cold segment; raises as `read` does."""
         # The hot one first, whatever the entry says: the segment may be moved while it is being read.
-        view = self._mapped()
+        view = self._opened()
         if view is not None:
             return view[start:end]
         if self._cold is None:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from penstock.blocking import loop_thread
-from penstock.errors import Conflict, Corrupt, NotFound, Unavailable
-from penstock.fs import Buffer, FileSystem, stage
+from penstock.errors import Conflict, Corrupt, MediaError, NotFound, Unavailable
+from penstock.fs import Buffer, FileSystem, FileView, stage
 from penstock.objects import ByteRange, ObjectStore, join_key
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import Part, segment_id, segment_name
@@ -41,7 +41,7 @@ class SegmentStore(Protocol):
         ...
 
     def view(self, first_seq: int, part: Part) -> memoryview:
-        """The whole file, not copied where the store can do so. It outlives the file. Raises `NotFound`."""
+        """The whole file. Raises `NotFound`, and `Damaged` if it cannot be read."""
         ...
 
     def delete(self, first_seq: int, parts: Collection[Part] = ALL_PARTS) -> None:
@@ -107,11 +107,21 @@ class LocalSegmentStore:
         self._fs.sync_dir(self.directory)
 
     def read_range(self, first_seq: int, part: Part, offset: int, length: int) -> memoryview:
-        raw = self._fs.read(self._path(first_seq, part), offset, length)
+        raw = self._read(first_seq, part, offset, length)
         return _whole(memoryview(raw), first_seq, part, length)
 
     def view(self, first_seq: int, part: Part) -> memoryview:
-        return self._fs.map(self._path(first_seq, part))
+        return memoryview(self._read(first_seq, part, 0, None))
+
+    def opened(self, first_seq: int, part: Part) -> FileView:
+        """The file, to be read piece by piece. It outlives the file's name. Raises `NotFound`."""
+        return self._fs.open_view(self._path(first_seq, part))
+
+    def _read(self, first_seq: int, part: Part, offset: int, length: int | None) -> bytes:
+        try:
+            return self._fs.read(self._path(first_seq, part), offset, length)
+        except MediaError as error:
+            raise Damaged(str(error), {"first_seq": first_seq}) from error
 
     def delete(self, first_seq: int, parts: Collection[Part] = ALL_PARTS) -> None:
         removed = False

@@ -17,6 +17,7 @@ from penstock.topics.rendering import is_meant
 from penstock.topics.router import EXACTLY_ONCE
 from penstock.topics.router_table import Router
 from penstock.topics.segment_reader import Segment
+from penstock.topics.stored_bytes import StoredBytes
 from penstock.topics.topic import Topic
 
 __all__ = [
@@ -171,7 +172,7 @@ def _take(
     picked: Selection,
     run: Columns,
     rows: range,
-    view: memoryview,
+    view: StoredBytes,
     base: int,
 ) -> bool:
     """Take over the live records of these rows, as far as there is room; whether all were dealt with."""

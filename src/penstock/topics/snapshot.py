@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from penstock.errors import LimitExceeded, NotFound, PenstockError, Unsupported
+from penstock.errors import LimitExceeded, MediaError, NotFound, PenstockError, Unsupported
 from penstock.files import write_durably
 from penstock.fs import Buffer, FileSystem
 from penstock.topics.errors import Damaged
@@ -195,7 +195,7 @@ def load_latest(fs: FileSystem, directory: str) -> LoadedSnapshot:
             snapshot = decode_snapshot(fs.read(path))
         except Unsupported as error:
             raise Unsupported(f"{path} cannot be read: {error}") from error
-        except (Damaged, NotFound) as error:
+        except (Damaged, MediaError, NotFound) as error:
             rejected.append(f"{path} cannot be read: {error}")
             continue
         return LoadedSnapshot(

@@ -114,7 +114,7 @@ class TopicTier:
             return None  # it is told to whoever looks for tags; the segment must not stay open because of it
 
     def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
-        """Somebody else wrote these segments: what is mapped of them may be of a file that was replaced."""
+        """Somebody else wrote these segments: what is open of them may be a file that was replaced."""
         for entry in entries:
             self._views.forget(self._key(entry.first_seq))
 

@@ -32,6 +32,7 @@ from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_reader import Segment
 from penstock.topics.segment_tags import TagTable
 from penstock.topics.snapshot import TopicEntry
+from penstock.topics.stored_bytes import StoredBytes
 from penstock.topics.tags import LogTags, Seqs
 from penstock.topics.trims import Trims
 from penstock.topics.waiters import Waiters
@@ -100,7 +101,7 @@ class Topic:
         """Whether copies were made of it: its bytes may be needed to make them again."""
         self.routers_removed: tuple[str, ...] = ()
         """The routers that went with it."""
-        self._chunks: dict[int, memoryview] = {}
+        self._chunks: dict[int, StoredBytes] = {}
         self._next_chunk = CHUNKS_FROM
         self._prune_at = _PRUNE_AT
         self._chunk_bytes = 0
@@ -336,7 +337,7 @@ class Topic:
         self._prune_at_bytes = max(_PRUNE_AT_BYTES, 2 * self._chunk_bytes)
         self.tags.forget_below(self.index.earliest_seq)
 
-    def view(self, run: Columns, file: int) -> memoryview | None:
+    def view(self, run: Columns, file: int) -> StoredBytes | None:
         """The bytes a run points into; None for a segment that is cold."""
         if not run.segment:
             return self.log_view(file)
@@ -350,7 +351,7 @@ class Topic:
         except Damaged:
             return _NO_BYTES  # what a reader needs of it is told record by record
 
-    def log_view(self, file: int) -> memoryview:
+    def log_view(self, file: int) -> StoredBytes:
         """The bytes of a log file or a chunk of memory; none for rows that are in no file."""
         if file == NO_FILE:
             return _NO_BYTES
@@ -368,7 +369,7 @@ class Topic:
                 paths[file] = path
         return paths
 
-    def adopt(self, file: int, view: memoryview) -> None:
+    def adopt(self, file: int, view: StoredBytes) -> None:
         """Rows point into a file that the topic's own log does not have."""
         self._chunks[file] = view
 

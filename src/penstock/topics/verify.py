@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import MediaError, NotFound, PenstockError
 from penstock.files import FileSystem
 from penstock.topics.data_directory import (
     check_data_directory,
@@ -82,6 +82,13 @@ def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
         try:
             raw = fs.read(os.path.join(report.directory, path))
         except NotFound:  # a newer one has replaced it a moment ago
+            continue
+        except MediaError as error:
+            end = error.offset + error.length
+            text = f"the snapshot cannot be read: {error}"
+            report.findings.append(
+                Finding(severity=Severity.PROBLEM, path=path, text=text, start=error.offset, end=end)
+            )
             continue
         report.count(len(raw))
         try:

@@ -83,7 +83,8 @@ class LogCheck:
         """A log that goes on where a snapshot ended needs that snapshot."""
         if self._snapshot is not None or not found.files:
             return
-        header = LogHeader.decode(_FORMAT, found.files[0].view)
+        first = found.files[0]
+        header = LogHeader.decode(_FORMAT, first.bytes_of(0, min(first.end, found.first_offset)))
         if header is not None and header.previous.file:
             text = f"what was before it is in a snapshot, and there is none in {META} that can be read"
             self._add(Severity.PROBLEM, group, found.files[0].number, text)

@@ -12,7 +12,7 @@ from penstock.topics.data_directory import segment_path
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import HOLE, LOST, IndexRows, Part, SegmentEntry, damaged_rows, read_index
 from penstock.topics.segment_deleted import decode_deleted
-from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
 from penstock.topics.segment_tags import decode_tags
 from penstock.topics.snapshot import TopicEntry
 from penstock.topics.verify_report import Finding, Severity, VerifyReport
@@ -107,7 +107,9 @@ class SegmentCheck:
 
     def _read(self, store: SegmentStore, part: Part, size: int) -> memoryview | None:
         try:
-            content = store.read_range(self._entry.first_seq, part, 0, size)
+            content = self._around_bad(store, part, size)
+            if content is None:
+                content = store.read_range(self._entry.first_seq, part, 0, size)
         except NotFound:
             where = "" if store is self._hot else " in the cold tier"
             self._damaged(part, f"the file is missing{where}")
@@ -118,9 +120,35 @@ class SegmentCheck:
         self._report.count(size)
         return content
 
+    def _around_bad(self, store: SegmentStore, part: Part, size: int | None) -> memoryview | None:
+        """What a device can read of a file, with zeros for the rest, which is reported.
+
+        None if the file is not on a device of this machine, or is too short.
+        """
+        if not isinstance(store, LocalSegmentStore):
+            return None
+        view = store.opened(self._entry.first_seq, part)
+        if size is not None and len(view) < size:
+            return None
+        content = view[:size]
+        for start, end in view.bad:
+            # Which records are lost with it is told for each of them.
+            self._report.findings.append(
+                Finding(
+                    severity=Severity.PROBLEM,
+                    path=segment_path(self._topic, self._entry, part),
+                    text="the device cannot read this part; keep the file, and check the device",
+                    start=start,
+                    end=end,
+                )
+            )
+        return content
+
     def _whole(self, part: Part) -> memoryview | None:
         try:
-            content = self._hot.view(self._entry.first_seq, part)
+            content = self._around_bad(self._hot, part, None)
+            if content is None:
+                content = self._hot.view(self._entry.first_seq, part)
         except NotFound:
             return None
         self._report.count(len(content))

@@ -5,7 +5,8 @@ from penstock.buffer import manifest as manifests
 from penstock.buffer.audit import Finding, Severity, audit
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EMPTY_MANIFEST, NewEntry
-from penstock.objects import MemoryStore
+from penstock.errors import MediaError
+from penstock.objects import Blob, ByteRange, MemoryStore
 
 MANIFEST = "ingest/manifest"
 
@@ -148,3 +149,33 @@ async def test_progress_reaches_the_number_of_batches() -> None:
     reader = QueueReader(store, MANIFEST)
     await audit(reader, "ingest", deep=True, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+class _BadDisk(MemoryStore):
+    """A store on a device that cannot read some of its objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: set[str] = set()
+
+    async def get(self, key: str, byte_range: ByteRange | None = None) -> Blob:
+        if key in self.bad:
+            raise MediaError(f"/store/{key}", 0, 4096, "Input/output error")
+        return await super().get(key, byte_range)
+
+
+async def test_objects_that_the_device_cannot_read_are_named_and_the_others_are_checked() -> None:
+    store = _BadDisk()
+    async with Producer(ProducerConfig(store=store)) as producer:
+        for number in range(3):
+            await producer.produce([b"%d" % number])
+            await producer.flush()
+    first = (await locations(store))[0]
+    store.bad = {first, f"{MANIFEST}.floor"}
+    found = await problems(store, deep=True)
+    assert sorted(finding.subject for finding in found) == sorted(store.bad)
+    assert all("bytes 0 to 4096" in finding.text for finding in found)
+    store.bad = {MANIFEST}
+    (finding,) = await problems(store, deep=True)
+    assert finding.subject == MANIFEST
+    assert "bytes 0 to 4096" in finding.text

@@ -50,9 +50,9 @@ MARK_BYTES = len(TINY.mark(0))
 def bodies(found: LogScan) -> list[bytes]:
     """The bodies of every record, in order."""
     return [
-        bytes(file.view[start + 5 : end - 8])
+        bytes(file.bytes_of(start + 5, end - 8))
         for file, start, end in found.frames()
-        if file.view[start + 4] == RECORD
+        if file.bytes_of(start, end)[4] == RECORD
     ]
 
 

@@ -17,6 +17,7 @@ from penstock.quiver.fsck import check, repair
 from penstock.quiver.offline import drop_subscriber
 from penstock.quiver.segment_meta import arrow_name, meta_name
 from penstock.quiver.segment_scan import DamageAction
+from penstock.quiver.segment_source import LocalSegments
 from penstock.quiver.segment_store import SegmentStore
 from penstock.testing.disk import FakeDisk, Survival
 
@@ -259,3 +260,29 @@ def test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside() -> None:
     assert awaited.subject == "segment 1"
     assert any("segment 1 is quarantined" in text for text in repair(disk, CORE, clock))
     assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
+
+
+def test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read() -> None:
+    disk, clock = two_segments(keep_log=True)
+    logs = [name for name, _ in disk.list_files(f"{CORE}/wal") if name.startswith("quiver.wal")]
+    acks = [name for name, _ in disk.list_files(f"{CORE}/ack") if name.startswith("ack.log")]
+    disk.spoil(f"{CORE}/wal/{logs[0]}", 5000, 5001)
+    disk.spoil(f"{CORE}/ack/{acks[0]}", 100, 101)
+    disk.spoil(f"{CORE}/segments/{meta_name(1)}", 0, 1)
+    checked = check(disk, 0, CORE)
+    subjects = {problem.subject for problem in checked.problems}
+    assert f"segments/{arrow_name(1)}" in subjects
+    assert f"wal/{logs[0]}" in subjects
+    assert "acknowledgements" in subjects
+    assert checked.segments == 1
+    assert repair(disk, CORE, clock)
+    quiver = open_quiver(disk, clock)
+    quiver.close()
+
+
+def test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown() -> None:
+    disk, _ = two_segments(keep_log=False)
+    disk.spoil(f"{CORE}/segments/{meta_name(1)}", 0, 1)
+    source = LocalSegments(CORE.rpartition("/")[0], disk)
+    assert [info.seq for info in source.infos()] == [2]
+    assert ["cannot read" in str(error) for error in source.damaged.values()] == [True]

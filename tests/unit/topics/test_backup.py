@@ -12,7 +12,7 @@ import pytest
 from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirectory
 
 from penstock.errors import NotFound, Rejected, Unsupported
-from penstock.files import LockHeld, OsFileSystem
+from penstock.files import FileView, LockHeld, OsFileSystem
 from penstock.files.log_scan import scan
 from penstock.topics.backup import backup
 from penstock.topics.backup_manifest import read_manifest
@@ -181,11 +181,18 @@ class _Moving(OsFileSystem):
         self.act = act
 
     def read(self, path: str, start: int | None = 0, length: int | None = None) -> bytes:
+        self._act_on(path)
+        return super().read(path, start, length)
+
+    def open_view(self, path: str) -> FileView:
+        self._act_on(path)
+        return super().open_view(path)
+
+    def _act_on(self, path: str) -> None:
         if path.endswith(self.ending) and self.act is not None:
             act, self.act = self.act, None
             assert callable(act)
             act()
-        return super().read(path, start, length)
 
 
 def test_a_segment_that_vanishes_makes_it_start_over_from_the_newer_snapshot(

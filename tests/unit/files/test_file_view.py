@@ -90,7 +90,8 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     disk = FakeDisk()
     log = AppendLog.open(disk, DIRECTORY, TINY, file_bytes=1 << 16)
     for number in range(40):
-        log.append([numbered(number)], len(numbered(number)), 1, sync=True)
+        # Nothing vouches for these, so only the device tells that they are damaged.
+        log.append([numbered(number)], len(numbered(number)), 1, sync=False)
     path, end = f"{DIRECTORY}/wal-{log.end.file:016d}.log", log.end.offset
     log.close()
     disk.spoil(path, 9000, 9001)
@@ -104,7 +105,7 @@ def test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut() -> None:
     again.close()
     kept = bodies(scan(disk, DIRECTORY, TINY))
     assert numbered(99)[5:-8] in kept
-    assert len(kept) >= 20
+    assert len(kept) >= 10
 
 
 def test_a_bad_sector_behind_the_end_of_a_log_is_no_damage() -> None:

@@ -93,6 +93,22 @@ async def test_a_record_that_is_larger_than_a_bad_sector_is_not_given_out(world:
     await engine.close()
 
 
+async def test_zeros_where_a_log_was_cut_are_not_given_out(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(*LARGE), config=FSYNC)
+    file = world.disk.open_log(log_file(world))
+    file.write_durably_at(LOW, [bytes(file.size - LOW)])
+    index = engine._catalog.get("t").index
+    whole = []
+    for seq in range(1, 21):
+        located = index.locate(seq)
+        assert located is not None
+        offset, length, *_ = located[0].row(located[1])
+        whole += [seq] if offset + length <= LOW else []
+    assert (await read_past(engine, "t"))[0] == whole
+    await engine.close()
+
+
 async def test_a_checkpoint_saves_what_can_be_read_and_keeps_the_file(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*LARGE), config=FSYNC)

@@ -10,6 +10,7 @@ PROMISES = "tests/mutants/test_promises.py"
 FAULTS = "tests/crash/test_buffer_faults.py"
 TRANSACTIONS = "tests/crash/test_transaction_faults.py"
 LOCAL_CRASH = "tests/crash/test_local_store_crash.py"
+LOST = "tests/unit/buffer/test_lost_manifest.py"
 FILE_ACCESS = "tests/process/test_file_access.py"
 
 
@@ -501,5 +502,48 @@ MUTANTS = (
         old="    return [attempt for attempt in attempts if not attempt.refused]",
         new="    return []",
         test=_promise("test_a_lost_reply_stays_unknown_next_to_definite_conflicts_and_is_not_repeated"),
+    ),
+    # Lost and older objects
+    Mutant(
+        name="a lost manifest is taken for a queue that never began",
+        file="buffer/manifest_file.py",
+        old="        first = ended.next_sequence and ended.next_sequence + len(stored)\n",
+        new="        first = 0\n",
+        test=f"{LOST}::test_after_a_lost_manifest_no_number_and_no_epoch_is_used_again",
+    ),
+    Mutant(
+        name="batches without a manifest are not reported",
+        file="buffer/manifest_file.py",
+        old="        if (first or earlier) and not self._is_reported:\n",
+        new="        if first and not self._is_reported:\n",
+        test=f"{LOST}::test_batches_without_a_manifest_and_a_ledger_are_reported",
+    ),
+    Mutant(
+        name="a manifest is not held against its ledger",
+        file="buffer/manifest_file.py",
+        old="        if ledger is not None and snapshot.version is not None:\n",
+        new="        if False:\n",
+        test=f"{LOST}::test_a_manifest_older_than_its_ledger_is_refused_by_both_sides",
+    ),
+    Mutant(
+        name="an older epoch passes",
+        file="buffer/manifest_file.py",
+        old="    elif known and 0 < ended.epoch - footer.epoch < 2**63:\n",
+        new="    elif False:\n",
+        test=f"{LOST}::test_an_older_epoch_is_refused",
+    ),
+    Mutant(
+        name="a collection is silent about batches that nobody consumed",
+        file="buffer/gc.py",
+        old="        if strays and strays != self._strays:\n",
+        new="        if False:\n",
+        test=f"{LOST}::test_a_collection_reports_batches_that_an_older_manifest_lacks",
+    ),
+    Mutant(
+        name="shards without a layout are a new queue",
+        file="buffer/sharded.py",
+        old="        await _check_unsharded(store, manifest_path)\n",
+        new="",
+        test=f"{LOST}::test_shards_without_a_layout_are_refused",
     ),
 )

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from penstock import errors
 from penstock.buffer import book
+from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.config import ProducerConfig, QueueConfig
 from penstock.buffer.errors import InvalidInputError, StaleTransaction, StorageUnavailable, storage_error
-from penstock.buffer.gc import is_own
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
@@ -71,7 +71,10 @@ async def append_batches(
         raise InvalidInputError(f"{outside[0]} is not in {config.prefix}/ itself: store it for this queue")
     policy = RetryPolicy(deadline_s=config.append_deadline_s)
     async with _opened(config, store, config.append_deadline_s) as opened:
-        file = ManifestFile(opened, config.manifest_key)
+        own_ms = [ms for ms in (batch_minted_ms(batch.location) for batch in batches) if ms is not None]
+        file = ManifestFile(
+            opened, config.manifest_key, prefix=config.prefix, since_ms=min(own_ms, default=clock.now_ms())
+        )
         guard = _Guard(file, transaction, follows)
         try:
             await retry(
@@ -112,7 +115,7 @@ async def last_version(
 ) -> int | None:
     """The last version that `app` has committed to the queue, or None. Raises `StorageError`."""
     async with _opened(config, store, retry_deadline_s) as opened:
-        file = ManifestFile(opened, config.manifest_key)
+        file = ManifestFile(opened, config.manifest_key, checks_ledger=True)
         policy = RetryPolicy(deadline_s=retry_deadline_s)
 
         async def look() -> int | None:

@@ -17,16 +17,38 @@ import pyarrow as pa
 from penstock.buffer.errors import InvalidInputError, SerializationError
 from penstock.codec import Block, RecordChunk, compress, decompress, index_block, length_table
 from penstock.errors import Corrupt, LimitExceeded
+from penstock.ids import is_ulid, ulid_ms
 from penstock.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
-__all__ = ["CompressionType", "EncodedBatch", "decode_batch", "encode_batch", "record_count"]
+__all__ = [
+    "CompressionType",
+    "EncodedBatch",
+    "batch_minted_ms",
+    "decode_batch",
+    "encode_batch",
+    "is_own",
+    "record_count",
+]
 
 VERSION = 1
 _FOOTER = struct.Struct("<BIH")
 FOOTER_BYTES = _FOOTER.size
+_SUFFIX = ".batch"
 
 PIECE_BYTES = 4 << 20
 """How much is encoded at a time: small enough for the cache, large enough to be worth its call."""
+
+
+def batch_minted_ms(key: str) -> int | None:
+    """When a `{ULID}.batch` was minted, or None for any other name."""
+    name = key.rpartition("/")[2]
+    stem = name.removesuffix(_SUFFIX)
+    return ulid_ms(stem) if stem != name and is_ulid(stem) else None
+
+
+def is_own(key: str, prefix: str) -> bool:
+    """Whether `key` lies directly in the folder `prefix`: what lies deeper may be another queue's."""
+    return key.rpartition("/")[0] == prefix
 
 
 class CompressionType(enum.IntEnum):

@@ -67,7 +67,13 @@ class Consumer:
         self._instruments = Instruments(registry)
         self._policy = RetryPolicy(deadline_s=config.retry_deadline_s)
         self._queue = QueueConsumer(
-            ManifestFile(self._store, config.manifest_key),
+            ManifestFile(
+                self._store,
+                config.manifest_key,
+                prefix=config.prefix,
+                since_ms=clock.now_ms(),
+                checks_ledger=True,
+            ),
             policy=self._policy,
             clock=clock,
             rng=rng,
@@ -166,10 +172,11 @@ class Consumer:
 
     async def _resume(self, last_acked: int, entries: EntryIndex) -> None:
         following = entries.footer.next_sequence
-        if last_acked >= following:
+        if last_acked >= following or self._queue.created:
+            said = f"has handed out numbers only up to {following - 1}" if following else "did not exist"
             text = (
-                f"resuming after {last_acked}, but {self._config.manifest_path} has handed out numbers only "
-                f"up to {following - 1}: was the manifest deleted? Entries up to {last_acked} will be skipped"
+                f"resuming after {last_acked}, but {self._config.manifest_path} {said}: was the manifest "
+                f"deleted? Entries up to {last_acked} will be skipped"
             )
             if self._config.strict_resume:
                 raise InvalidInputError(text)

@@ -8,6 +8,7 @@ clocks do.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Iterable
@@ -15,15 +16,17 @@ from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
+from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.config import GarbageCollectorConfig
-from penstock.buffer.errors import FencedError, storage_error
+from penstock.buffer.errors import FencedError, SerializationError, storage_error
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.instruments import Instruments
+from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EntryIndex
-from penstock.buffer.manifest_file import ManifestFile
+from penstock.buffer.manifest_file import ManifestFile, Snapshot
 from penstock.buffer.queue_consumer import QueueConsumer
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
-from penstock.ids import SYSTEM_RNG, is_ulid, ulid_ms
+from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectInfo, ObjectStore, Version, open_store
 from penstock.retry import Backoff, RetryPolicy
@@ -31,19 +34,6 @@ from penstock.retry import Backoff, RetryPolicy
 __all__ = ["GarbageCollector", "GcReport", "batch_minted_ms", "candidates", "is_own"]
 
 _log = logging.getLogger(__name__)
-_SUFFIX = ".batch"
-
-
-def batch_minted_ms(key: str) -> int | None:
-    """When a `{ULID}.batch` was minted, or None for any other name."""
-    name = key.rpartition("/")[2]
-    stem = name.removesuffix(_SUFFIX)
-    return ulid_ms(stem) if stem != name and is_ulid(stem) else None
-
-
-def is_own(key: str, prefix: str) -> bool:
-    """Whether `key` lies directly in the folder `prefix`: what lies deeper may be another queue's."""
-    return key.rpartition("/")[0] == prefix
 
 
 def candidates(
@@ -101,12 +91,19 @@ class GarbageCollector:
         self._config = config
         self._owns_store = store is None and not isinstance(config.store, ObjectStore)
         self._store = store or open_store(config.store)
-        self._file = ManifestFile(self._store, config.manifest_key)
+        self._file = ManifestFile(
+            self._store,
+            config.manifest_key,
+            prefix=config.prefix,
+            since_ms=clock.now_ms(),
+            checks_ledger=queue is None,
+        )
         self._queue = queue
         self._clock = SteadyClock(clock)
         self._rng = rng
         self._instruments = Instruments(registry)
         self._sealed_ms = NO_FLOOR.sealed_ms
+        self._strays: list[str] = []
 
     async def run(self) -> None:
         """Collect every `gc_interval`, the first time after one interval, until fenced or cancelled."""
@@ -148,6 +145,7 @@ class GarbageCollector:
             now_ms=self._clock.cautious_ms(grace_ms),
             grace_ms=grace_ms,
         )
+        await self._report_strays(snapshot, listed)
         doomed: list[str] = []
         withheld: list[str] = []
         if found and not dry_run:
@@ -164,6 +162,45 @@ class GarbageCollector:
             failed=tuple(failures),
             withheld=tuple(withheld),
         )
+
+    async def _report_strays(self, snapshot: Snapshot, listed: Iterable[ObjectInfo]) -> None:
+        """Warn of batches that are newer than all that was consumed, and not queued.
+
+        A manifest that was replaced by an older copy leaves them; so does a producer that ended before it
+        appended what it had stored. Where another implementation consumes, the ledger does not say what was
+        consumed: then only those count that are newer than the newest entry.
+        """
+        grace_ms, now_ms = int(self._config.gc_grace_period_s * 1000), self._clock.cautious_ms()
+        index = manifest.index(snapshot.raw)
+        named = {location for _, location in index.locations()}
+        times = [(info.key, batch_minted_ms(info.key), info.modified_ms) for info in listed]
+        free = [
+            (key, ms)
+            for key, ms, modified_ms in times
+            if ms is not None and is_own(key, self._config.prefix) and key not in named
+            if now_ms - max(ms, modified_ms) >= grace_ms
+        ]
+        if not free:
+            return
+        raw, _ = await self._file.read_side(self._file.ledger_path)
+        known: dict[int, str] = {}
+        with contextlib.suppress(SerializationError):
+            known = {} if raw is None else read_ledger(raw)
+        is_complete = bool(known) and max(known) + 1 >= index.first
+        consumed = set(known.values())
+        times_ms = map(batch_minted_ms, consumed if is_complete else consumed | named)
+        newest = max((ms for ms in times_ms if ms is not None), default=None)
+        strays = sorted(key for key, ms in free if newest is not None and ms > newest and key not in consumed)
+        if strays and strays != self._strays:
+            _log.warning(
+                "%d batches are not in %s and were never consumed, from %s on. Either their "
+                "producer ended before it appended them, or the manifest was replaced by an older copy: then "
+                "restore it before they are collected",
+                len(strays),
+                self._config.manifest_key,
+                strays[0],
+            )
+        self._strays = strays
 
     async def _below_own_floor(self, found: list[tuple[str, int]]) -> tuple[list[str], list[str]]:
         """Publish a floor above all candidates, seal it, and keep those that nothing refers to afterwards."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
+from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.errors import SerializationError, StorageRejected, storage_error
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
-from penstock.buffer.gc import batch_minted_ms, candidates, is_own
+from penstock.buffer.gc import candidates
 from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.buffer import manifest
+from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.errors import SerializationError
+from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EMPTY_MANIFEST, Footer
 from penstock.errors import NotFound
 from penstock.limits import MANIFEST_BYTES_MAX
 from penstock.objects import Blob, BucketNotFound, ObjectStore, Version
 
 __all__ = ["ManifestFile", "Snapshot"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +34,41 @@ class Snapshot:
 
 
 class ManifestFile:
-    """One queue's manifest object and the names of the side objects beside it."""
+    """One queue's manifest object and the names of the side objects beside it.
 
-    __slots__ = ("book_path", "floor_path", "ledger_path", "path", "store")
+    A client that writes names the folder of the batches, so that a manifest that was lost is not taken for a
+    queue that never began. `checks_ledger` is for whoever lives long: the first read also reads the ledger.
+    """
 
-    def __init__(self, store: ObjectStore, path: str) -> None:
+    __slots__ = (
+        "_checks_ledger",
+        "_is_reported",
+        "_prefix",
+        "_seen",
+        "_since_ms",
+        "book_path",
+        "floor_path",
+        "ledger_path",
+        "path",
+        "store",
+    )
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        path: str,
+        *,
+        prefix: str | None = None,
+        since_ms: int = 0,
+        checks_ledger: bool = False,
+    ) -> None:
+        """Batches named before `since_ms` are not of the client's own making."""
         self.store = store
+        self._prefix = prefix
+        self._since_ms = since_ms
+        self._checks_ledger = checks_ledger
+        self._is_reported = False
+        self._seen: Footer | None = None
         self.path = path
         self.ledger_path = f"{path}.ledger"
         self.floor_path = f"{path}.floor"
@@ -42,12 +78,18 @@ class ManifestFile:
         """The manifest now; an absent object is an empty queue.
 
         One without a readable footer is read once more: the bytes may have been cut short on the way.
+        Raises `SerializationError` if the ledger proves, at the first read, that it is an older copy.
         """
+        # Before the manifest: a dequeue in between only makes the manifest newer.
+        ledger = (await self.read_side(self.ledger_path))[0] if self._checks_ledger else None
         snapshot = await self._read()
         try:
             manifest.read_footer(snapshot.raw)
         except SerializationError:
-            return await self._read()
+            snapshot = await self._read()
+        if ledger is not None and snapshot.version is not None:
+            _check_against_ledger(self.path, snapshot.raw, ledger)
+        self._checks_ledger = False
         return snapshot
 
     async def _read(self) -> Snapshot:
@@ -56,8 +98,51 @@ class ManifestFile:
         except BucketNotFound:
             raise
         except NotFound:
+            return await self._absent()
+        return self._noted(_checked(blob))
+
+    def _noted(self, snapshot: Snapshot) -> Snapshot:
+        with contextlib.suppress(SerializationError):
+            self._seen = snapshot.footer
+        return snapshot
+
+    async def _absent(self) -> Snapshot:
+        """An empty queue. If a manifest was lost, numbers and epochs begin above those that it assigned.
+
+        The ledger proves that there was one, or this client saw it. Each number stands for a batch, which is
+        in the ledger or whose object still lies in the folder: an entry leaves the queue after it entered
+        the ledger, and its object is deleted after that. Batches without a ledger are only reported: a queue
+        whose first producers were killed looks the same.
+        """
+        if self._prefix is None:
             return Snapshot(raw=EMPTY_MANIFEST, version=None)
-        return _checked(blob)
+        raw, _ = await self.read_side(self.ledger_path)
+        known, ended = _known(raw)
+        kept = set(known.values())
+        stored = [
+            info.key
+            for info in await self.store.list(self._prefix)
+            if is_own(info.key, self._prefix) and info.key not in kept
+        ]
+        times = [batch_minted_ms(key) for key in stored]
+        earlier = sum(ms is not None and ms < self._since_ms for ms in times)
+        ended = ended if self._seen is None else _later(ended, self._seen)
+        first = ended.next_sequence and ended.next_sequence + len(stored)
+        if (first or earlier) and not self._is_reported:
+            self._is_reported = True
+            _log.warning(
+                "%s does not exist, but %d earlier batches lie in %s/, and numbers up to %d are known to be "
+                "assigned. If the manifest was lost, stop and restore it: these batches are not in the "
+                "queue. Without it, the next batch gets number %d",
+                self.path,
+                earlier,
+                self._prefix,
+                ended.next_sequence - 1,
+                first,
+            )
+        return Snapshot(
+            raw=Footer(entry_count=0, next_sequence=first, epoch=ended.epoch).pack(), version=None
+        )
 
     async def reread(self, known: Snapshot) -> Snapshot:
         """The manifest now, at the cost of a "not modified" while it is still `known`."""
@@ -68,10 +153,10 @@ class ManifestFile:
         except BucketNotFound:
             raise
         except NotFound:
-            return Snapshot(raw=EMPTY_MANIFEST, version=None)
+            return await self._absent()
         if blob is None:
             return known
-        snapshot = _checked(blob)
+        snapshot = self._noted(_checked(blob))
         try:
             manifest.read_footer(snapshot.raw)
         except SerializationError:
@@ -84,7 +169,7 @@ class ManifestFile:
             version = await self.store.put_if_absent(self.path, raw)
         else:
             version = await self.store.put_if_match(self.path, raw, base.version)
-        return Snapshot(raw=raw, version=version)
+        return self._noted(Snapshot(raw=raw, version=version))
 
     async def write_side(self, path: str, raw: bytes, base: Version | None) -> Version:
         """Replace a side object that was in version `base` (None: absent). Raises as `write` does."""
@@ -107,3 +192,46 @@ def _checked(blob: Blob) -> Snapshot:
             f"manifest of {len(blob.data)} bytes is above the cap of {MANIFEST_BYTES_MAX}"
         )
     return Snapshot(raw=bytes(blob.data), version=blob.version)
+
+
+def _known(ledger: bytes | None) -> tuple[Mapping[int, str], Footer]:
+    """What a ledger says and where it ends; a damaged one says nothing."""
+    if ledger is not None:
+        try:
+            return read_ledger(ledger), manifest.read_footer(ledger)
+        except SerializationError:
+            pass
+    return {}, Footer(entry_count=0, next_sequence=0, epoch=0)
+
+
+def _check_against_ledger(path: str, raw: bytes, ledger: bytes) -> None:
+    """Raises `SerializationError` for a manifest that is older than its ledger.
+
+    An entry is written into the ledger before it leaves the queue, by a consumer whose epoch is in the
+    manifest. So a manifest that has not assigned a number of the ledger, or has another batch under it, or
+    an epoch below the ledger's, was replaced by an older copy.
+    """
+    known, ended = _known(ledger)
+    footer = manifest.read_footer(raw)
+    here = dict(manifest.index(raw).locations())
+    other = next((seq for seq, location in here.items() if known.get(seq, location) != location), None)
+    if known and ended.next_sequence > footer.next_sequence:
+        why = f"batch {ended.next_sequence - 1} was consumed, but its next number is {footer.next_sequence}"
+    elif other is not None:
+        why = f"batch {other} was consumed from another location"
+    elif known and 0 < ended.epoch - footer.epoch < 2**63:
+        why = f"a consumer of epoch {ended.epoch} has written, but its epoch is {footer.epoch}"
+    else:
+        return
+    raise SerializationError(
+        f"{path} is older than its ledger {path}.ledger: {why}. Restore the newest manifest. If there is "
+        "none, keep a copy and remove this one: numbers then continue after those that were assigned"
+    )
+
+
+def _later(one: Footer, other: Footer) -> Footer:
+    return Footer(
+        entry_count=0,
+        next_sequence=max(one.next_sequence, other.next_sequence),
+        epoch=max(one.epoch, other.epoch),
+    )

@@ -90,7 +90,13 @@ class Producer:
         self._flush_interval_s = config.flush_interval_s
         self._flush_size = config.flush_size
         self._queue = QueueProducer(
-            ManifestFile(self._store, config.manifest_key),
+            ManifestFile(
+                self._store,
+                config.manifest_key,
+                prefix=config.prefix,
+                since_ms=clock.now_ms(),
+                checks_ledger=True,
+            ),
             policy=self._policy,
             manifest_bytes_max=config.manifest_bytes_max,
             clock=clock,

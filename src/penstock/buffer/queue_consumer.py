@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -30,6 +31,8 @@ from penstock.retry import Backoff, RetryPolicy, retry
 __all__ = ["QueueConsumer", "next_epoch"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 UNINITIALISED = U64_MAX
 """The epoch of a consumer that has none; it never stands in a manifest."""
@@ -58,6 +61,8 @@ class QueueConsumer:
         self._sealing: int | None = None  # the epoch we may have moved to, while that is not certain
         self._fenced_by: int | None = None
         self._closed = False
+        self.created = False
+        """Whether there was no manifest when this consumer took the queue over."""
         self._policy = policy
         self._clock = clock
         self._rng = rng
@@ -82,6 +87,7 @@ class QueueConsumer:
 
         def bump(snapshot: Snapshot) -> bytes:
             nonlocal mine
+            self.created = snapshot.version is None
             mine = next_epoch(snapshot.footer.epoch)
             return manifest.set_epoch(snapshot.raw, mine)
 
@@ -174,7 +180,8 @@ class QueueConsumer:
             )
             try:
                 self._ledger = (Ledger() if raw is None else Ledger.read(raw)), version
-            except SerializationError:
+            except SerializationError as error:
+                _log.warning("%s is started again with the next dequeue: %s", self.file.ledger_path, error)
                 self._ledger = Ledger(), version
         return self._ledger
 
@@ -267,17 +274,17 @@ class QueueConsumer:
             raise FencedError("the consumer is not initialised: call initialize() first")
 
     def _check_epoch(self, snapshot: Snapshot) -> None:
+        if snapshot.version is None:
+            raise FencedError(
+                f"{self.file.path} does not exist any more: restore it, or open a new consumer on an empty "
+                "queue"
+            )
         epoch = snapshot.footer.epoch
         if epoch == self.epoch:
             return
         if self._sealing is not None and epoch == self._sealing:
             self.epoch, self._sealing = epoch, None
             return
-        if snapshot.version is None:
-            raise FencedError(
-                f"{self.file.path} does not exist any more: restore it, or open a new consumer on an empty "
-                "queue"
-            )
         self._fenced_by = epoch
         raise self._fenced()
 

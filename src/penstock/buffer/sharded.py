@@ -75,12 +75,28 @@ async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
         blob = await store.get(f"{manifest_path}.shards/layout.json")
         layout = msgspec.json.decode(bytes(blob.data), type=_Layout)
     except errors.NotFound:
+        await _check_unsharded(store, manifest_path)
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SerializationError(f"the shard layout of {manifest_path} is damaged: {error}") from error
     if layout.version != 1 or not 1 <= layout.shards <= SHARDS_MAX:
         raise SerializationError(f"the shard layout of {manifest_path} is not one of version 1")
     return layout.shards
+
+
+async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
+    """Raises `SerializationError` if there are shards. Their number is stored before the first of them."""
+    folder = f"{manifest_path}.shards/"
+    shards = sorted(
+        info.key.removeprefix(folder)[:4]
+        for info in await store.list(folder.rstrip("/"))
+        if info.key.removeprefix(folder)[:4].isdigit()
+    )
+    if shards:
+        raise SerializationError(
+            f"{folder}layout.json is missing, but there are shards up to {shards[-1]}. Restore it: "
+            '{"version":1,"shards":N} with the number of shards that the queue had'
+        )
 
 
 async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | None) -> int:

@@ -135,6 +135,7 @@ async def test_a_transaction_is_appended_once_with_every_entry_tagged(q: Queue) 
 
 
 async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_for_the_book(q: Queue) -> None:
+    await append(q, await stored(q, b"before"))
     batch = await stored(q, b"a")
     q.store.calls.clear()
     await append(q, batch, version=0)

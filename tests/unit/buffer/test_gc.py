@@ -321,11 +321,12 @@ async def started(q: Queue) -> Consumer:
 async def test_the_first_cycle_comes_after_a_full_interval_and_errors_are_not_fatal(q: Queue) -> None:
     garbage = await orphan(q)
     await started(q)
+    at_start = q.store.count("list")
     q.store.before = once(errors.PermissionDenied("no"), "list")
     await q.clock.advance(299)
-    assert q.store.count("list") == 0
+    assert q.store.count("list") == at_start
     await q.clock.advance(1)
-    assert q.store.count("list") == 1
+    assert q.store.count("list") == at_start + 1
     assert garbage in await q.keys()
     await q.clock.advance(300)
     assert garbage not in await q.keys()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import click
 
 from penstock.buffer import Consumer, ConsumerConfig, GarbageCollector, GcReport
+from penstock.buffer.batch import batch_minted_ms
 from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
-from penstock.buffer.gc import batch_minted_ms
 from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
 from penstock.cli.display import print_json, time_text
 from penstock.cli.failure import ExitCode

@@ -135,4 +135,11 @@ COLLECTOR_MUTANTS = (
         new="        if True:\n            return await",
         test="tests/unit/collector/test_bounds.py::test_large_requests_are_decoded_one_at_a_time",
     ),
+    Mutant(
+        name="a damaged dead letter is sent",
+        file="collector/replay.py",
+        old="            if letter.damage:\n",
+        new="            if False:\n",
+        test="tests/crash/collector/test_dead_letter_damage.py",
+    ),
 )

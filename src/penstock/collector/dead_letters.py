@@ -1,7 +1,7 @@
 """Bundles that a destination refused for good, kept as requests that can be sent again.
 
     <path>/<exporter>/<place>-<signal>.pb      the OTLP request: the body of a POST to /v1/<signal>
-    <path>/<exporter>/<place>-<signal>.json    why and when
+    <path>/<exporter>/<place>-<signal>.json    why and when, and the size and checksum of the request
 
 A bundle is rejected only after both are durable.
 """
@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
+
+import xxhash
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.collector.directories import make_durably
@@ -41,6 +43,8 @@ class DeadLetter:
     path: str
     """The request."""
     size: int
+    damage: str = ""
+    """What is wrong with the request, if it is not the one that was kept: it is not sent."""
 
 
 class DeadLetters:
@@ -76,7 +80,8 @@ class DeadLetters:
             path=f"{stem}.pb",
             size=len(data),
         )
-        told = {key: value for key, value in asdict(letter).items() if key != "path"}
+        told = {key: value for key, value in asdict(letter).items() if key not in ("path", "damage")}
+        told["xxh3"] = xxhash.xxh3_64_hexdigest(data)
         try:
             write_durably(self._fs, f"{stem}.pb", [data], staging=staging)
             write_durably(self._fs, f"{stem}.json", [json.dumps(told).encode()], staging=staging)
@@ -86,15 +91,18 @@ class DeadLetters:
         return letter
 
     def letters(self) -> Iterator[DeadLetter]:
-        """All that are there, by exporter and place. One whose note is missing or damaged is told as such."""
-        for name, stat in self._fs.list_files(self._path):
-            exporter, slash, file = name.partition("/")
-            if slash and exporter != _STAGING and file.endswith(".pb"):
-                yield self._letter(exporter, os.path.join(self._path, name), stat.size)
+        """All that are there, by exporter and place, each with what is missing or damaged of it."""
+        sizes = {name: stat.size for name, stat in self._fs.list_files(self._path)}
+        stems = {name.rpartition(".")[0] for name in sizes if name.endswith((".pb", ".json"))}
+        for stem in sorted(stems):
+            exporter, slash, _ = stem.partition("/")
+            if slash and exporter != _STAGING:
+                yield self._letter(exporter, os.path.join(self._path, f"{stem}.pb"), sizes.get(f"{stem}.pb"))
 
     def remove(self, letter: DeadLetter) -> None:
         """Let go of one that was sent again. Raises what the disk raises."""
-        for path in (letter.path, f"{letter.path[:-3]}.json"):
+        # The note first: alone it would look like a request that was lost.
+        for path in (f"{letter.path[:-3]}.json", letter.path):
             with contextlib.suppress(NotFound):
                 self._fs.unlink(path)
         self._fs.sync_dir(os.path.dirname(letter.path))
@@ -103,7 +111,7 @@ class DeadLetters:
         """The OTLP request that was refused."""
         return self._fs.read(letter.path)
 
-    def _letter(self, exporter: str, path: str, size: int) -> DeadLetter:
+    def _letter(self, exporter: str, path: str, size: int | None) -> DeadLetter:
         told: dict[str, object] = {}
         try:
             found = json.loads(self._fs.read(f"{path[:-3]}.json"))
@@ -115,9 +123,25 @@ class DeadLetters:
         return DeadLetter(
             exporter=exporter,
             signal=signal,
-            reason=str(told.get("reason", "the note beside it is missing")),
+            reason=str(told.get("reason", "the note beside it is missing or damaged")),
             attempts=attempts if isinstance(attempts, int) else 0,
             at_ms=at_ms if isinstance(at_ms, int) else 0,
             path=path,
-            size=size,
+            size=size or 0,
+            damage=self._damage(path, size, told),
         )
+
+    def _damage(self, path: str, size: int | None, told: dict[str, object]) -> str:
+        """What is wrong with the request, as the note tells; those of older versions have no checksum."""
+        if size is None:
+            return "the request is missing"
+        known = told.get("size", size)
+        if size != known or size == 0:
+            return f"the request has {size} bytes instead of {known}"
+        try:
+            checksum = xxhash.xxh3_64_hexdigest(self._fs.read(path))
+        except PenstockError as error:
+            return f"the request cannot be read: {error}"
+        if told.get("xxh3", checksum) != checksum:
+            return "the request is not the one that was refused: its checksum is wrong"
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import Final
@@ -14,6 +15,7 @@ from penstock.ids import SYSTEM_RNG, mint_ulid
 
 __all__ = ["directory_identity"]
 
+_LOG = logging.getLogger(__name__)
 _NAME: Final = "collector.id"
 _IDENTITY: Final = re.compile(r"[0-9A-Z]{26}")
 
@@ -28,6 +30,12 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
     try:
         found = fs.read(path).decode("ascii", "replace").strip()
     except NotFound:
+        if any("/segments/" in name for name, _ in fs.list_files(directory)):
+            _LOG.warning(
+                "%s is missing, but there are segments beside it: the directory gets a new identity, and "
+                "what was delivered into queues but not acknowledged here may be delivered again",
+                path,
+            )
         made = mint_ulid(clock.now_ms(), SYSTEM_RNG)
         write_durably(fs, path, [made.encode()], staging=directory)
         return made

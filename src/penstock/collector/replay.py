@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.collector.dead_letters import DeadLetter, DeadLetters
-from penstock.collector.outcome import Outcome, Verdict
+from penstock.collector.outcome import Outcome, Verdict, refused
 from penstock.collector.payload import RawPayload
 from penstock.collector.seam import Exporter
 from penstock.otlp.signal import Signal
@@ -30,12 +30,16 @@ class Replayed:
 async def replay(letters: Iterable[DeadLetter], store: DeadLetters, exporter: Exporter) -> list[Replayed]:
     """Send each once, oldest place first. Stops at the first that finds the destination out of reach.
 
-    What is not taken stays where it is. A crash after one was taken and before it is removed sends it again.
+    What is not taken stays where it is, and so does one that is damaged, which is not sent.
+    A crash after one was taken and before it is removed sends it again.
     """
     done: list[Replayed] = []
     await exporter.start()
     try:
         for letter in letters:
+            if letter.damage:
+                done.append(Replayed(letter=letter, outcome=refused(letter.damage)))
+                continue
             data = await asyncio.to_thread(store.request, letter)
             outcome = await exporter.send(RawPayload(data, Signal(letter.signal)))
             done.append(Replayed(letter=letter, outcome=outcome))

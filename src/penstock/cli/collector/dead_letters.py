@@ -45,8 +45,8 @@ def dead_letters(directory: str, exporter: str | None, endpoint: str | None, as_
         click.echo("nothing was refused")
     else:
         rows = [
-            (letter.exporter, letter.signal, time_text(letter.at_ms), format_size(letter.size), letter.reason,
-             letter.path)
+            (letter.exporter, letter.signal, time_text(letter.at_ms), format_size(letter.size),
+             letter.damage or letter.reason, letter.path)
             for letter in letters
         ]  # fmt: skip
         print_table(("exporter", "signal", "refused", "size", "reason", "file"), rows, right=(3,))

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -40,6 +40,7 @@ _PAGE = 1000
 OPEN_TIMEOUT_S: Final = 60.0
 """How long an open may take: SlateDB itself asks a store that does not answer for ever. To read the log that
 a crash left takes seconds."""
+_CLOSE_TIMEOUT_S: Final = 5.0
 _TURN_S = 15e-6
 """Operations take some 5 us each to hand over: others on the loop must not wait for a whole batch. Who writes
 waits for four turns until it is applied, and a turn of the loop itself takes 2 us."""
@@ -161,7 +162,20 @@ class SlateStorage(_Reader):
             raise ConfigError(f"SlateDB: {_words(error)}") from error
         with _told(f"opening {name!r}", write=False):
             database = await _opened(builder, f"{store.url}: the database {name!r}", open_timeout_s)
-        return cls(database, persist_at_once=persist_at_once)
+        storage = cls(database, persist_at_once=persist_at_once)
+        try:
+            await asyncio.wait_for(_first_read(storage), open_timeout_s)
+        except BaseException as error:
+            with suppress(PenstockError, TimeoutError):
+                await asyncio.wait_for(storage.close(), _CLOSE_TIMEOUT_S)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"{store.url}: the database {name!r} did not answer its first read within "
+                    f"{open_timeout_s:g} s. Either the store does not answer, or a file below "
+                    f"{name}/compacted has no bytes: SlateDB waits for those without end. Restore that file"
+                ) from error
+            raise
+        return storage
 
     async def apply(self, operations: Iterable[Operation]) -> None:
         """See `Storage.apply`."""
@@ -227,6 +241,12 @@ class SlateStorage(_Reader):
             finally:
                 if self._persisting is not None:
                     self._persisting[1].cancel()
+
+
+async def _first_read(storage: SlateStorage) -> None:
+    """Read the first row, for which SlateDB looks into every file that is not compacted yet."""
+    async for _ in storage.scan(b""):
+        return
 
 
 async def _opened(builder: Any, what: str, timeout_s: float) -> Any:

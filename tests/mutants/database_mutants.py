@@ -25,9 +25,23 @@ LOOKUP = (
 
 DATABASE_MUTANTS = (
     Mutant(
+        name="a relay does not notice that its queue went back",
+        file="services/relay_target.py",
+        old="        if remembered is not None and remembered.seq > (seq or 0):\n            _log",
+        new="        if False:\n            _log",
+        test="tests/unit/services/test_relay_position.py::test_a_queue_that_went_back_is_reported",
+    ),
+    Mutant(
+        name="an open does not wait for an answer to a first read",
+        file="coordinator/slate.py",
+        old="            await asyncio.wait_for(_first_read(storage), open_timeout_s)\n",
+        new="            pass\n",
+        test="tests/crash/test_database_damage.py::test_an_open_ends_when_a_file_has_no_bytes",
+    ),
+    Mutant(
         name="a relay forgets its last record when its batch was consumed",
         file="services/relay_target.py",
-        old=" or await self._remembered(seq))",
+        old=" or known)",
         new=")",
         test="tests/process/test_relay.py::test_a_topic_that_was_made_anew_is_noticed_when_everything_was_consumed[8]",
     ),

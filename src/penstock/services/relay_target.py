@@ -75,14 +75,37 @@ class RelayTarget:
         self._identity_key = f"{config.manifest_key}.relay/{digest}.json"
 
     async def position(self, topic: str) -> Position:
-        """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`."""
-        seq = await last_version(self._config, self._app, store=self._store, clock=self._clock, rng=self._rng)
+        """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`.
+
+        Warns if this relay has been further: the queue or its transaction book went back.
+        """
+        seq = await self._last_version()
+        remembered = await self._remembered()
+        if remembered is not None and remembered.seq > (seq or 0):
+            seq = await self._last_version()  # another relay may have appended between the two reads
+        if remembered is not None and remembered.seq > (seq or 0):
+            _log.warning(
+                "%s has %s up to %d, but %d was relayed before: the queue, or its transaction book %s.txn, "
+                "was removed or replaced by an older copy. The records after that are relayed again, and may "
+                "be in the queue twice",
+                self._config.manifest_key,
+                topic,
+                seq or 0,
+                remembered.seq,
+                self._config.manifest_key,
+            )
         if seq is None:
             return Position(seq=None)
         index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
         entry = _newest(index, self._app)
         payloads = [] if entry is None else [item.payload for item in entry.metadata]
-        return Position(seq=seq, last=identity_of(payloads, topic) or await self._remembered(seq))
+        known = remembered if remembered is not None and remembered.seq <= seq else None
+        return Position(seq=seq, last=identity_of(payloads, topic) or known)
+
+    async def _last_version(self) -> int | None:
+        return await last_version(
+            self._config, self._app, store=self._store, clock=self._clock, rng=self._rng
+        )
 
     async def set_aside(self, topic: str, bad: UnreadableRecord, text: bytes) -> str:
         """Store a record that is not relayed beside the queue. Returns the key, the same for each attempt."""
@@ -148,10 +171,10 @@ class RelayTarget:
         except PenstockError as error:
             _log.warning("%s was not written: %s", self._identity_key, error)
 
-    async def _remembered(self, through: int) -> Identity | None:
+    async def _remembered(self) -> Identity | None:
         try:
             raw = (await self._store.get(self._identity_key)).data
-            known = msgspec.json.decode(raw, type=Identity)
+            return msgspec.json.decode(raw, type=Identity)
         except NotFound:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -159,7 +182,6 @@ class RelayTarget:
             return None
         except PenstockError as error:
             raise storage_error(error, f"reading {self._identity_key}") from error
-        return known if known.seq <= through else None
 
 
 @asynccontextmanager

@@ -150,7 +150,10 @@ def _remembered(path: str, now_ms: int) -> dict[bytes, int]:
         with open(path, "rb") as file:
             found = msgspec.json.decode(file.read(_FILE_BYTES_MAX), type=dict[str, int])
         kept = {bytes.fromhex(digest): at_ms for digest, at_ms in found.items()}
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        _LOG.warning("sessions in %s cannot be read, browsers need a new token: %s", path, error)
         return {}
     fresh = {digest: at_ms for digest, at_ms in kept.items() if 0 <= now_ms - at_ms < _IDLE_S * 1000}
     return dict(list(fresh.items())[-_SESSIONS_MAX:])

@@ -182,6 +182,14 @@ class Pipeline:
         kept = ledger.kept(_ORIGIN)
         if started and kept is not None:
             return {int(shard): int(str(place)) for shard, place in kept.items()}
+        if started:
+            _log.warning(
+                "the ledger %s has lost %s: should the first micro-batch of %s be run again, it may begin at"
+                " another place. Restore it",
+                ledger.url,
+                _ORIGIN,
+                checkpoint.path,
+            )
         options = self.source_options()
         queue = ReadQueue.open(options, must_exist=False)
         try:

@@ -1,0 +1,44 @@
+"""Where a relay stands in its queue, and what it reports when the queue went back."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+from tests.unit.services.test_relay_draft import draft, page
+
+from penstock.buffer import ProducerConfig
+from penstock.objects import MemoryStore
+from penstock.services.relay_target import RelayTarget
+from penstock.testing import ManualClock
+
+MANIFEST = "ingest/manifest"
+
+
+def target(store: MemoryStore) -> RelayTarget:
+    config = ProducerConfig(store=store)
+    return RelayTarget(config, "relay", clock=ManualClock(), rng=random.Random(1))
+
+
+@pytest.mark.parametrize("lost", ["manifest and book", "older"])
+async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore("relay")
+    made = draft()
+    made.add(page(1, 4))
+    await target(store).append(made, None)
+    older = {info.key: bytes((await store.get(info.key)).data) for info in await store.list("")}
+    more = draft(after=4)
+    more.add(page(5, 9))
+    await target(store).append(more, 4)
+    assert (await target(store).position("t")).seq == 9
+    assert not caplog.records
+    if lost == "older":
+        for key in (MANIFEST, f"{MANIFEST}.txn"):
+            await store.put(key, older[key])
+    else:
+        await store.delete_many([MANIFEST, f"{MANIFEST}.txn"])
+    position = await target(store).position("t")
+    assert position.seq == (4 if lost == "older" else None)
+    [warning] = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "9 was relayed before" in warning.getMessage()

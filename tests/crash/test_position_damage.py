@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 from penstock.services import Feed, FeedConfig
 from penstock.services.timeseries_feed import METRICS_PAYLOAD, FedTimeSeries
 from penstock.testing import ManualClock
-from penstock.timeseries import TimeSeries
+from penstock.timeseries import TimeSeries, TimeSeriesConfig
 
 WHOLE = ("older", "missing")
 ANY = ("truncated", "zeroed", *WHOLE)
@@ -43,10 +43,11 @@ async def produce(root: Path, records: Sequence[int]) -> None:
             await handle.watcher.await_durable()
 
 
-async def fed(root: Path) -> set[int]:
+async def fed(root: Path, *, open_timeout: str = "60s") -> set[int]:
     """Feed until the queue is empty, and return the records in the database."""
+    config = TimeSeriesConfig(open_timeout=open_timeout)
     clock = ManualClock(START_MS)
-    async with await TimeSeries.open(f"file://{root}/database", clock=clock) as database:
+    async with await TimeSeries.open(f"file://{root}/database", config, clock=clock) as database:
         queue = ConsumerConfig(store=str(root / "queue"), gc_enabled=False)
         await Feed(FeedConfig(queue=queue), FedTimeSeries(database)).run(once=True)
         return {int(at) for at in (await contents(database)).get("a{}", {})}

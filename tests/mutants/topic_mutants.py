@@ -361,15 +361,15 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a torn tail is taken for damage",
         file="files/log_scan.py",
-        old="        if not vouched and not any(position > stop for _, position in marks):\n",
-        new="        if _is_zero(self._views[number][stop:bound]):\n",
+        old="        if bad is None and not vouched and not any(position > stop for _, position in marks):\n",
+        new="        if _is_zero(view[stop:bound]):\n",
         test=f"{LOG_SCAN}::test_a_torn_tail_is_cut_and_nothing_before_it_is_lost",
     ),
     Mutant(
         name="damage is taken for a torn tail",
         file="files/log_scan.py",
-        old="        if not vouched and not any(position > stop for _, position in marks):\n",
-        new="        if not vouched:\n",
+        old="        if bad is None and not vouched and not any(position > stop for _, position in marks):\n",
+        new="        if bad is None and not vouched:\n",
         test=f"{LOG_SCAN}::test_a_later_sync_vouches_for_what_was_only_written",
     ),
     Mutant(

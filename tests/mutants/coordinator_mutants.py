@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 __all__ = ["COORDINATOR_MUTANTS"]
 
@@ -19,112 +19,112 @@ SLATE_CRASH = (
 COORDINATOR_MUTANTS = (
     Mutant(
         name="flushed is marked before the snapshot is shown",
-        file="coordinator/coordinator.py",
-        old="        self._show(snapshot, upto, frozen.delta)\n"
-        "        self._raise(Durability.FLUSHED, upto)\n",
-        new="        self._raise(Durability.FLUSHED, upto)\n"
-        "        self._show(snapshot, upto, frozen.delta)\n",
+        where="coordinator:WriteCoordinator._flushed",
+        old="    self._show(snapshot, upto, frozen.delta)\n    self._raise(Durability.FLUSHED, upto)\n",
+        new="    self._raise(Durability.FLUSHED, upto)\n    self._show(snapshot, upto, frozen.delta)\n",
         test=f"{FLUSHES}::test_readers_find_the_new_snapshot_before_the_mark_moves_and_the_event_comes",
     ),
     Mutant(
         name="durable is marked before the storage is synced",
-        file="coordinator/flushing.py",
-        old="            await self._flusher.sync()\n",
-        new="            self._synced(upto)\n            await self._flusher.sync()\n",
+        where="coordinator:FlushLine._sync",
+        old="        await self._flusher.sync()\n",
+        new="        self._synced(upto)\n        await self._flusher.sync()\n",
         test=f"{FAILURES}::test_a_failed_flush_fails_every_waiter_above_the_mark",
     ),
     Mutant(
         name="a flush is taken to be durable",
-        file="coordinator/coordinator.py",
-        old="        self._raise(Durability.FLUSHED, upto)\n",
-        new="        self._raise(Durability.FLUSHED, upto)\n        self._raise(Durability.DURABLE, upto)\n",
+        where="coordinator:WriteCoordinator._flushed",
+        old="    self._raise(Durability.FLUSHED, upto)\n",
+        new="    self._raise(Durability.FLUSHED, upto)\n    self._raise(Durability.DURABLE, upto)\n",
         test=f"{FLUSHES}::test_a_flush_alone_is_not_durable",
     ),
     Mutant(
         name="a sync covers what is flushed while it runs",
-        file="coordinator/flushing.py",
-        old="        self._synced(upto)\n",
-        new="        self._synced(self._flushed_to)\n",
+        where="coordinator:FlushLine._sync",
+        old="    self._synced(upto)\n",
+        new="    self._synced(self._flushed_to)\n",
         test=f"{FLUSHES}::test_a_sync_covers_only_what_was_flushed_before_it_began",
     ),
     Mutant(
         name="a sync that began with its write is not waited for",
-        file="coordinator/slate.py",
-        old="            await asyncio.shield(self._persisting[1])\n",
-        new="            pass\n",
+        where="coordinator:SlateStorage.flush",
+        old="        await asyncio.shield(self._persisting[1])\n",
+        new="        pass\n",
         test=SLATE_CRASH,
     ),
     Mutant(
         name="queued writes have no size",
-        file="coordinator/intake.py",
-        old="            self._hold(handle.size)\n        self._queue",
-        new="        self._queue",
+        where="coordinator:Channel._enter",
+        old="        self._hold(handle.size)\n    self._queue",
+        new="    self._queue",
         test=f"{PRESSURE}::test_queued_writes_count_by_their_size",
     ),
     Mutant(
         name="a batch is stored behind one that was refused",
-        file="coordinator/position.py",
-        old="            self._refused = position.sequence\n",
+        where="coordinator:FedSource.taking",
+        old="        self._refused = position.sequence\n",
         new="",
         test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_behind_a_batch_that_was_refused",
     ),
     Mutant(
         name="another queue is taken for the one that fed the database",
-        file="services/feeding.py",
-        old='        if stored is None or stored.source in ("", self.queue_name):\n',
-        new="        if stored is None or stored.sequence >= 0:\n",
+        where="services:Feed._begin_behind",
+        old='    if stored is None or stored.source in ("", self.queue_name):\n',
+        new="    if stored is None or stored.sequence >= 0:\n",
         test="tests/unit/services/test_feeding.py"
         "::test_another_queue_is_refused_before_anything_of_it_is_dequeued",
     ),
     Mutant(
         name="a failed flush is tried again",
-        file="coordinator/flushing.py",
-        old="            snapshot = await self._flusher.flush(frozen.delta)\n",
-        new="            try:\n"
-        "                snapshot = await self._flusher.flush(frozen.delta)\n"
-        "            except Exception:\n"
-        "                snapshot = await self._flusher.flush(frozen.delta)\n",
+        where="coordinator:FlushLine._flush",
+        old="        snapshot = await self._flusher.flush(frozen.delta)\n",
+        new=(
+            "        try:\n"
+            "            snapshot = await self._flusher.flush(frozen.delta)\n"
+            "        except Exception:\n"
+            "            snapshot = await self._flusher.flush(frozen.delta)\n"
+        ),
         test=f"{FAILURES}::test_a_failed_flush_is_never_tried_again",
     ),
     Mutant(
         name="a flush without a ticket",
-        file="coordinator/coordinator.py",
+        where="coordinator:WriteCoordinator.flush",
         old="ticket = self._intake.ticket() if epoch is None else {}",
         new="ticket: dict[str, int] = {}",
         test=f"{FLUSHES}::test_a_flush_covers_every_write_that_returned_before_it",
     ),
     Mutant(
         name="a frozen delta goes on taking writes",
-        file="coordinator/coordinator.py",
-        old="        self._delta = self._new_delta(ended.freeze())\n",
-        new="        ended.freeze()\n",
+        where="coordinator:WriteCoordinator._try_freeze",
+        old="    self._delta = self._new_delta(ended.freeze())\n",
+        new="    ended.freeze()\n",
         test=f"{FLUSHES}::test_a_write_during_a_flush_lands_in_the_next_delta",
     ),
     Mutant(
         name="close drops what is queued",
-        file="coordinator/coordinator.py",
-        old="            self._intake.close(_shut_down)\n",
-        new="            self._intake.drop(_shut_down)\n",
+        where="coordinator:WriteCoordinator.close",
+        old="        self._intake.close(_shut_down)\n",
+        new="        self._intake.drop(_shut_down)\n",
         test=f"{FLUSHES}::test_close_applies_flushes_and_syncs_what_is_queued",
     ),
     Mutant(
         name="a writer slips in before those who wait",
-        file="coordinator/intake.py",
+        where="coordinator:Channel._no_room",
         old="full = len(self._queue) + self._granted >= self.capacity or self._waiters",
         new="full = len(self._queue) >= self.capacity",
         test=f"{PRESSURE}::test_nobody_slips_in_before_those_who_wait",
     ),
     Mutant(
         name="a cache applies a delta wherever it stands",
-        file="coordinator/cache.py",
-        old="        if event.epoch_range.lo == self.epoch:\n",
-        new="        if event.epoch_range.hi > self.epoch:\n",
+        where="coordinator:IncrementalCache._follow",
+        old="    if event.epoch_range.lo == self.epoch:\n",
+        new="    if event.epoch_range.hi > self.epoch:\n",
         test=f"{READERS}::test_a_lagging_cache_equals_one_that_keeps_up",
     ),
     Mutant(
         name="a subscriber that lags is not told",
-        file="coordinator/subscription.py",
-        old="            self._missed += len(self._ring)\n",
+        where="coordinator:Subscription.offer",
+        old="        self._missed += len(self._ring)\n",
         new="",
         test=f"{READERS}::test_a_subscriber_that_lags_is_told_and_gets_the_newest_event",
     ),

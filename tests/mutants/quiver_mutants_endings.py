@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 __all__ = ["QUIVER_ENDING_MUTANTS"]
 
@@ -14,44 +14,44 @@ FAIR = "tests/unit/quiver/test_fair_eviction.py"
 QUIVER_ENDING_MUTANTS = (
     Mutant(
         name="a damaged segment is not put together again from the log",
-        file="quiver/recovery.py",
+        where="quiver:recover",
         old="    if rescue_segments(store, book, fs, wal_dir) and first_seq is not None:\n",
         new="    if first_seq is not None:\n",
         test=f"{DAMAGED}::test_a_damaged_segment_is_put_together_again_from_the_log",
     ),
     Mutant(
         name="a segment that was set aside counts as never written",
-        file="quiver/ack_book.py",
-        old="            holes = self._state.take_in(infos, aside)\n",
-        new="            holes = self._state.take_in(infos)\n",
+        where="quiver:AckBook.reconcile",
+        old="        holes = self._state.take_in(infos, aside)\n",
+        new="        holes = self._state.take_in(infos)\n",
         test=f"{DAMAGED}::test_the_book_tells_corrupt_from_missing_and_from_never_written",
     ),
     Mutant(
         name="dropping a subscriber by hand draws conclusions from what it does not see",
-        file="quiver/offline.py",
+        where="quiver:drop_subscriber",
         old="            book.compare(infos)\n",
         new="            book.reconcile(infos)\n",
         test=f"{DAMAGED}::test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others",
     ),
     Mutant(
         name="a closed ack log is written to",
-        file="quiver/ack_log.py",
-        old="            if self._is_closed:\n",
-        new="            if False:\n",
+        where="quiver:AckLog.sync",
+        old="        if self._is_closed:\n",
+        new="        if False:\n",
         test=f"{ENDINGS}::test_a_closed_book_writes_nothing_more",
     ),
     Mutant(
         name="whoever waits for a finalizer that ended waits for ever",
-        file="quiver/ordered_work.py",
-        old="        if self._stopping:\n            raise Unavailable(",
-        new="        if False:\n            raise Unavailable(",
+        where="quiver:OrderedWork._check_running",
+        old="    if self._stopping:\n        raise Unavailable(",
+        new="    if False:\n        raise Unavailable(",
         test=f"{ENDINGS}::test_whoever_waits_for_segments_is_told_when_the_finalizer_ends",
     ),
     Mutant(
         name="a core drops its own data though another has older",
-        file="quiver/sweep.py",
-        old="        return not is_others or now_s - self._wanted_s >= _PATIENCE_S\n",
-        new="        return True\n",
+        where="quiver:Sweeper._may_drop_own",
+        old="    return not is_others or now_s - self._wanted_s >= _PATIENCE_S\n",
+        new="    return True\n",
         test=f"{FAIR}::test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 __all__ = ["OTLP_MUTANTS"]
 
@@ -15,72 +15,78 @@ VIEWS = "tests/unit/otlp/test_views.py"
 OTLP_MUTANTS = (
     Mutant(
         name="an explicit zero is taken for an unset value",
-        file="otlp/builders.py",
+        where="otlp:_cells",
         old='    if field == "bool_value":\n',
-        new='    if field == "bool_value" and not value.bool_value:\n        return EMPTY, _NOTHING\n'
-        '    if field == "bool_value":\n',
+        new=(
+            '    if field == "bool_value" and not value.bool_value:\n'
+            "        return EMPTY, _NOTHING\n"
+            '    if field == "bool_value":\n'
+        ),
         test=f"{DECODE}::test_an_explicit_zero_is_not_an_unset_value",
     ),
     Mutant(
         name="native decoding is believed where protobuf refuses",
-        file="otlp/decode.py",
+        where="otlp:decode",
         old="    request = parse(data, signal)\n",
-        new='    if available():\n        return Decoded(flatten(data, signal), 0, 0, "")\n'
-        "    request = parse(data, signal)\n",
+        new=(
+            "    if available():\n"
+            '        return Decoded(flatten(data, signal), 0, 0, "")\n'
+            "    request = parse(data, signal)\n"
+        ),
         test=f"{DECODE}::test_values_nested_deeper_than_the_protocol_reads_are_invalid_input",
     ),
     Mutant(
         name="ids of a wrong length are kept",
-        file="otlp/refusal.py",
+        where="otlp:id_fault",
         old="    if not value or len(value) == length:\n",
         new="    if len(value) != length + 1:\n",
         test=f"{DECODE}::test_points_with_a_wrong_id_in_an_exemplar_are_refused",
     ),
     Mutant(
         name="a missing resource becomes an empty one",
-        file="otlp/flatten.py",
+        where="otlp:_context",
         old='attributes(resource.field("attributes"), no_resource)',
         new='attributes(resource.field("attributes"))',
         test=f"{DECODE}::test_a_time_after_2262_goes_back_as_it_came",
     ),
     Mutant(
         name="points are ordered by their type",
-        file="otlp/flatten_metrics.py",
+        where="otlp:points",
         old='    order = np.argsort(metric_of_row, kind="stable")\n',
         new="    order = np.arange(len(metric_of_row))\n",
         test=f"{DECODE}::test_metrics_have_a_row_for_every_point",
     ),
     Mutant(
         name="a resource is repeated without a bound",
-        file="otlp/context.py",
-        old="        if repeated > REPEATED_BYTES_MAX:\n",
-        new="        if repeated > REPEATED_BYTES_MAX << 20:\n",
+        where="otlp:Context._check_size",
+        old="    if repeated > REPEATED_BYTES_MAX:\n",
+        new="    if repeated > REPEATED_BYTES_MAX << 20:\n",
         test=f"{DECODE}::test_a_resource_repeated_beyond_a_bundle_is_refused_before_it_is_built",
     ),
     Mutant(
         name="empty items are counted after they are parsed",
-        file="otlp/messages.py",
+        where="otlp:parse",
         old="    check_item_count(data, signal)\n",
         new="",
         test=f"{ITEM_CAP}::test_a_request_of_nothing_but_empty_items_is_refused_unparsed",
     ),
     Mutant(
         name="hexadecimal ids are read as base64",
-        file="otlp/json_form.py",
+        where="otlp:from_json",
         old="        _map_ids(tree, _hex_to_base64)\n",
         new="",
         test=f"{JSON_FORM}::test_ids_are_hexadecimal_in_any_case",
     ),
     Mutant(
         name="rows of two resources share the first",
-        file="otlp/runs.py",
+        where="otlp:_same_lists",
         old="        equal[row_of[~alike]] = False\n",
         new="        equal[row_of[alike & ~alike]] = False\n",
         test=f"{ENCODE}::test_changes_are_found_row_by_row_also_in_a_slice",
     ),
     Mutant(
         name="a count that does not fit wraps around",
-        file="otlp/views.py",
+        where="otlp:_plain",
         old="pc.min_element_wise(column, most, skip_nulls=False).cast(pa.int64())",
         new="column.cast(pa.int64(), safe=False)",
         test=f"{VIEWS}::test_a_count_beyond_int64_is_its_largest_value",

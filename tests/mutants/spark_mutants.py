@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutants import Mutant
+from tests.mutants.mutant import Mutant
 
 __all__ = ["SPARK_MUTANTS"]
 
@@ -16,91 +16,91 @@ KILLED = "tests/unit/cli/test_killed_processes.py"
 SPARK_MUTANTS = (
     Mutant(
         name="a Java that was killed means wrong settings",
-        file="spark/java_ending.py",
+        where="spark:not_ready",
         old="    if ending is not None and ending.signal is not None:\n",
         new="    if ending is not None and ending.signal is not None and words == []:\n",
         test=f"{ENDING}::test_a_killed_java_is_a_fault_that_may_pass",
     ),
     Mutant(
         name="a signal that Java has caught is an exit code",
-        file="spark/java_ending.py",
+        where="spark:Ending.signal",
         old="else self.returncode - _SHELL\n",
         new="else 0\n",
         test=f"{ENDING}::test_an_exit_status_says_which_signal_it_was",
     ),
     Mutant(
         name="a Java that said nothing means wrong settings",
-        file="spark/java_ending.py",
+        where="spark:not_ready",
         old="    if not reason:\n",
         new="    if words == []:\n",
         test=f"{ENDING}::test_a_java_that_ended_by_itself_is_judged_by_its_words",
     ),
     Mutant(
         name="the exit status of a Java that PySpark has started is not looked for",
-        file="spark/failures.py",
+        where="spark:explain",
         old="not_ready(ending_in(link), None)",
         new="not_ready(None, None)",
         test=f"{ENDING}::test_a_java_that_another_session_has_started_is_explained_by_its_status",
     ),
     Mutant(
         name="what Java printed is not waited for",
-        file="spark/java_process.py",
-        old="        self._thread.join(_LAST_WORDS_S)\n        return list(self._kept)\n",
-        new="        return list(self._kept)[:0]\n",
+        where="spark:_Words.last",
+        old="    self._thread.join(_LAST_WORDS_S)\n    return list(self._kept)\n",
+        new="    return list(self._kept)[:0]\n",
         test=f"{START}::test_how_java_ended_decides_whether_to_try_again",
     ),
     Mutant(
         name="an error that came with the end of Java hides that end",
-        file="cli/run_supervisor.py",
-        old="            return known if has_words else lost(ending)\n",
-        new="            return known or lost(ending)\n",
+        where="cli:Supervisor._why_lost",
+        old="        return known if has_words else lost(ending)\n",
+        new="        return known or lost(ending)\n",
         test=f"{SUPERVISOR}::test_what_killed_java_is_the_cause_whatever_failed_because_of_it",
     ),
     Mutant(
         name="the noise of two workers at once is an error",
-        file="services/fleet/noise.py",
-        old="        if line == _OPENING:\n            self._open += 1\n",
-        new="        if line == _OPENING and not self._open:\n            self._open += 1\n",
+        where="services:NoiseFilter.hear",
+        old="    if line == _OPENING:\n        self._open += 1\n",
+        new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
         test=f"{LINES}::test_the_noise_of_several_workers_is_debug_however_its_lines_mix",
     ),
     Mutant(
         name="noise is an error if its worker pauses",
-        file="services/fleet/noise.py",
+        where="services:Listener.overdue",
         old="now_s - self._heard_s >= HELD_MAX_S",
         new="now_s > self._heard_s",
         test=f"{LINES}::test_a_worker_that_pauses_within_its_trace_still_prints_noise",
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
-        file="services/fleet/runner.py",
+        where="services:Runner._failed",
         old=" or (how.signal is not None and not self._hung)",
         new="",
         test=f"{FLEET}::test_a_part_that_was_killed_has_that_as_its_last_error",
     ),
     Mutant(
         name="a trace after the reason of a failure is the last error",
-        file="services/fleet/runner.py",
+        where="services:Runner._is_news",
         old="said.is_verdict or not self._has_verdict or",
         new="said.is_verdict or self._has_verdict or not self._has_verdict or",
         test=f"{FLEET}::test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error",
     ),
     Mutant(
         name="a core that is killed while it starts ends all",
-        file="cli/collector/crew.py",
-        old="        if is_new and code < 0:\n",
-        new="        if is_new and code < -64:\n",
+        where="cli:_Core.look",
+        old="    if is_new and code < 0:\n",
+        new="    if is_new and code < -64:\n",
         test=f"{KILLED}::test_a_core_that_is_killed_while_it_starts_is_started_again",
     ),
     Mutant(
         name="a redrive that was killed shows what it printed before",
-        file="server/console/redrive.py",
+        where="server:why_failed",
         old="    if code < 0:\n",
         new="    if code < 0 and not outcome.errors:\n",
         test="tests/unit/console/test_redrive_ending.py::test_a_redrive_that_was_killed_has_that_as_its_error",
     ),
     Mutant(
         name="a Java that was killed when it was asked for its version is unsuitable",
-        file="spark/java.py",
+        where="spark:find_java",
         old="        troubled |= bool(release.trouble)\n",
         new="",
         test="tests/spark/test_java.py::"
@@ -108,7 +108,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="the demo calls a signal an exit code",
-        file="cli/demo_processes.py",
+        where="cli:_failed",
         old="    if code is not None and code < 0:\n",
         new="    if code is not None and code < -64:\n",
         test=f"{KILLED}::test_the_demo_says_which_signal_has_killed_a_process",

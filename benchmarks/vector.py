@@ -21,10 +21,9 @@ import numpy.typing as npt
 from penstock.coordinator import Put
 from penstock.coordinator.slate import SlateStorage
 from penstock.vector import Eq, Field, FieldType, Vector, VectorConfig, VectorStore
-from penstock.vector.attributes import encode_vector
+from penstock.vector.codec import encode_id, encode_vector
 from penstock.vector.index import Found, Index
 from penstock.vector.keys import data_key, dictionary_key
-from penstock.vector.values import encode_id
 from rounds import Plan, interleave, scratch
 from sections import run_planned
 from table import Row

@@ -11,10 +11,10 @@ flushed. See docs/concepts/vector.md.
 
 from __future__ import annotations
 
+from penstock.vector.codec import merge_records
 from penstock.vector.config import VectorConfig
 from penstock.vector.delta import Write
 from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
-from penstock.vector.merging import merge_records
 from penstock.vector.model import Collection, Field, FieldType, Hit, Hits, Metric, Vector
 from penstock.vector.recall import Recall
 from penstock.vector.store import VectorStore

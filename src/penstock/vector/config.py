@@ -11,7 +11,7 @@ from penstock.config import Setting, build
 from penstock.coordinator import CoordinatorConfig, SizeUnit, SyncMode
 from penstock.errors import ConfigError
 from penstock.units import DurationLike, parse_duration
-from penstock.vector.holdings import Tuning
+from penstock.vector.index import Tuning
 from penstock.vector.model import Claim, Field, Metric
 
 __all__ = ["VectorConfig"]

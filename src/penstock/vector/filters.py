@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidInput
-from penstock.vector.attributes import index_value, normal
+from penstock.vector.codec import index_value, normal
 from penstock.vector.model import Collection, FieldType, Scalar, fits, utf8_length
 from penstock.vector.rows import Codes
 

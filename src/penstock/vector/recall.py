@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from penstock.vector.clustering import Slots
 from penstock.vector.filters import Filter
 from penstock.vector.index import Found, Index
 from penstock.vector.model import Metric
+from penstock.vector.rows import Slots
 
 __all__ = ["SAMPLE_MAX", "Recall", "Tally", "compare", "sampled"]
 

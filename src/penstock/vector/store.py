@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import (
@@ -20,17 +22,17 @@ from penstock.coordinator import (
     WriteHandle,
 )
 from penstock.coordinator.position import FedSource
-from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError
+from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError, Unavailable
 from penstock.metrics import DEFAULT_REGISTRY, Registry
-from penstock.vector.attributes import decode_vector
+from penstock.objects.workers import Workers
+from penstock.vector.codec import decode_id, decode_vector, merge_records
 from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
 from penstock.vector.filters import Filter, check_filter
-from penstock.vector.flusher import Snapshot, VectorFlusher
+from penstock.vector.flush import Snapshot, VectorFlusher
 from penstock.vector.index import Found, Index
 from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
-from penstock.vector.loading import agreed_collection, load
-from penstock.vector.merging import merge_records
+from penstock.vector.load import agreed_collection, load
 from penstock.vector.model import (
     VECTOR_FIELD,
     Collection,
@@ -41,11 +43,57 @@ from penstock.vector.model import (
     check_id,
     components,
 )
-from penstock.vector.readers import Readers
 from penstock.vector.recall import SAMPLE_MAX, Recall, Tally, compare, sampled
-from penstock.vector.values import decode_id
 
-__all__ = ["K_MAX", "VectorStore"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS_MAX: Final = 4
+"""More searches at once than cores only make each of them slower."""
+
+
+class Readers:
+    """Flushes have a thread of their own, so that no number of readers makes writers wait."""
+
+    def __init__(self, *, searches_max: int, timeout_s: float) -> None:
+        self._searches_max = searches_max
+        self._timeout_s = timeout_s
+        self._under_way = 0
+        self._workers = Workers("vector-search", min(_THREADS_MAX, os.cpu_count() or 1))
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Be one of those under way. Raises `Unavailable` if there are as many as may be."""
+        if self._under_way >= self._searches_max:
+            raise Unavailable(f"{self._searches_max} searches are under way, which is the cap: come again")
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    @contextlib.asynccontextmanager
+    async def limited(self) -> AsyncIterator[None]:
+        """A place, for no longer than a search may take. Raises `Unavailable` for either."""
+        with self.place():
+            limit = asyncio.timeout(self._timeout_s)
+            try:
+                async with limit:
+                    yield
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise Unavailable(
+                    f"the search took longer than {self._timeout_s:g} s and was given up"
+                ) from None
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do it on a thread. One that was given up before it began is never begun."""
+        return await self._workers.run(call, *args, **kwargs)
+
+    def close(self) -> None:
+        self._workers.close()
+
 
 _LOG = logging.getLogger(__name__)
 

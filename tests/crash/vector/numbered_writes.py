@@ -15,9 +15,9 @@ SMALL = dataclasses.replace(CONFIG, split_at=6, merge_below=2, exact_max=0)
 WRITES = 12
 # So small that a life of a few writes does everything that a flush can do.
 TIGHT = {
-    "penstock.vector.holdings._WASTE_MIN": 8,
-    "penstock.vector.flusher.MERGES_MAX": 1,
-    "penstock.vector.flusher._STALE_MAX": 1,
+    "penstock.vector.index._WASTE_MIN": 8,
+    "penstock.vector.flush.MERGES_MAX": 1,
+    "penstock.vector.flush._STALE_MAX": 1,
 }
 
 

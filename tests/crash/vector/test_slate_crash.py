@@ -22,7 +22,7 @@ from penstock.coordinator import Durability, SyncMode, WriteHandle
 from penstock.vector import VectorConfig, VectorStore
 
 QUEUE = "file:///queue/ingest/manifest"
-LIMITS = TIGHT | {"penstock.vector.holdings.BLOCK_SIZE": 8}
+LIMITS = TIGHT | {"penstock.vector.index.BLOCK_SIZE": 8}
 """A block of ids is used up by a write or two."""
 EVERY = 13
 """Of so many points the usual run takes one."""

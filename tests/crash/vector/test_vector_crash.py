@@ -25,9 +25,9 @@ from penstock.coordinator import (
 from penstock.errors import PenstockError
 from penstock.testing.memory_storage import MemoryStorage, StorageFault
 from penstock.vector import Vector
-from penstock.vector.flusher import VectorFlusher
+from penstock.vector.flush import VectorFlusher
+from penstock.vector.inverted_lists import InvertedLists
 from penstock.vector.keys import RecordType, record_type
-from penstock.vector.partition import Partition
 from penstock.vector.rows import Rows
 
 
@@ -105,7 +105,7 @@ async def test_the_life_that_is_swept_does_everything_that_a_flush_can_do(
         monkeypatch.setattr(owner, name, noted)
 
     for owner, name in (
-        *((Partition, each) for each in ("_cut", "_drop", "_rewrite")),
+        *((InvertedLists, each) for each in ("_cut", "_drop", "_rewrite")),
         *((VectorFlusher, each) for each in ("_overdue", "_deletions_of_records")),
         (Rows, "compacted"),
     ):

@@ -22,8 +22,8 @@ from penstock.server.vector.routes import VectorApi, vector_app
 from penstock.server.vector.settings import VectorSettings
 from penstock.vector import VectorStore
 from penstock.vector.api import decoded_size, parse_delete, parse_write
+from penstock.vector.codec import decode_id
 from penstock.vector.keys import data_key, dictionary_key
-from penstock.vector.values import decode_id
 
 ROOT = "/api/v1/vector"
 JSON = "application/json"

@@ -17,7 +17,16 @@ from penstock.errors import Corrupt, PenstockError
 from penstock.metrics import Registry
 from penstock.testing.memory_storage import StorageFault
 from penstock.vector import Eq, Vector, VectorStore, merge_records
-from penstock.vector.attributes import decode_vector
+from penstock.vector.codec import (
+    decode_block,
+    decode_id,
+    decode_posting,
+    decode_vector,
+    encode_block,
+    encode_id,
+    encode_ids,
+    encode_metadata,
+)
 from penstock.vector.keys import (
     CENTROID_LEVEL,
     RecordType,
@@ -27,15 +36,6 @@ from penstock.vector.keys import (
     posting_key,
     read_id_key,
     record_prefix,
-)
-from penstock.vector.postings import decode_posting
-from penstock.vector.values import (
-    decode_block,
-    decode_id,
-    encode_block,
-    encode_id,
-    encode_ids,
-    encode_metadata,
 )
 
 JUNK = b"\xff" * 9

@@ -11,7 +11,26 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from penstock.errors import Corrupt, InvalidInput
 from penstock.vector import Collection, Field, FieldType, Metric, Vector, merge_records
-from penstock.vector.attributes import decode_vector, encode_vector, index_value
+from penstock.vector.codec import (
+    decode_block,
+    decode_centroid,
+    decode_collection,
+    decode_id,
+    decode_ids,
+    decode_metadata,
+    decode_posting,
+    decode_vector,
+    encode_block,
+    encode_centroid,
+    encode_collection,
+    encode_id,
+    encode_ids,
+    encode_metadata,
+    encode_posting,
+    encode_vector,
+    index_value,
+    merge_postings,
+)
 from penstock.vector.keys import (
     CENTROID_LEVEL,
     RecordType,
@@ -26,27 +45,12 @@ from penstock.vector.keys import (
     record_prefix,
     record_type,
 )
-from penstock.vector.postings import decode_posting, encode_posting, merge_postings
 from penstock.vector.records import (
     DELETE_METADATA,
     UPSERT_METADATA,
     decode_record,
     encode_deletes,
     encode_upserts,
-)
-from penstock.vector.values import (
-    decode_block,
-    decode_centroid,
-    decode_collection,
-    decode_id,
-    decode_ids,
-    decode_metadata,
-    encode_block,
-    encode_centroid,
-    encode_collection,
-    encode_id,
-    encode_ids,
-    encode_metadata,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vector"

@@ -15,10 +15,10 @@ from penstock.coordinator import Merge, Operation
 from penstock.errors import ConfigError, InvalidInput, Rejected, Unavailable
 from penstock.testing.memory_storage import MemoryStorage
 from penstock.vector import Eq, Vector, VectorConfig, VectorStore
+from penstock.vector.codec import decode_posting
 from penstock.vector.index import Index
+from penstock.vector.inverted_lists import MERGES_MAX
 from penstock.vector.keys import RecordType, record_prefix
-from penstock.vector.partition import MERGES_MAX
-from penstock.vector.postings import decode_posting
 
 LARGE = VectorConfig(dimensions=1024, exact_max=0, flush_interval="1h")
 """Vectors so large that searches and flushes of a hundred of them use their threads."""

@@ -15,9 +15,8 @@ from penstock.coordinator.storage import KEY_BYTES_MAX, Merge, Put
 from penstock.errors import ConfigError, Corrupt, InvalidInput, OutcomeUnknown, Unavailable
 from penstock.testing.memory_storage import StorageFault
 from penstock.vector import Field, FieldType, Vector, VectorConfig, VectorStore, Write, merge_records
+from penstock.vector.codec import decode_block, decode_ids, decode_posting, encode_posting
 from penstock.vector.keys import CENTROID_LEVEL, RecordType, metadata_key, posting_key, record_prefix
-from penstock.vector.postings import decode_posting, encode_posting
-from penstock.vector.values import decode_block, decode_ids
 
 LANG_BYTES_MAX = KEY_BYTES_MAX - len(metadata_key("lang", b"")) - 1
 """An indexed text is part of a key, behind its field and a tag."""

@@ -13,11 +13,19 @@ from penstock.coordinator import Delete, Flusher, Merge, Operation, Put, Storage
 from penstock.coordinator.position import Position
 from penstock.errors import OutcomeUnknown
 from penstock.objects.workers import Workers
-from penstock.vector.attributes import encode_vector, normal
-from penstock.vector.clustering import Slots
+from penstock.vector.codec import (
+    encode_block,
+    encode_centroid,
+    encode_id,
+    encode_ids,
+    encode_metadata,
+    encode_posting,
+    encode_vector,
+    normal,
+)
 from penstock.vector.delta import TOMBSTONE, VectorDelta
-from penstock.vector.holdings import Holdings
-from penstock.vector.index import Index
+from penstock.vector.index import Index, IndexState
+from penstock.vector.inverted_lists import MERGES_MAX, Changes
 from penstock.vector.keys import (
     RecordType,
     centroid_key,
@@ -28,12 +36,7 @@ from penstock.vector.keys import (
     record_prefix,
 )
 from penstock.vector.model import FieldType, Vector
-from penstock.vector.partition import MERGES_MAX, Changes
-from penstock.vector.postings import encode_posting
-from penstock.vector.rows import NO_LIST, Column, comparable
-from penstock.vector.values import encode_block, encode_centroid, encode_id, encode_ids, encode_metadata
-
-__all__ = ["Snapshot", "VectorFlusher"]
+from penstock.vector.rows import NO_LIST, Column, Slots, comparable
 
 _INLINE_MAX: Final = 64
 """Entries that are planned at once; more are planned on a thread, and searches go on."""
@@ -59,7 +62,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
     It changes what it holds before the storage has answered, so after a failure it refuses to go on.
     """
 
-    def __init__(self, storage: Storage, holdings: Holdings) -> None:
+    def __init__(self, storage: Storage, holdings: IndexState) -> None:
         self._storage = storage
         self._held = holdings
         self._is_poisoned = False
@@ -108,11 +111,11 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         operations += self._deletions_of_records(delta, gone)
         new = self._take(vectors)
         operations += self._records(vectors, new)
-        bereaved = set(held.rows.home[gone].tolist())
+        lists_with_deletes = set(held.rows.home[gone].tolist())
         if len(gone):
             held.rows.die(gone)
         held.partition.place(held.rows, new)
-        held.partition.maintain(held.rows, bereaved)
+        held.partition.maintain(held.rows, lists_with_deletes)
         changes = held.partition.take_changes()
         operations += self._lists(changes)
         operations += self._metadata(new, gone)

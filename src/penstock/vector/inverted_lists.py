@@ -12,11 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.vector.clustering import Slots, distances, halves, nearest, squares
 from penstock.vector.model import Floats
-from penstock.vector.rows import NO_LIST, Rows
-
-__all__ = ["MERGES_MAX", "Changes", "Partition", "PostingList"]
+from penstock.vector.rows import NO_LIST, Rows, Slots, distances, halves, nearest, squares
 
 MERGES_MAX: Final = 64
 """Merges of one record before it is stored as a whole: a start reads them all."""
@@ -68,7 +65,7 @@ class Changes:
         return (self.written | self.added.keys() | self.left.keys()) - self.removed
 
 
-class Partition:
+class InvertedLists:
     """All lists. Only the flusher changes it."""
 
     def __init__(self, *, split_at: int, merge_below: int, new_id: Callable[[], int]) -> None:
@@ -101,9 +98,9 @@ class Partition:
         ids, centroids = self.centroids()
         self._add_all(rows, slots, np.array(ids, np.int64)[nearest(rows.matrix[slots], centroids)])
 
-    def maintain(self, rows: Rows, bereaved: Iterable[int]) -> None:
+    def maintain(self, rows: Rows, lists_with_deletes: Iterable[int]) -> None:
         """Bring lists that grew, or in which rows died, back to their size."""
-        touched = self.changes.touched | set(bereaved)
+        touched = self.changes.touched | set(lists_with_deletes)
         self._cut_large(rows, touched)
         for one in sorted(touched | self.changes.touched):
             if one in self.lists:

@@ -29,7 +29,7 @@ from typing import IO, Any, Final, Protocol
 
 import penstock
 from penstock.coordinator import Durability, SyncMode, WriteHandle, slate
-from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.slate_batch import slatedb
 
 __all__ = ["WRITES", "Journal", "Life", "Lives", "Moment", "Sweep", "feed"]
 

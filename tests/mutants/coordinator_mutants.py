@@ -26,7 +26,7 @@ COORDINATOR_MUTANTS = (
     ),
     Mutant(
         name="durable is marked before the storage is synced",
-        where="coordinator:FlushLine._sync",
+        where="coordinator:FlushQueue._sync",
         old="        await self._flusher.sync()\n",
         new="        self._synced(upto)\n        await self._flusher.sync()\n",
         test=f"{FAILURES}::test_a_failed_flush_fails_every_waiter_above_the_mark",
@@ -40,7 +40,7 @@ COORDINATOR_MUTANTS = (
     ),
     Mutant(
         name="a sync covers what is flushed while it runs",
-        where="coordinator:FlushLine._sync",
+        where="coordinator:FlushQueue._sync",
         old="    self._synced(upto)\n",
         new="    self._synced(self._flushed_to)\n",
         test=f"{FLUSHES}::test_a_sync_covers_only_what_was_flushed_before_it_began",
@@ -76,7 +76,7 @@ COORDINATOR_MUTANTS = (
     ),
     Mutant(
         name="a failed flush is tried again",
-        where="coordinator:FlushLine._flush",
+        where="coordinator:FlushQueue._flush",
         old="        snapshot = await self._flusher.flush(frozen.delta)\n",
         new=(
             "        try:\n"

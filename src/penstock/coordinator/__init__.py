@@ -16,8 +16,6 @@ from __future__ import annotations
 from penstock.coordinator.cache import IncrementalCache
 from penstock.coordinator.config import CoordinatorConfig, SizeUnit, SyncMode
 from penstock.coordinator.coordinator import DEFAULT_CHANNEL, WriteCoordinator
-from penstock.coordinator.delta import Delta, Flusher
-from penstock.coordinator.durability import Durability, EpochRange
 from penstock.coordinator.errors import (
     ApplyError,
     Backpressure,
@@ -29,10 +27,10 @@ from penstock.coordinator.errors import (
     Shutdown,
     WriteTimeout,
 )
-from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, View
-from penstock.coordinator.handle import FlushHandle, WriteHandle
-from penstock.coordinator.intake import Channel
+from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, Subscription, View
+from penstock.coordinator.flush import Delta, Flusher
 from penstock.coordinator.position import FedSource, Position
+from penstock.coordinator.queues import Channel
 from penstock.coordinator.storage import (
     Delete,
     KeyValue,
@@ -44,7 +42,7 @@ from penstock.coordinator.storage import (
     StorageRead,
     pairs,
 )
-from penstock.coordinator.subscription import Subscription
+from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, WriteHandle
 
 __all__ = [
     "DEFAULT_CHANNEL",

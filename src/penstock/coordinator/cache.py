@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from penstock.coordinator.errors import Lagged, Shutdown
-from penstock.coordinator.events import FlushEvent
-from penstock.coordinator.subscription import Subscription
+from penstock.coordinator.events import FlushEvent, Subscription
 from penstock.coordinator.watermarks import Watermark
 from penstock.errors import PenstockError
 

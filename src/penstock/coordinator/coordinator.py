@@ -16,17 +16,20 @@ from typing import Any, Generic, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator.config import CoordinatorConfig, SyncMode
-from penstock.coordinator.delta import Delta, Flusher
-from penstock.coordinator.durability import Durability, EpochRange
 from penstock.coordinator.errors import EpochNotAssigned, FlushError, Shutdown, flush_error
-from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, View
-from penstock.coordinator.flushing import FlushLine
-from penstock.coordinator.handle import FlushHandle, WriteHandle
+from penstock.coordinator.events import (
+    Broadcast,
+    FlushEvent,
+    FlushReason,
+    FreezeEvent,
+    Frozen,
+    Subscription,
+    View,
+)
+from penstock.coordinator.flush import Delta, Flusher, FlushQueue
 from penstock.coordinator.instruments import Instruments
-from penstock.coordinator.intake import Channel, Intake
-from penstock.coordinator.pacing import Pace
-from penstock.coordinator.subscription import Broadcast, Subscription
-from penstock.coordinator.watermarks import Watermarks
+from penstock.coordinator.queues import BatchSizer, Channel, WriteQueues
+from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, Watermarks, WriteHandle
 from penstock.metrics import Registry
 
 __all__ = ["DEFAULT_CHANNEL", "WriteCoordinator"]
@@ -85,7 +88,7 @@ class WriteCoordinator(Generic[W, D, S]):
         self._instruments = Instruments(registry, product)
         self._marks = Watermarks()
         self._wake = asyncio.Event()
-        self._intake: Intake[W] = Intake(
+        self._intake: WriteQueues[W] = WriteQueues(
             marks=self._marks,
             clock=clock,
             instruments=self._instruments,
@@ -94,7 +97,7 @@ class WriteCoordinator(Generic[W, D, S]):
             size_of=size_of,
         )
         self._default = self._intake.channel(DEFAULT_CHANNEL, config.queue_capacity)
-        self._line: FlushLine[D, S] = FlushLine(
+        self._line: FlushQueue[D, S] = FlushQueue(
             flusher,
             waiting_max=config.max_frozen_deltas,
             clock=clock,
@@ -105,7 +108,7 @@ class WriteCoordinator(Generic[W, D, S]):
         self._broadcast: Broadcast[D, S] = Broadcast(
             capacity=config.subscription_capacity, size_max=config.pending_max
         )
-        self._pace = Pace(writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s)
+        self._pace = BatchSizer(writes_max=config.batch_writes_max, seconds_max=config.batch_time_max_s)
         self._flush_interval_s = config.flush_interval_s
         self._sync_interval_s = config.sync_interval_s
         self._eager = config.flush_interval_s == 0

@@ -1,14 +1,19 @@
-"""What readers see: views, and the events that lead from one to the next."""
+"""What readers see: views, and the events that lead from one to the next.
+
+Events for readers: each subscriber has a bounded ring of its own, and is told when it missed something.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from penstock.coordinator.durability import EpochRange
-
-__all__ = ["FlushEvent", "FlushReason", "FreezeEvent", "Frozen", "View"]
+from penstock.coordinator.errors import Lagged
+from penstock.coordinator.watermarks import EpochRange, Failure
 
 D = TypeVar("D")
 S = TypeVar("S")
@@ -70,3 +75,114 @@ class FreezeEvent(Generic[D, S]):
 
     view: View[D, S]
     epoch_range: EpochRange
+
+
+class Subscription(Generic[D, S], AsyncIterator[FlushEvent[D, S] | FreezeEvent[D, S]]):
+    """What happens after `view`, in order, without a hole that is not told.
+
+    For one reader. Iteration ends when the coordinator is closed, and raises its error when it failed.
+    """
+
+    def __init__(
+        self, view: View[D, S], broadcast: Broadcast[D, S], *, freezes: bool, capacity: int, size_max: int
+    ) -> None:
+        self.view = view
+        """The view at the instant of the subscription: the first event leads on from it."""
+        self._broadcast = broadcast
+        self._freezes = freezes
+        self._capacity = capacity
+        self._size_max = size_max
+        self._ring: deque[FlushEvent[D, S] | FreezeEvent[D, S]] = deque()
+        self._size = 0
+        self._missed = 0
+        self._ended = False
+        self._failure: Failure | None = None
+        self._wake = asyncio.Event()
+
+    async def __anext__(self) -> FlushEvent[D, S] | FreezeEvent[D, S]:
+        """The next event. Raises `Lagged` once when events were dropped; the one after that is the newest."""
+        while True:
+            if self._missed:
+                missed, self._missed = self._missed, 0
+                raise Lagged(missed)
+            if self._ring:
+                return self._pop()
+            if self._ended:
+                raise StopAsyncIteration if self._failure is None else self._failure()
+            self._wake.clear()
+            await self._wake.wait()
+
+    @property
+    def failure(self) -> Failure | None:
+        """Makes the error that ended it; None while it goes on, and when it ended in order."""
+        return self._failure
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._broadcast.remove(self)
+        self._ring.clear()
+        self.end(None)
+
+    def offer(self, event: FlushEvent[D, S] | FreezeEvent[D, S]) -> None:
+        """Take an event, at the price of all the others when there is no room. Called by the coordinator."""
+        if isinstance(event, FreezeEvent) and not self._freezes:
+            return
+        size = _size(event)
+        if len(self._ring) >= self._capacity or (self._ring and self._size + size > self._size_max):
+            # One missed event already means a rebuild, so the rest need not be kept in memory.
+            self._missed += len(self._ring)
+            self._ring.clear()
+            self._size = 0
+        self._ring.append(event)
+        self._size += size
+        self._wake.set()
+
+    def end(self, failure: Failure | None) -> None:
+        """Nothing comes any more. Called by the coordinator."""
+        if not self._ended:
+            self._ended, self._failure = True, failure
+            self._wake.set()
+
+    def _pop(self) -> FlushEvent[D, S] | FreezeEvent[D, S]:
+        event = self._ring.popleft()
+        self._size -= _size(event)
+        return event
+
+
+def _size(event: FlushEvent[D, S] | FreezeEvent[D, S]) -> int:
+    return event.size if isinstance(event, FlushEvent) else 0
+
+
+class Broadcast(Generic[D, S]):
+    """Everybody who listens."""
+
+    def __init__(self, *, capacity: int, size_max: int) -> None:
+        self._capacity = capacity
+        self._size_max = size_max
+        self._subscriptions: list[Subscription[D, S]] = []
+        self._end: tuple[Failure | None] | None = None
+
+    def subscribe(self, view: View[D, S], *, freezes: bool) -> Subscription[D, S]:
+        """A subscription that starts behind `view`."""
+        made = Subscription(view, self, freezes=freezes, capacity=self._capacity, size_max=self._size_max)
+        if self._end is None:
+            self._subscriptions.append(made)
+        else:
+            made.end(self._end[0])
+        return made
+
+    def send(self, event: FlushEvent[D, S] | FreezeEvent[D, S]) -> None:
+        """Hand an event to everybody; nobody is waited for."""
+        for subscription in self._subscriptions:
+            subscription.offer(event)
+
+    def end(self, failure: Failure | None) -> None:
+        """Nothing comes any more, because of `failure` or because it is over."""
+        self._end = (failure,)
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            subscription.end(failure)
+
+    def remove(self, subscription: Subscription[D, S]) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)

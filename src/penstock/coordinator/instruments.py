@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.coordinator.durability import Durability
+from penstock.coordinator.watermarks import Durability
 from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
 
 __all__ = ["Instruments"]

@@ -18,8 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.blocking import NativeRuntime
-from penstock.coordinator.slate_batch import SlateBatch
-from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.slate_batch import SlateBatch, slatedb
 from penstock.coordinator.storage import KeyValue, MergeOperator, Operation
 from penstock.errors import (
     ConfigError,

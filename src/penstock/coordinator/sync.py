@@ -19,9 +19,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from penstock import coordinator as _async
 from penstock.blocking import LoopThread, loop_thread
-from penstock.coordinator.delta import Delta
-from penstock.coordinator.durability import Durability
 from penstock.coordinator.events import FlushEvent, FreezeEvent, View
+from penstock.coordinator.flush import Delta
+from penstock.coordinator.watermarks import Durability
 
 __all__ = [
     "BlockingDatabase",

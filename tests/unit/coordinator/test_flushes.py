@@ -9,7 +9,7 @@ import pytest
 from tests.unit.coordinator.doubles import SIZE, WordDelta, World, marks, turns, words_in
 
 from penstock.coordinator import Durability, EpochNotAssigned, FlushEvent, FlushReason, Shutdown, StorageRead
-from penstock.coordinator.subscription import Broadcast
+from penstock.coordinator.events import Broadcast
 from penstock.coordinator.watermarks import Watermarks
 from penstock.errors import InvalidInput
 

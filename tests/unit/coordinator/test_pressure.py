@@ -28,7 +28,7 @@ async def full(world: World, capacity: int = 2) -> Words:
     return coordinator
 
 
-async def pressed(world: World) -> tuple[Words, asyncio.Event]:
+async def over_limit(world: World) -> tuple[Words, asyncio.Event]:
     """A coordinator whose flush hangs until the event, with as much pending as there may be."""
     held = world.storage.gate("apply")
     coordinator = await world.open(flush_size_threshold=2 * SIZE, max_pending_size=4 * SIZE)
@@ -138,7 +138,7 @@ async def test_after_a_timeout_there_is_nobody_to_wait_for(world: World) -> None
 
 
 async def test_pending_deltas_that_are_too_large_hold_writes_back(world: World) -> None:
-    coordinator, held = await pressed(world)
+    coordinator, held = await over_limit(world)
     with pytest.raises(Backpressure, match="what is not flushed yet has reached its limit"):
         coordinator.try_write("more")
     waiting = asyncio.create_task(coordinator.write("patient"))
@@ -151,7 +151,7 @@ async def test_pending_deltas_that_are_too_large_hold_writes_back(world: World) 
 
 
 async def test_the_first_flush_that_completes_lets_writes_in(world: World) -> None:
-    coordinator, held = await pressed(world)
+    coordinator, held = await over_limit(world)
     waiting = asyncio.create_task(coordinator.write("patient"))
     second = world.storage.gate("snapshot")
     held.set()

@@ -22,11 +22,9 @@ from penstock.coordinator import (
     WriteCoordinator,
     pairs,
     slate_batch,
-    slate_binding,
 )
 from penstock.coordinator.slate import SlateStorage, SlateStore
-from penstock.coordinator.slate_batch import SlateBatch, is_quick
-from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.slate_batch import SlateBatch, is_quick, slatedb
 from penstock.errors import ConfigError, InvalidInput, OutcomeUnknown, Unavailable, Unsupported
 from penstock.metrics import Registry
 from penstock.testing.storage_kit import join_operands
@@ -246,7 +244,7 @@ def test_a_megabyte_is_handed_over_without_a_loop_in_python() -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slate_binding, "_GENERATED", "slatedb_is_not_here")
+    monkeypatch.setattr(slate_batch, "_GENERATED", "slatedb_is_not_here")
     slatedb.cache_clear()
     try:
         with pytest.raises(Unsupported, match=r"pip install 'penstock\[databases\]'"):

@@ -10,7 +10,7 @@ from tests.unit.vector.doubles import CONFIG, FIELDS, World, index_of, vector
 
 from penstock.coordinator import Durability, FlushError, FlushFenced
 from penstock.coordinator.slate import SlateStorage
-from penstock.coordinator.slate_binding import slatedb
+from penstock.coordinator.slate_batch import slatedb
 from penstock.coordinator.storage import KEY_BYTES_MAX, Merge, Put
 from penstock.errors import ConfigError, Corrupt, InvalidInput, OutcomeUnknown, Unavailable
 from penstock.testing.memory_storage import StorageFault

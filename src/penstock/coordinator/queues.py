@@ -9,12 +9,34 @@ from typing import Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.coordinator.errors import Backpressure, WriteTimeout
-from penstock.coordinator.handle import WriteHandle
 from penstock.coordinator.instruments import Instruments
-from penstock.coordinator.watermarks import Failure, Watermarks
+from penstock.coordinator.watermarks import Failure, Watermarks, WriteHandle
 from penstock.errors import ConfigError
 
-__all__ = ["Channel", "Intake"]
+
+class BatchSizer:
+    """Learns a batch size that keeps a turn short and does not shoot far over the flush threshold."""
+
+    def __init__(self, *, writes_max: int, seconds_max: float) -> None:
+        self._writes_max = writes_max
+        self._seconds_max = seconds_max
+        self._writes = writes_max
+        self._mean_size = 0.0
+
+    def limit(self, size_left: int) -> int:
+        """Writes to take when the delta may still grow by `size_left`."""
+        if self._mean_size <= 0:
+            return self._writes
+        return max(1, min(self._writes, int(size_left / self._mean_size) + 1))
+
+    def learn(self, writes: int, seconds: float, growth: int) -> None:
+        """Note what the last batch took."""
+        self._mean_size = max(0, growth) / writes
+        if seconds > self._seconds_max:
+            self._writes = max(1, min(self._writes, writes) // 2)
+        elif writes >= self._writes:
+            self._writes = min(self._writes_max, self._writes * 2)
+
 
 W = TypeVar("W")
 
@@ -25,7 +47,7 @@ class Channel(Generic[W]):
     `WriteCoordinator.channel` makes them.
     """
 
-    def __init__(self, name: str, capacity: int, intake: Intake[W]) -> None:
+    def __init__(self, name: str, capacity: int, intake: WriteQueues[W]) -> None:
         self.name = name
         self.capacity = capacity
         self.paused = False
@@ -149,10 +171,10 @@ class Channel(Generic[W]):
             self._intake.waiting_size += size
 
     def _has_room(self) -> bool:
-        return not self._intake.pressed(self) and len(self._queue) + self._granted < self.capacity
+        return not self._intake.over_limit(self) and len(self._queue) + self._granted < self.capacity
 
     def _no_room(self) -> str | None:
-        if self._intake.pressed(self):
+        if self._intake.over_limit(self):
             return "pending_size"
         full = len(self._queue) + self._granted >= self.capacity or self._waiters
         return "queue_full" if full else None
@@ -211,7 +233,7 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-class Intake(Generic[W]):
+class WriteQueues(Generic[W]):
     """All channels, and what they have in common."""
 
     def __init__(
@@ -270,7 +292,7 @@ class Intake(Generic[W]):
             batch += channel.take(min(share, limit - len(batch)))
         return batch
 
-    def pressed(self, channel: Channel[W]) -> bool:
+    def over_limit(self, channel: Channel[W]) -> bool:
         """Whether so much is pending that `channel` takes nothing more.
 
         What a paused channel holds stops only itself: the others would wait until it is resumed.

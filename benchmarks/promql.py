@@ -17,8 +17,8 @@ import numpy as np
 
 from penstock.timeseries import Labels, Samples, Series
 from penstock.timeseries.api import query_answer
-from penstock.timeseries.arrays import Floats, Times
 from penstock.timeseries.gorilla import decode_many, encode_many
+from penstock.timeseries.model import Floats, Times
 from penstock.timeseries.promql import Engine, StaticSource
 from rounds import Plan, interleave
 from sections import run_planned

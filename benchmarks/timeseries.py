@@ -21,7 +21,7 @@ from penstock.coordinator import Durability
 from penstock.coordinator.slate import SlateStorage
 from penstock.coordinator.storage import Put
 from penstock.timeseries import Labels, Samples, Series, TimeSeries, TimeSeriesConfig
-from penstock.timeseries.remote_write import decode_remote_write
+from penstock.timeseries.ingest import decode_remote_write
 from rounds import Plan
 from sections import run_planned
 from table import Row

@@ -163,7 +163,7 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="a bucket is forgotten while its delta waits for the flush or a write needs it",
-        where="timeseries:Directory.forget",
+        where="timeseries:SeriesIndex.forget",
         old="        if not self._buckets[bucket].reserved\n        and self",
         new="        if self",
         test=f"{DATABASE}::test_a_bucket_stays_while_a_write_that_needs_it_is_queued",
@@ -184,7 +184,7 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="a fold is over after its first step",
-        where="timeseries:Fold.is_last",
+        where="timeseries:Compaction.is_last",
         old="    return end == len(self.streams)\n",
         new="    return True\n",
         test=f"{FOLDING}::test_each_flush_takes_its_share_and_what_is_read_stays",
@@ -226,7 +226,7 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="what streams hold does not count for a step",
-        where="timeseries:Folder._next_streams",
+        where="timeseries:Compactor._next_streams",
         old="            sample_count += len(rows[-1])\n",
         new="",
         test=f"{FOLDING}::test_what_streams_hold_already_counts_too",

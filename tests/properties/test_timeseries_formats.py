@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from penstock.errors import Corrupt, InvalidInput, Rejected
 from penstock.timeseries import Bucket, Labels, Metadata, MetricType, Samples, Temporality
 from penstock.timeseries.gorilla import decode, decode_many, encode, encode_many, merge_streams
+from penstock.timeseries.ingest import decode_remote_write
 from penstock.timeseries.keys import InvertedKey, SamplesKey, decode_key, terminated, unterminated
 from penstock.timeseries.model import SeriesId
 from penstock.timeseries.promql import Engine
-from penstock.timeseries.remote_write import decode_remote_write
-from penstock.timeseries.values import decode_forward, decode_series_ids, encode_forward
+from penstock.timeseries.records import decode_forward, decode_series_ids, encode_forward
 
 pytestmark = pytest.mark.properties
 

@@ -21,7 +21,7 @@ from penstock.metrics import Registry
 from penstock.services.feeding import RefusedRecord, SetAside
 from penstock.timeseries import Series, TimeSeries
 from penstock.timeseries.delta import check_series
-from penstock.timeseries.otlp import OtlpSeries, series_of_metrics
+from penstock.timeseries.ingest import OtlpSeries, series_of_metrics
 
 __all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]
 

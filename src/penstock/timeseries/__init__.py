@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
 from penstock.timeseries.database import TimeSeries
-from penstock.timeseries.matcher import Matcher, MatchOp
-from penstock.timeseries.model import Labels, Metadata, MetricType, Samples, Series, Temporality
+from penstock.timeseries.matchers import Matcher, MatchOp
+from penstock.timeseries.model import Bucket, Labels, Metadata, MetricType, Samples, Series, Temporality
 
 __all__ = [
     "Bucket",

@@ -37,14 +37,11 @@ from penstock.coordinator.position import Position
 from penstock.coordinator.slate import SlateStorage
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
 from penstock.timeseries.delta import SeriesDelta, SeriesWrite, prepare_write, write_size
-from penstock.timeseries.directory import Directory
-from penstock.timeseries.flusher import SeriesFlusher
-from penstock.timeseries.loading import BucketLoader
-from penstock.timeseries.matcher import Matcher
-from penstock.timeseries.model import Labels, Metadata, Series, is_stale
+from penstock.timeseries.flush import SeriesFlusher
+from penstock.timeseries.matchers import Matcher
+from penstock.timeseries.model import Bucket, Labels, Metadata, Series, is_stale
 from penstock.timeseries.promql import (
     Budget,
     Engine,
@@ -56,8 +53,16 @@ from penstock.timeseries.promql import (
     Selection,
     is_read_at_once,
 )
-from penstock.timeseries.reading import LabelCache, label_names, label_values, matching_series, select
+from penstock.timeseries.read import (
+    BucketLoader,
+    LabelCache,
+    label_names,
+    label_values,
+    matching_series,
+    select,
+)
 from penstock.timeseries.records import load_families, load_position, merge_records
+from penstock.timeseries.series_index import SeriesIndex
 from penstock.units import parse_duration
 
 __all__ = ["TimeSeries"]
@@ -74,7 +79,7 @@ class TimeSeries:
         storage: Storage,
         config: TimeSeriesConfig,
         flusher: SeriesFlusher,
-        directory: Directory,
+        directory: SeriesIndex,
         snapshot: StorageRead,
         *,
         clock: Clock,
@@ -137,7 +142,7 @@ class TimeSeries:
             await flusher.load()
             families, damaged = await load_families(storage)
             flusher.damage.tell(None, damaged)
-            directory = Directory(families=families, position=await load_position(storage), clock=clock)
+            directory = SeriesIndex(families=families, position=await load_position(storage), clock=clock)
             snapshot = await storage.snapshot()
         except BaseException:
             flusher.close()

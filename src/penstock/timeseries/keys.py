@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import Corrupt, InvalidInput
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.model import Fingerprint, SeriesId
+from penstock.timeseries.model import Bucket, Fingerprint, SeriesId
 
 __all__ = [
     "FAMILY_PREFIX",

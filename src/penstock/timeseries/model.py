@@ -9,34 +9,106 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 import struct
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final, NewType, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import InvalidInput
-from penstock.timeseries.arrays import Floats, Mask, Times
 
-__all__ = [
-    "LABEL_BYTES_MAX",
-    "METRIC_NAME",
-    "NO_LABELS",
-    "SERIES_BYTES_MAX",
-    "STALE_BITS",
-    "STALE_MARKER",
-    "Fingerprint",
-    "Labels",
-    "Metadata",
-    "MetricType",
-    "Samples",
-    "Series",
-    "SeriesId",
-    "Temporality",
-    "is_stale",
-]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Integers: TypeAlias = npt.NDArray[np.intp]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Times: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+
+MINUTE_MS: Final = 60_000
+_HOUR_MINUTES: Final = 60
+_START_MAX: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """`size_hours` hours from `start_minutes` (since the Unix epoch), the end not included.
+
+    Raises `InvalidInput` if the start is not on the hour or does not fit four bytes.
+    """
+
+    start_minutes: int
+    size_hours: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_minutes <= _START_MAX or self.start_minutes % _HOUR_MINUTES:
+            raise InvalidInput(f"{self.start_minutes} is not the minute at which an hour starts")
+        if not 1 <= self.size_hours <= 255:
+            raise InvalidInput(f"a bucket of {self.size_hours} hours does not fit one byte")
+
+    @classmethod
+    def at(cls, timestamp_ms: int) -> Bucket:
+        """The bucket of one hour that holds `timestamp_ms`. Raises `InvalidInput` outside 1970 to 10135."""
+        if not 0 <= timestamp_ms // MINUTE_MS <= _START_MAX:
+            raise InvalidInput(f"{timestamp_ms} ms since 1970 is not a time from 1970 to 10135")
+        return cls(timestamp_ms // MINUTE_MS // _HOUR_MINUTES * _HOUR_MINUTES)
+
+    @property
+    def start_text(self) -> str:
+        """The start as people read it, in UTC: `2023-11-14T22:00Z`."""
+        return f"{np.datetime64(self.start_minutes, 'm')}Z"
+
+    @property
+    def start_ms(self) -> int:
+        return self.start_minutes * MINUTE_MS
+
+    @property
+    def end_ms(self) -> int:
+        """The first millisecond after the bucket."""
+        return self.start_ms + self.size_hours * _HOUR_MINUTES * MINUTE_MS
+
+
+_BEYOND: Final = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+
+def plain_text(value: float) -> str:
+    """Without an exponent, however long: as a label's value."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    text = repr(value)
+    return _without_exponent(text) if "e" in text else text.removesuffix(".0")
+
+
+def json_texts(values: Floats) -> list[str]:
+    """With an exponent below 1e-6 and from 1e21 on: as a sample's value in an answer."""
+    return [_json_text(text) for text in map(repr, values.tolist())]
+
+
+def _json_text(text: str) -> str:
+    if text.endswith(".0"):
+        return text[:-2]
+    if "e" in text:
+        value = abs(float(text))
+        return text if value < 1e-6 or value >= 1e21 else _without_exponent(text)
+    return _BEYOND.get(text, text)
+
+
+def _without_exponent(text: str) -> str:
+    """`1.5e-07` as `0.00000015`, `1.5e+22` as `15000000000000000000000`."""
+    mantissa, _, exponent = text.partition("e")
+    sign = "-" if mantissa.startswith("-") else ""
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    point = len(whole) + int(exponent)
+    digits = whole + fraction
+    if point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    if point >= len(digits):
+        return sign + digits.ljust(point, "0")
+    return f"{sign}{digits[:point]}.{digits[point:]}"
+
 
 METRIC_NAME: Final = "__name__"
 LABEL_BYTES_MAX: Final = 16 * 1024

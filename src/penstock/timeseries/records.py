@@ -17,18 +17,19 @@ and deletes them; so a series is one record without operands, and a flush is few
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pyroaring import BitMap
 
 from penstock.coordinator import KeyValue, Merge, Operation, Put, StorageRead, pairs
 from penstock.coordinator.position import Position
-from penstock.errors import Corrupt
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.delta import BucketDelta, SeriesDelta
-from penstock.timeseries.directory import BucketSeries
+from penstock.errors import Corrupt, InvalidInput
+from penstock.metrics import Registry
+from penstock.timeseries.delta import BucketDelta, Rows, SeriesDelta, decode_block, encode_block
 from penstock.timeseries.gorilla import merge_streams
 from penstock.timeseries.keys import (
     FAMILY_PREFIX,
@@ -41,30 +42,171 @@ from penstock.timeseries.keys import (
     bucket_prefix,
     record_prefix,
 )
-from penstock.timeseries.model import NO_LABELS, Fingerprint, Labels, Metadata, MetricType, SeriesId
-from penstock.timeseries.retention import Retention
-from penstock.timeseries.rows import Rows, decode_block, encode_block
-from penstock.timeseries.values import (
-    decode_forward,
-    decode_series_id,
-    encode_forward,
-    encode_series_id,
-    merge_series_ids,
+from penstock.timeseries.model import (
+    NO_LABELS,
+    Bucket,
+    Fingerprint,
+    Labels,
+    Metadata,
+    MetricType,
+    SeriesId,
+    Temporality,
 )
+from penstock.timeseries.retention import Retention
+from penstock.timeseries.series_index import BucketSeries
 
-__all__ = [
-    "block_key",
-    "block_prefix",
-    "bucket_of",
-    "decode_labels",
-    "decode_rows",
-    "delta_operations",
-    "family_prefix",
-    "load_bucket",
-    "load_families",
-    "load_position",
-    "merge_records",
-]
+_ID: Final = struct.Struct("<I")
+_COUNT: Final = struct.Struct("<H")
+_COUNT_MAX: Final = 2**16 - 1
+_TEMPORALITY_BITS: Final = 0b011
+_MONOTONIC_BIT: Final = 0b100
+
+
+def encode_series_id(series_id: SeriesId) -> bytes:
+    """Raises `InvalidInput` if it does not fit four bytes."""
+    try:
+        return _ID.pack(series_id)
+    except struct.error:
+        raise InvalidInput(f"series id {series_id} does not fit four bytes") from None
+
+
+def decode_series_id(value: bytes) -> SeriesId:
+    """Raises `Corrupt` if it is not four bytes."""
+    if len(value) != _ID.size:
+        raise Corrupt(f"a series id is {_ID.size} bytes, not {len(value)}")
+    return SeriesId(*_ID.unpack(value))
+
+
+def encode_forward(labels: Labels, metadata: Metadata) -> bytes:
+    """Labels and metadata of one series; the description is not kept with the series.
+
+    Raises `InvalidInput` if a text is longer than 65,535 bytes.
+    """
+    flags = metadata.temporality | (_MONOTONIC_BIT if metadata.monotonic else 0)
+    parts = [_text(metadata.unit.encode()), bytes((metadata.metric_type, flags))]
+    count = _count(len(labels), "labels")
+    parts += [count, count]
+    for name, value in labels.encoded():
+        parts += [_text(name), _text(value)]
+    return b"".join(parts)
+
+
+def decode_forward(value: bytes) -> tuple[Labels, Metadata]:
+    """Raises `Corrupt` if the bytes break the format or the labels are not sorted."""
+    try:
+        unit, at = _read_text(value, 0)
+        metric_type, flags = MetricType(value[at]), value[at + 1]
+        label_count, pair_count = struct.unpack_from("<HH", value, at + 2)
+        pairs, at = _read_pairs(value, at + 6, pair_count)
+        metadata = Metadata(
+            unit=unit,
+            metric_type=metric_type,
+            temporality=Temporality(flags & _TEMPORALITY_BITS),
+            monotonic=bool(flags & _MONOTONIC_BIT),
+        )
+    except (IndexError, ValueError, struct.error) as error:
+        raise Corrupt(f"a forward record breaks its format: {error}") from None
+    names = [name for name, _ in pairs]
+    if at != len(value) or label_count != pair_count or names != sorted(set(names)):
+        raise Corrupt("a forward record breaks its format: its labels are not what it counts")
+    return Labels(pairs), metadata
+
+
+def encode_series_ids(ids: Iterable[SeriesId]) -> bytes:
+    """A set of ids."""
+    return BitMap(ids).serialize()
+
+
+def decode_series_ids(value: bytes) -> BitMap:
+    """Raises `Corrupt` if the bytes are no bitmap."""
+    try:
+        return BitMap.deserialize(value)
+    except (IndexError, ValueError) as error:
+        raise Corrupt(f"an inverted record is no bitmap: {error}") from None
+
+
+def merge_series_ids(operands: Sequence[bytes]) -> bytes:
+    """The union, whatever the order. Raises `Corrupt` if an operand is no bitmap."""
+    if len(operands) == 1:
+        return operands[0]
+    return BitMap.union(BitMap(), *map(decode_series_ids, operands)).serialize()
+
+
+def _text(text: bytes) -> bytes:
+    return _count(len(text), "bytes of a text") + text
+
+
+def _count(count: int, what: str) -> bytes:
+    if count > _COUNT_MAX:
+        raise InvalidInput(f"{count} {what} are more than {_COUNT_MAX}")
+    return _COUNT.pack(count)
+
+
+def _read_text(value: bytes, at: int) -> tuple[str, int]:
+    (size,) = _COUNT.unpack_from(value, at)
+    start = at + _COUNT.size
+    if start + size > len(value):
+        raise ValueError("a text is cut")
+    return value[start : start + size].decode(), start + size
+
+
+def _read_pairs(value: bytes, at: int, count: int) -> tuple[list[tuple[str, str]], int]:
+    pairs = []
+    for _ in range(count):
+        name, at = _read_text(value, at)
+        text, at = _read_text(value, at)
+        pairs.append((name, text))
+    return pairs, at
+
+
+_LOG = logging.getLogger(__name__)
+_SHOWN_MAX: Final = 5
+"""Records that one line of the log names; of the others it says how many they are."""
+_LINES_MAX: Final = 20
+"""Lines of the log for one hour; what comes later is counted only."""
+_REMEMBERED_MAX: Final = 100_000
+_WARNINGS_MAX: Final = 20
+_MORE: Final = "more records are damaged; the log and the metrics of the server tell of them"
+
+
+def place_of(bucket: Bucket | None) -> str:
+    """Where a record stands, in a sentence; None is the whole database."""
+    return "the database" if bucket is None else f"the hour {bucket.start_text}"
+
+
+def add_warning(warnings: list[str], bucket: Bucket, record: str) -> None:
+    """Say that an answer is without a record: each once, and not more than a person reads."""
+    told = f"{place_of(bucket)} has damage, which is left out: {record}"
+    if told not in warnings and len(warnings) <= _WARNINGS_MAX:
+        warnings.append(told if len(warnings) < _WARNINGS_MAX else _MORE)
+
+
+class DamageLog:
+    """What was found damaged since the database was opened. May be told from any thread."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._told: set[tuple[Bucket | None, str]] = set()
+        self._lines: Counter[Bucket | None] = Counter()
+        self._records = registry.counter(
+            "timeseries.records_damaged", "Stored records that do not decode or are missing, left out."
+        )
+
+    def tell(self, bucket: Bucket | None, records: Sequence[str]) -> None:
+        """Log and count those of the records, each a name and a reason, that were not told before."""
+        new = [one for one in dict.fromkeys(records) if (bucket, one) not in self._told]
+        if not new:
+            return
+        if len(self._told) > _REMEMBERED_MAX:
+            self._told.clear()
+            self._lines.clear()
+        self._told.update((bucket, one) for one in new)
+        self._records.inc(len(new))
+        self._lines[bucket] += 1
+        if self._lines[bucket] > _LINES_MAX:
+            return
+        more = f"; and {len(new) - _SHOWN_MAX} more" if len(new) > _SHOWN_MAX else ""
+        _LOG.warning("%s has damage: %s%s", place_of(bucket), "; ".join(new[:_SHOWN_MAX]), more)
+
 
 _BLOCK: Final = b"\x06"
 _POSITION: Final = GLOBAL_PREFIX + b"\x08"

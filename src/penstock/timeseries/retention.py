@@ -19,8 +19,8 @@ from typing import Final
 
 from penstock.coordinator import Put, StorageRead
 from penstock.errors import Corrupt
-from penstock.timeseries.bucket import MINUTE_MS, Bucket
 from penstock.timeseries.keys import GLOBAL_PREFIX
+from penstock.timeseries.model import MINUTE_MS, Bucket
 
 __all__ = ["RETENTION_KEY", "Retention", "Span", "load_retention"]
 

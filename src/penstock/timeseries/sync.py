@@ -16,10 +16,9 @@ from penstock.coordinator import Position, Storage
 from penstock.coordinator.sync import BlockingDatabase, FlushHandle, WriteHandle
 from penstock.metrics import Registry
 from penstock.timeseries import database as _database
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.config import TimeSeriesConfig
-from penstock.timeseries.matcher import Matcher
-from penstock.timeseries.model import Labels, Metadata, Series
+from penstock.timeseries.matchers import Matcher
+from penstock.timeseries.model import Bucket, Labels, Metadata, Series
 from penstock.timeseries.promql import QueryResult, ResultSeries
 
 __all__ = ["TimeSeries"]

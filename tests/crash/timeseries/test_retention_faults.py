@@ -16,8 +16,8 @@ from penstock.errors import OutcomeUnknown
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk, MemoryStorage, StorageFault
 from penstock.timeseries import TimeSeries
-from penstock.timeseries import flusher as flushing
-from penstock.timeseries.bucket import Bucket
+from penstock.timeseries import flush as flushing
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import bucket_of, merge_records
 
 HOURS = 5

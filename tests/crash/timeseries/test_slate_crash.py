@@ -18,7 +18,7 @@ from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS
 
 from penstock.coordinator import CoordinatorConfig, Durability, SyncMode, WriteHandle
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
-from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import load_bucket
 
 QUEUE = "file:///queue/ingest/manifest"

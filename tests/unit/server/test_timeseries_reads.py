@@ -12,9 +12,8 @@ from tests.unit.timeseries.database_doubles import disk
 from tests.unit.timeseries.remote_write_wire import request
 
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.keys import ForwardKey
-from penstock.timeseries.model import SeriesId
+from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.promql import syntax
 
 FAST = {"coordinator": {"flush_interval": "5ms"}}

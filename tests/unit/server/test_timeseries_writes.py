@@ -30,8 +30,8 @@ from penstock.server.timeseries import Acknowledge, TimeSeriesSettings
 from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.testing.memory_storage import MemoryDisk, MemoryStorage
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
-from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.model import STALE_BITS
+from penstock.timeseries.series_index import BucketSeries
 
 NOW_MS = int(time.time() * 1000)
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -129,7 +129,7 @@ async def test_senders_keep_what_the_storage_is_the_reason_for(
         raise error
 
     async with serving() as server:
-        monkeypatch.setattr("penstock.timeseries.loading.load_bucket", load)
+        monkeypatch.setattr("penstock.timeseries.read.load_bucket", load)
         otlp = gauges("up").SerializeToString()
         for answer in (await server.write(one()), await server.otlp(otlp, PROTOBUF)):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

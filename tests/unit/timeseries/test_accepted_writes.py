@@ -20,12 +20,12 @@ from penstock.timeseries import (
     Temporality,
     TimeSeries,
     TimeSeriesConfig,
-    loading,
+    read,
 )
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.delta import SeriesDelta, check_series, prepare_write, write_size
-from penstock.timeseries.directory import BucketSeries, Directory
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import load_bucket
+from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
 LONG = "x" * 65_536
 
@@ -107,7 +107,7 @@ async def test_arrays_that_change_after_a_write_change_nothing_of_it() -> None:
 
 
 def delta_of(*writes: list[Series], families: dict[str, Metadata] | None = None) -> SeriesDelta:
-    directory = Directory()
+    directory = SeriesIndex()
     delta = SeriesDelta(unflushed_max=1)
     delta.init(directory)
     for one in writes:
@@ -165,7 +165,7 @@ async def test_a_write_whose_hours_are_not_read_in_time_comes_back_as_it_was_giv
         await gate.wait()
         return await load_bucket(read, bucket)
 
-    monkeypatch.setattr(loading, "load_bucket", held)
+    monkeypatch.setattr(read, "load_bucket", held)
     async with await opened(disk().open()) as database:
         with pytest.raises(WriteTimeout) as refused:
             await database.write([series("up", (0, 2.0))], timeout=0.01)

@@ -37,7 +37,7 @@ from penstock.timeseries.api import (
     series_answer,
     series_request,
 )
-from penstock.timeseries.float_text import json_texts, plain_text
+from penstock.timeseries.model import json_texts, plain_text
 from penstock.timeseries.promql import (
     BadRange,
     ExecutionError,

@@ -22,7 +22,6 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk, MemoryStorage
 from penstock.timeseries import Labels, Metadata, MetricType, TimeSeries
-from penstock.timeseries.bucket import Bucket
 from penstock.timeseries.keys import (
     FAMILY_PREFIX,
     DictionaryKey,
@@ -33,7 +32,7 @@ from penstock.timeseries.keys import (
     bucket_prefix,
     record_prefix,
 )
-from penstock.timeseries.model import SeriesId
+from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.records import block_key, block_prefix, load_bucket, merge_records
 
 FIRST = Bucket.at(START_MS)

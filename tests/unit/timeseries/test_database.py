@@ -24,12 +24,11 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Labels, Metadata, MetricType, Samples, Series, TimeSeries
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.keys import DictionaryKey, ForwardKey, RecordType, bucket_prefix, record_prefix
-from penstock.timeseries.model import SeriesId
+from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.promql import StaticSource, TooManySamples, parse_selector
 from penstock.timeseries.records import block_prefix, family_prefix, merge_records
+from penstock.timeseries.series_index import BucketSeries
 
 FIRST = Bucket.at(START_MS)
 
@@ -186,7 +185,7 @@ async def test_a_query_reads_one_instant() -> None:
         await database.write([series("up", (0, 7.0), n="1"), series("up", (HOUR_MS, 7.0), n="2")])
         await database.sync()
         from penstock.timeseries.promql import Engine, Selection
-        from penstock.timeseries.reading import LabelCache, select
+        from penstock.timeseries.read import LabelCache, select
 
         selection = Selection(parse_selector("up"), START_MS, START_MS + 2 * HOUR_MS)
         found = await select(snapshot, buckets, selection, LabelCache(), Engine().budget())
@@ -520,7 +519,7 @@ def test_a_dictionary_key_names_its_fingerprint() -> None:
 
 
 async def test_remembered_labels_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.timeseries.reading._CACHED_BYTES_MAX", 20_000)
+    monkeypatch.setattr("penstock.timeseries.read._CACHED_BYTES_MAX", 20_000)
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0), n=f"{number:01000}") for number in range(60)])

@@ -13,12 +13,12 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Samples, Series, TimeSeries
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.folding import fold_operations, plan_fold
+from penstock.timeseries.compaction import fold_operations, plan_fold
+from penstock.timeseries.delta import Rows, encode_block
 from penstock.timeseries.gorilla import decode, decode_many
 from penstock.timeseries.keys import RecordType, record_prefix
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import block_key, block_prefix, merge_records
-from penstock.timeseries.rows import Rows, encode_block
 
 FIRST = Bucket.at(START_MS)
 SECOND = Bucket.at(START_MS + HOUR_MS)
@@ -215,7 +215,7 @@ def test_ids_may_be_far_apart() -> None:
 
 
 def test_many_blocks_are_added_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.timeseries.folding._COUNTED_AT_ONCE", 3)
+    monkeypatch.setattr("penstock.timeseries.compaction._COUNTED_AT_ONCE", 3)
     blocks = [
         KeyValue(block_key(FIRST, number), encode_block(rows_of((0, number, 1.0), (1 + number % 2, 1, 1.0))))
         for number in range(9)

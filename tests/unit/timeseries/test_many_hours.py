@@ -15,11 +15,11 @@ from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS, config, co
 from penstock.coordinator import StorageRead, WriteTimeout
 from penstock.errors import InvalidInput, Unavailable
 from penstock.testing import ManualClock
-from penstock.timeseries import Labels, Samples, Series, TimeSeries, loading
-from penstock.timeseries.bucket import Bucket
+from penstock.timeseries import Labels, Samples, Series, TimeSeries, read
 from penstock.timeseries.delta import HOURS_MAX, check_series, prepare_write
-from penstock.timeseries.directory import BucketSeries, Directory
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import load_bucket
+from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
 
 class Loads:
@@ -30,7 +30,7 @@ class Loads:
         self.gate = asyncio.Event()
         self.error: Exception | None = None
         self.failing_from = Bucket(0)
-        monkeypatch.setattr(loading, "load_bucket", self._load)
+        monkeypatch.setattr(read, "load_bucket", self._load)
 
     async def _load(self, read: StorageRead, bucket: Bucket) -> BucketSeries:
         self.began.append(bucket)
@@ -196,7 +196,7 @@ async def test_hours_whose_writer_does_not_come_back_are_forgotten(monkeypatch: 
 
 def test_no_more_hours_wait_for_their_writers_than_one_write_may_reach() -> None:
     clock = ManualClock(START_MS)
-    directory = Directory(clock=clock)
+    directory = SeriesIndex(clock=clock)
     buckets = [Bucket.at(START_MS + hour * HOUR_MS) for hour in range(HOURS_MAX + 10)]
     for bucket in buckets:
         directory.load(bucket, BucketSeries())

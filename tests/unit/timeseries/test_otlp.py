@@ -9,8 +9,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as m
 
 from penstock.timeseries import MetricType, Temporality
+from penstock.timeseries.ingest import OtlpSeries, series_of_metrics
 from penstock.timeseries.model import STALE_BITS
-from penstock.timeseries.otlp import OtlpSeries, series_of_metrics
 
 AT_NS = 1_700_000_000_123_456_789
 AT_MS = 1_700_000_000_123

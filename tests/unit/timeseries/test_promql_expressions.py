@@ -5,9 +5,9 @@ from __future__ import annotations
 import promql_parser
 import pytest
 
-from penstock.timeseries.matcher import MatchOp
+from penstock.timeseries.matchers import MatchOp
 from penstock.timeseries.promql.engine import parse_selector
-from penstock.timeseries.promql.errors import ParseError
+from penstock.timeseries.promql.limits import ParseError
 from penstock.timeseries.promql.syntax import parse
 
 SLOW = r"(\\w{200})"

@@ -16,7 +16,7 @@ from penstock.errors import Unavailable
 from penstock.testing.clock import ManualClock
 from penstock.timeseries import TimeSeries
 from penstock.timeseries.api import error_answer
-from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
+from penstock.timeseries.matchers import Matcher, MatchOp, select_labels
 from penstock.timeseries.model import Labels
 from penstock.timeseries.promql import (
     Budget,
@@ -29,10 +29,10 @@ from penstock.timeseries.promql import (
     TooManySamples,
     parse_selector,
     syntax,
-    windows,
+    vectors,
 )
-from penstock.timeseries.promql.budget import labels_cost
-from penstock.timeseries.reading import LabelCache, select
+from penstock.timeseries.promql.limits import labels_cost
+from penstock.timeseries.read import LabelCache, select
 
 MINUTE_MS = 60_000
 
@@ -89,7 +89,7 @@ async def test_samples_count_over_all_selectors_of_a_query() -> None:
 
 
 async def test_samples_are_charged_before_the_next_piece_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.timeseries.reading._STREAM_BYTES_MAX", 100)
+    monkeypatch.setattr("penstock.timeseries.read._STREAM_BYTES_MAX", 100)
     async with await filled(100, 50, fold_blocks=1) as database:
         await database.write([series("up", (0, 0.0), n="0000")])
         await database.sync()  # what was flushed before is folded into streams
@@ -142,8 +142,8 @@ def test_time_is_looked_at_between_pieces_of_work(query: str, monkeypatch: pytes
     source = load({"x": "0+1x500 3+1x500"})
     engine = Engine(EngineConfig(timeout="30s"), clock=TickingClock())
     assert engine.range(query, 0, 1000 * MINUTE_MS, MINUTE_MS).evaluate(source).series
-    monkeypatch.setattr(windows, "_BLOCK_CELLS_MAX", 100)
-    monkeypatch.setattr(windows, "_PIECE_ITEMS_MAX", 100)
+    monkeypatch.setattr(vectors, "_BLOCK_CELLS_MAX", 100)
+    monkeypatch.setattr(vectors, "_PIECE_ITEMS_MAX", 100)
     with pytest.raises(QueryTimeout):
         engine.range(query, 0, 1000 * MINUTE_MS, MINUTE_MS).evaluate(source)
 
@@ -156,7 +156,7 @@ def test_pieces_of_work_give_what_all_at_once_gives(monkeypatch: pytest.MonkeyPa
         for _ in range(2)
     ]
     whole = [one.evaluate(source) for one in prepared[::2]]
-    monkeypatch.setattr(windows, "_PIECE_ITEMS_MAX", 10)
+    monkeypatch.setattr(vectors, "_PIECE_ITEMS_MAX", 10)
     for result, piecewise in zip(whole, [one.evaluate(source) for one in prepared[1::2]], strict=True):
         for left, right in zip(result.series, piecewise.series, strict=True):
             np.testing.assert_array_equal(left.values, right.values)
@@ -253,7 +253,7 @@ async def test_values_that_every_hour_has_are_charged_once() -> None:
 
 
 async def test_a_limit_ends_the_reading_and_gives_the_first_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.timeseries.reading._LIMITED_AT_ONCE", 50)
+    monkeypatch.setattr("penstock.timeseries.read._LIMITED_AT_ONCE", 50)
     async with await filled(1000, 1) as database:
         await database.write([series("up", (HOUR_MS, 1.0), n="0000a"), series("up", (HOUR_MS, 1.0), a="x")])
         await database.sync()

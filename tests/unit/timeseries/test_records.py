@@ -20,7 +20,7 @@ from penstock.timeseries.keys import (
     unterminated,
 )
 from penstock.timeseries.model import Fingerprint, SeriesId
-from penstock.timeseries.values import (
+from penstock.timeseries.records import (
     decode_forward,
     decode_series_id,
     decode_series_ids,

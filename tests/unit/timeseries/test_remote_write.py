@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.timeseries import Labels, MetricType
+from penstock.timeseries.ingest import _Remembered, decode_remote_write
 from penstock.timeseries.model import STALE_BITS
-from penstock.timeseries.remote_write import _Remembered, decode_remote_write
 
 
 def varint(value: int) -> bytes:

@@ -13,11 +13,11 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import TimeSeries
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.directory import BucketSeries
 from penstock.timeseries.keys import RecordType, bucket_prefix, record_prefix
+from penstock.timeseries.model import Bucket
 from penstock.timeseries.records import load_bucket, merge_records
 from penstock.timeseries.retention import RETENTION_KEY, Retention
+from penstock.timeseries.series_index import BucketSeries
 
 FIRST = Bucket.at(START_MS)
 SECOND = Bucket.at(START_MS + HOUR_MS)
@@ -173,7 +173,7 @@ async def test_an_hour_that_ends_while_it_is_loaded_is_no_damage(monkeypatch: py
             server.never_expire()
         return await found
 
-    monkeypatch.setattr("penstock.timeseries.loading.load_bucket", over_meanwhile)
+    monkeypatch.setattr("penstock.timeseries.read.load_bucket", over_meanwhile)
     assert (await load_bucket(database._storage, FIRST)).damaged
     await database.write([series("up", (1, 2.0), (2 * HOUR_MS, 3.0))])
     await database.sync()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import Corrupt
+from penstock.timeseries.delta import Rows, decode_block, encode_block
 from penstock.timeseries.model import STALE_BITS, STALE_MARKER
-from penstock.timeseries.rows import Rows, decode_block, encode_block
 
 
 def rows(*triples: tuple[int, int, float]) -> Rows:

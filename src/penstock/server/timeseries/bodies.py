@@ -12,7 +12,7 @@ from penstock import otlp
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.http.message import JSON, Request
 from penstock.server.errors import UnsupportedMediaType
-from penstock.timeseries.otlp import OtlpSeries, series_of_metrics
+from penstock.timeseries.ingest import OtlpSeries, series_of_metrics
 
 __all__ = ["PROTOBUF", "claimed_size", "is_json", "is_packed", "otlp_series", "unpacked"]
 

@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.http.sites import allowed_hosts
 from penstock.server.auth import Keyring
 from penstock.server.exposure import check_reach
-from penstock.timeseries.remote_write import BODY_BYTES_MAX
+from penstock.timeseries.ingest import BODY_BYTES_MAX
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = ["Acknowledge", "TimeSeriesSettings"]

@@ -24,7 +24,7 @@ from penstock.server.timeseries.bodies import (
 )
 from penstock.server.timeseries.settings import TimeSeriesSettings
 from penstock.timeseries import Metadata, Series, TimeSeries
-from penstock.timeseries.remote_write import RemoteWrite, decode_remote_write, unpacked_size
+from penstock.timeseries.ingest import RemoteWrite, decode_remote_write, unpacked_size
 
 __all__ = ["WriteApi"]
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 from penstock.timeseries.api.answers import (
     Answer,
     error_answer,
+    federation_answer,
     metadata_answer,
     names_answer,
     query_answer,
+    reads_any_name,
     series_answer,
 )
-from penstock.timeseries.api.federation import federation_answer, reads_any_name
-from penstock.timeseries.api.parameters import Parameters, parse_step, parse_time
 from penstock.timeseries.api.requests import (
     InstantRequest,
     MetadataRequest,
+    Parameters,
     RangeRequest,
     SeriesRequest,
     instant_request,
     labels_request,
     metadata_request,
+    parse_step,
+    parse_time,
     range_request,
     series_request,
 )

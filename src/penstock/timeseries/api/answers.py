@@ -9,6 +9,7 @@ Times are seconds with up to three decimals; values are texts, because JSON has 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,9 +28,7 @@ from penstock.errors import (
     Unsupported,
     public_text,
 )
-from penstock.timeseries.arrays import Times
-from penstock.timeseries.float_text import json_texts
-from penstock.timeseries.model import Labels, Metadata, MetricType
+from penstock.timeseries.model import METRIC_NAME, Labels, Metadata, MetricType, Times, json_texts
 from penstock.timeseries.promql import (
     ExecutionError,
     QueryResult,
@@ -38,15 +37,6 @@ from penstock.timeseries.promql import (
     ResultType,
     TooManySamples,
 )
-
-__all__ = [
-    "Answer",
-    "error_answer",
-    "metadata_answer",
-    "names_answer",
-    "query_answer",
-    "series_answer",
-]
 
 _TRUNCATED: Final = "results truncated due to limit"
 # The first that fits counts: finer errors stand before those they derive from.
@@ -173,3 +163,54 @@ def _success(data: str, warnings: Sequence[str] = ()) -> Answer:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+_PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+_QUOTED: Final = "text/plain; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
+_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+def reads_any_name(accept: str) -> bool:
+    """Whether a scraper says, in what it accepts, that it reads names in quotes."""
+    return any(
+        "text/plain" in one and "escaping=allow-utf-8" in one
+        for one in accept.replace(" ", "").lower().split(",")
+    )
+
+
+def federation_answer(series: Iterable[ResultSeries], *, any_name: bool = False) -> Answer:
+    """One line per series with a name: labels, value, milliseconds. Lines of one metric are together."""
+    named = [one for one in series if one.labels.metric]
+    shown = named if any_name else [one for one in named if _is_plain(one.labels)]
+    lines: list[str] = []
+    metric = ""
+    for one in sorted(shown, key=lambda one: (one.labels.metric, one.labels)):
+        if one.labels.metric != metric:
+            metric = one.labels.metric
+            lines.append(f"# TYPE {_name(metric, _METRIC)} untyped\n")
+        lines.append(f"{_labelled(one.labels)} {json_texts(one.values[-1:])[0]} {int(one.timestamps[-1])}\n")
+    if len(shown) < len(named):
+        lines.append(f"# {len(named) - len(shown)} series are not shown: accept escaping=allow-utf-8\n")
+    return Answer(200, "".join(lines).encode(), _QUOTED if any_name else _PLAIN)
+
+
+def _is_plain(labels: Labels) -> bool:
+    names = (name for name, _ in labels if name != METRIC_NAME)
+    return _METRIC.fullmatch(labels.metric) is not None and all(map(_LABEL.fullmatch, names))
+
+
+def _labelled(labels: Labels) -> str:
+    pairs = [f"{_name(name, _LABEL)}={_quoted(value)}" for name, value in labels if name != METRIC_NAME]
+    if _METRIC.fullmatch(labels.metric):
+        return f"{labels.metric}{{{','.join(pairs)}}}" if pairs else labels.metric
+    return f"{{{','.join([_quoted(labels.metric), *pairs])}}}"
+
+
+def _name(name: str, plain: re.Pattern[str]) -> str:
+    return name if plain.fullmatch(name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'

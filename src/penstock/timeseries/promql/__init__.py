@@ -8,25 +8,28 @@ not supported is refused by name; see `docs/reference/promql.md`.
 
 from __future__ import annotations
 
-from penstock.timeseries.promql.budget import Budget
 from penstock.timeseries.promql.engine import (
     Engine,
     EngineConfig,
+    FetchedSource,
     Prepared,
     QueryResult,
     ResultSeries,
     ResultType,
+    SelectedSeries,
+    SeriesSource,
+    StaticSource,
     parse_selector,
 )
-from penstock.timeseries.promql.errors import (
+from penstock.timeseries.promql.limits import (
     BadRange,
+    Budget,
     ExecutionError,
     ParseError,
     QueryTimeout,
     TooManySamples,
     UnsupportedQuery,
 )
-from penstock.timeseries.promql.source import FetchedSource, SelectedSeries, SeriesSource, StaticSource
 from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX, is_read_at_once
 from penstock.timeseries.promql.tree import Selection
 

@@ -8,20 +8,48 @@ is of sets.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from penstock.timeseries.arrays import Floats, Integers, Mask
-from penstock.timeseries.model import METRIC_NAME, Labels
-from penstock.timeseries.promql.budget import Budget
-from penstock.timeseries.promql.errors import ExecutionError
-from penstock.timeseries.promql.label_functions import checked_labels
-from penstock.timeseries.promql.operators import COMPARISONS, arithmetic, compare
-from penstock.timeseries.promql.vectors import Scalars, Vectors, group_by, merged
+from penstock.timeseries.model import METRIC_NAME, Floats, Integers, Labels, Mask
+from penstock.timeseries.promql.limits import Budget, ExecutionError
+from penstock.timeseries.promql.vectors import Scalars, Vectors, checked_labels, group_by, merged
 
-__all__ = ["Cardinality", "Matching", "between_scalars", "between_vectors", "set_operation", "with_scalars"]
+COMPARISONS: Final[dict[str, Callable[[Floats, Floats], Mask]]] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">": np.greater,
+    "<": np.less,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+}
+SET_OPERATORS: Final = frozenset({"and", "or", "unless"})
+
+_ARITHMETIC: Final[dict[str, Callable[[Floats, Floats], Floats]]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.fmod,  # the sign is the dividend's
+    "^": np.power,
+    "atan2": np.arctan2,
+}
+
+
+def arithmetic(op: str, left: Floats, right: Floats) -> Floats:
+    """As IEEE 754 has it: a division by zero is an infinity or NaN."""
+    with np.errstate(all="ignore"):
+        return _ARITHMETIC[op](left, right)
+
+
+def compare(op: str, left: Floats, right: Floats) -> Mask:
+    """Where the comparison holds; with NaN only `!=` does."""
+    with np.errstate(invalid="ignore"):
+        return COMPARISONS[op](left, right)
+
 
 _MANY_IMPLICIT = "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)"
 _MANY_GROUPED = "multiple matches for labels: grouping labels must ensure unique matches"

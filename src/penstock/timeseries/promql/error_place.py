@@ -16,9 +16,16 @@ from typing import Final
 import promql_parser as ast
 
 from penstock.errors import InvalidInput
-from penstock.timeseries.patterns import Pattern
-from penstock.timeseries.promql.outline import CLOSING, Part, outline
-from penstock.timeseries.promql.parser import in_plain_quotes, parsed, text_of, word_for
+from penstock.timeseries.matchers import Pattern
+from penstock.timeseries.promql.parser import (
+    CLOSING,
+    Part,
+    in_plain_quotes,
+    outline,
+    parsed,
+    text_of,
+    word_for,
+)
 
 __all__ = [
     "Token",

@@ -15,9 +15,8 @@ from penstock.timeseries.promql.error_place import (
     tokens_of,
     without_expressions,
 )
-from penstock.timeseries.promql.errors import ParseError, UnsupportedQuery
-from penstock.timeseries.promql.outline import CLOSING
-from penstock.timeseries.promql.parser import parsed
+from penstock.timeseries.promql.limits import ParseError, UnsupportedQuery
+from penstock.timeseries.promql.parser import CLOSING, parsed
 
 __all__ = [
     "NESTING_MAX",

@@ -11,27 +11,28 @@ import numpy as np
 import promql_parser as ast
 
 from penstock.errors import InvalidInput
-from penstock.timeseries.arrays import Times
-from penstock.timeseries.matcher import Matcher, MatchOp
-from penstock.timeseries.model import METRIC_NAME
-from penstock.timeseries.promql.errors import ParseError, TooManySamples, UnsupportedQuery
-from penstock.timeseries.promql.grid import Grid
+from penstock.timeseries.matchers import Matcher, MatchOp
+from penstock.timeseries.model import METRIC_NAME, Times
+from penstock.timeseries.promql.limits import ParseError, TooManySamples, UnsupportedQuery
 from penstock.timeseries.promql.parser import expression_in
 
-__all__ = [
-    "DEPTH_MAX",
-    "OutOfRange",
-    "Placement",
-    "Selection",
-    "check_supported",
-    "children",
-    "literal_text",
-    "matchers_of",
-    "milliseconds",
-    "selections",
-    "shared_selections",
-    "unwrapped",
-]
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`count` steps from `start_ms`, `step_ms` apart. An instant query has one step."""
+
+    start_ms: int
+    step_ms: int
+    count: int
+
+    @property
+    def end_ms(self) -> int:
+        """The last step."""
+        return self.start_ms + (self.count - 1) * self.step_ms
+
+    @property
+    def times(self) -> Times:
+        return self.start_ms + self.step_ms * np.arange(self.count, dtype=np.int64)
 
 
 class OutOfRange(InvalidInput):

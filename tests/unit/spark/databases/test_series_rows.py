@@ -26,9 +26,9 @@ from penstock.spark.databases.series_rows import (
     SERIES_BYTES_MAX,
     metrics_records,
 )
-from penstock.timeseries import MetricType, Series, Temporality, delta, directory
+from penstock.timeseries import MetricType, Series, Temporality, delta, series_index
 from penstock.timeseries.delta import check_series
-from penstock.timeseries.otlp import series_of_metrics
+from penstock.timeseries.ingest import series_of_metrics
 
 DDL = "timestamp timestamp, value double, page string, country string"
 AT = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -71,8 +71,8 @@ def points(series: list[Series]) -> list[tuple[frozenset[tuple[str, str]], int, 
 
 def test_the_limits_and_the_payload_are_those_of_the_database() -> None:
     assert METRICS_PAYLOAD == READ_PAYLOAD
-    assert LABEL_BYTES_MAX == directory.LABEL_BYTES_MAX
-    assert SERIES_BYTES_MAX == directory.SERIES_BYTES_MAX
+    assert LABEL_BYTES_MAX == series_index.LABEL_BYTES_MAX
+    assert SERIES_BYTES_MAX == series_index.SERIES_BYTES_MAX
     assert HOURS_MAX == delta.HOURS_MAX
 
 

@@ -6,19 +6,19 @@ backtrack, so one query could hold a process for hours.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidInput, LimitExceeded, Unsupported
-from penstock.timeseries.model import LABEL_BYTES_MAX
-
-__all__ = ["Pattern", "pieces"]
+from penstock.timeseries.model import LABEL_BYTES_MAX, Labels
 
 _REFERENCE: Final = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
 _GROUP: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\((?!\?)|\(\?P?<(\w+)>", re.DOTALL)
@@ -117,3 +117,75 @@ def pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
             first, size = row + 1, 0
     if first < len(texts):
         yield texts[first:]
+
+
+class MatchOp(enum.Enum):
+    """How a label's value is compared."""
+
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    REGEX = "=~"
+    NOT_REGEX = "!~"
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One condition on one label; a label that is not there has the empty value.
+
+    Raises `InvalidInput` if its value has to be an expression and is none.
+    """
+
+    op: MatchOp
+    name: str
+    value: str
+
+    def __post_init__(self) -> None:
+        if self.op in (MatchOp.REGEX, MatchOp.NOT_REGEX):
+            _pattern(self.value)
+
+    @property
+    def negative(self) -> bool:
+        return self.op in (MatchOp.NOT_EQUAL, MatchOp.NOT_REGEX)
+
+    def accepts(self, values: Sequence[str], look: Callable[[], None] | None = None) -> list[bool]:
+        """Which of the values satisfy it. `look` is called now and then, and may raise to end the work."""
+        if self.op is MatchOp.EQUAL:
+            return [value == self.value for value in values]
+        if self.op is MatchOp.NOT_EQUAL:
+            return [value != self.value for value in values]
+        matched = _pattern(self.value).matches(values, look)
+        return [not found for found in matched] if self.negative else matched
+
+    @property
+    def accepts_missing(self) -> bool:
+        """Whether a series without the label satisfies it: then the inverted index alone cannot answer."""
+        return self.accepts([""])[0]
+
+    def __str__(self) -> str:
+        return f'{self.name}{self.op.value}"{self.value}"'
+
+
+def matches_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
+    """Whether one series satisfies all of the matchers."""
+    return all(matcher.accepts([labels.value(matcher.name)])[0] for matcher in matchers)
+
+
+def select_labels(
+    matchers: Sequence[Matcher], candidates: Sequence[Labels], look: Callable[[], None] | None = None
+) -> list[int]:
+    """The positions of those candidates that satisfy all of the matchers.
+
+    Each matcher sees every distinct value once. `look` is as in `Matcher.accepts`.
+    """
+    left = list(range(len(candidates)))
+    for matcher in matchers:
+        values = [candidates[position].value(matcher.name) for position in left]
+        distinct = sorted(set(values))
+        accepted = dict(zip(distinct, matcher.accepts(distinct, look), strict=True))
+        left = [position for position, value in zip(left, values, strict=True) if accepted[value]]
+    return left
+
+
+@lru_cache(maxsize=256)
+def _pattern(text: str) -> Pattern:
+    return Pattern(text)

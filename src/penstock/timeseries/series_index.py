@@ -14,23 +14,7 @@ from typing import Final, NamedTuple
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator.position import FedSource, Position
 from penstock.errors import InvalidInput
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.model import (
-    LABEL_BYTES_MAX,
-    SERIES_BYTES_MAX,
-    Fingerprint,
-    Labels,
-    Metadata,
-)
-
-__all__ = [
-    "LABEL_BYTES_MAX",
-    "SERIES_BYTES_MAX",
-    "BucketSeries",
-    "Directory",
-    "NewSeries",
-    "check_labels",
-]
+from penstock.timeseries.model import LABEL_BYTES_MAX, SERIES_BYTES_MAX, Bucket, Fingerprint, Labels, Metadata
 
 _IDS_MAX: Final = 2**32 - 1
 _SHOWN_MAX: Final = 200
@@ -114,7 +98,7 @@ class BucketSeries:
         return number
 
 
-class Directory:
+class SeriesIndex:
     """The buckets that writes may be applied to, what is known of metrics, and the queue that feeds it."""
 
     def __init__(

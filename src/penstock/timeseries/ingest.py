@@ -1,16 +1,6 @@
-"""OTLP metrics as series.
+"""Remote write 1.0: a snappy block that holds a protobuf message of series.
 
-| metric | series |
-|---|---|
-| gauge | the name |
-| sum | the name; `_total` behind it if it is monotonic and cumulative |
-| histogram | `_bucket` with `le`, `_count`, and `_sum` where there is one |
-| summary | the name with `quantile`, `_count`, `_sum` |
-| exponential histogram | rejected: there is no series for it |
-
-Names keep letters, digits and `_` (metrics `:` too); anything else becomes `_`. Labels are the point's
-attributes, the resource's attributes, the scope's name and version, and `job` and `instance` from the
-`service.` attributes. A point that says that it has no value becomes a stale marker.
+The size that a block claims is checked before it is unpacked, so that a small body cannot fill memory.
 """
 
 from __future__ import annotations
@@ -19,17 +9,21 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Final, TypeAlias
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Final, Protocol, TypeAlias, cast
 
+import cramjam
 import msgspec
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from penstock.timeseries.float_text import plain_text
+from penstock.errors import InvalidInput, LimitExceeded
 from penstock.timeseries.model import (
     METRIC_NAME,
     STALE_MARKER,
@@ -39,9 +33,226 @@ from penstock.timeseries.model import (
     Samples,
     Series,
     Temporality,
+    plain_text,
 )
 
-__all__ = ["OtlpSeries", "series_of_metrics"]
+BODY_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Senders pack some thousand samples, about a megabyte; this leaves room for long labels."""
+
+_REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Labels that need not be read again, as they were sent; with what they became about three times as much."""
+_REMEMBERED_COST: Final = 200
+"""What an entry takes besides its bytes."""
+_STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+_DOUBLE: Final = descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE
+_INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
+_INT32: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT32
+_BYTES: Final = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+# Message: (field, number, type or message, whether it is a list). A histogram is not looked into; labels are
+# taken as they are first, because most of them were seen before.
+_MESSAGES: Final[dict[str, tuple[tuple[str, int, int | str, bool], ...]]] = {
+    "Label": (("name", 1, _STRING, False), ("value", 2, _STRING, False)),
+    "Sample": (("value", 1, _DOUBLE, False), ("timestamp", 2, _INT64, False)),
+    "TimeSeries": (
+        ("labels", 1, _BYTES, True),
+        ("samples", 2, "Sample", True),
+        ("histograms", 4, _BYTES, True),
+    ),
+    "MetricMetadata": (
+        ("type", 1, _INT32, False),
+        ("metric_family_name", 2, _STRING, False),
+        ("help", 4, _STRING, False),
+        ("unit", 5, _STRING, False),
+    ),
+    "WriteRequest": (("timeseries", 1, "TimeSeries", True), ("metadata", 3, "MetricMetadata", True)),
+}
+_COUNTER: Final = 1
+_METRIC_TYPES: Final = {
+    _COUNTER: MetricType.SUM,
+    2: MetricType.GAUGE,
+    3: MetricType.HISTOGRAM,
+    4: MetricType.HISTOGRAM,
+    5: MetricType.SUMMARY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWrite:
+    """What a request held. Native histograms are counted but not kept."""
+
+    series: list[Series]
+    metadata: dict[str, Metadata]
+    histograms_skipped: int
+
+
+class _Label(Protocol):
+    name: str
+    value: str
+
+
+class _Sample(Protocol):
+    value: float
+    timestamp: int
+
+
+class _TimeSeries(Protocol):
+    labels: list[bytes]
+    samples: list[_Sample]
+    histograms: list[bytes]
+
+
+class _Metadata(Protocol):
+    type: int
+    metric_family_name: str
+    help: str
+    unit: str
+
+
+class _WriteRequest(Protocol):
+    timeseries: list[_TimeSeries]
+    metadata: list[_Metadata]
+
+
+def decode_remote_write(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> RemoteWrite:
+    """The series of a request's body, in the order in which they stand there.
+
+    Raises `InvalidInput` if it is malformed, and `LimitExceeded` if it unpacks to more than `bytes_max`.
+    """
+    request = _message(_unpacked(body, bytes_max))
+    metadata = {one.metric_family_name: _metadata(one) for one in request.metadata}
+    filled = [one for one in request.timeseries if len(one.samples)]
+    return RemoteWrite(
+        series=_series(filled, metadata),
+        metadata=metadata,
+        histograms_skipped=sum(len(one.histograms) for one in request.timeseries),
+    )
+
+
+def unpacked_size(body: bytes, *, bytes_max: int = BODY_BYTES_MAX) -> int:
+    """How many bytes a body unpacks to: it says so. Raises `InvalidInput`, `LimitExceeded`."""
+    try:
+        claimed: int = cramjam.snappy.decompress_raw_len(body)
+    except cramjam.DecompressionError as error:
+        raise InvalidInput(f"the body is not a snappy block: {error}") from None
+    if claimed > bytes_max:
+        raise LimitExceeded(f"the body unpacks to {claimed:,} bytes, more than {bytes_max:,}")
+    return claimed
+
+
+def _unpacked(body: bytes, bytes_max: int) -> bytes:
+    unpacked_size(body, bytes_max=bytes_max)
+    try:
+        return bytes(cramjam.snappy.decompress_raw(body))
+    except cramjam.DecompressionError as error:
+        raise InvalidInput(f"the body is not a snappy block: {error}") from None
+
+
+def _message(data: bytes) -> _WriteRequest:
+    request = _message_class("WriteRequest")()
+    try:
+        request.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidInput(f"the body is not a remote-write request: {error}") from None
+    return cast(_WriteRequest, request)
+
+
+def _series(members: list[_TimeSeries], metadata: dict[str, Metadata]) -> list[Series]:
+    """All samples in two arrays, of which each series has its slice: most series bring one sample."""
+    labels = [_labels_of_message(tuple(one.labels)) for one in members]
+    timestamps = np.array([sample.timestamp for one in members for sample in one.samples], np.int64)
+    values = np.array([sample.value for one in members for sample in one.samples], np.float64)
+    bounds = [0, *accumulate(len(one.samples) for one in members)]
+    return [
+        Series(
+            labels=own,
+            samples=Samples(timestamps[low:high], values[low:high]),
+            metadata=metadata.get(own.metric, _NO_METADATA) if metadata else _NO_METADATA,
+        )
+        for own, (low, high) in zip(labels, pairwise(bounds), strict=True)
+    ]
+
+
+class _Remembered:
+    """Labels by their messages: senders send the same series over and over. Any thread may use it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._known: dict[tuple[bytes, ...], Labels] = {}
+        self._bytes = 0
+
+    def __call__(self, raw: tuple[bytes, ...]) -> Labels:
+        """Raises `InvalidInput`."""
+        known = self._known.get(raw)
+        if known is None:
+            known = _read_labels(raw)
+            self._keep(raw, known)
+        return known
+
+    def _keep(self, raw: tuple[bytes, ...], labels: Labels) -> None:
+        size = _REMEMBERED_COST + sum(map(len, raw))
+        if self._bytes + size > self._bytes_max:
+            # All of it: what is still sent is read again once.
+            self._known, self._bytes = {}, 0
+        if size <= self._bytes_max:
+            self._known[raw] = labels
+            self._bytes += size
+
+
+def _read_labels(raw: tuple[bytes, ...]) -> Labels:
+    pairs = [_label(one) for one in raw]
+    labels = Labels.of((one.name, one.value) for one in pairs)
+    if not labels.metric:
+        raise InvalidInput(f"series {labels} has no {METRIC_NAME}")
+    return labels
+
+
+def _label(data: bytes) -> _Label:
+    label = _message_class("Label")()
+    try:
+        label.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidInput(f"the body is not a remote-write request: {error}") from None
+    return cast(_Label, label)
+
+
+def _metadata(one: _Metadata) -> Metadata:
+    counter = one.type == _COUNTER
+    return Metadata(
+        metric_type=_METRIC_TYPES.get(one.type, MetricType.UNKNOWN),
+        temporality=Temporality.CUMULATIVE if counter else Temporality.UNSPECIFIED,
+        monotonic=counter,
+        unit=one.unit,
+        description=one.help,
+    )
+
+
+_NO_METADATA: Final = Metadata()
+_labels_of_message: Final = _Remembered(_REMEMBERED_BYTES_MAX)
+
+
+@cache
+def _message_class(name: str) -> type[Message]:
+    described = message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"penstock.remote.{name}"))
+    return cast(type[Message], described)
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    """The messages described here, so that no generated code and no `protoc` is needed."""
+    file = descriptor_pb2.FileDescriptorProto(name="penstock/remote_write.proto", package="penstock.remote")
+    file.syntax = "proto3"
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for label, number, kind, repeated in fields:
+            described = message.field.add(name=label, number=number, label=3 if repeated else 1)
+            if isinstance(kind, str):
+                described.type, described.type_name = 11, f".penstock.remote.{kind}"
+            else:
+                described.type = kind
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return pool
+
 
 _NOT_IN_A_METRIC: Final = re.compile(r"[^A-Za-z0-9_:]")
 _NOT_IN_A_LABEL: Final = re.compile(r"[^A-Za-z0-9_]")
@@ -195,7 +406,7 @@ class _Mapping:
             self._found.reject(1, f"metric {self._metric.name!r}: a point has no time")
             return None
         return _Point(
-            labels=_beside(_labels(point.attributes), self._shared),
+            labels=_beside(_labels_of_point(point.attributes), self._shared),
             about=about,
             at_ms=point.time_unix_nano // _NANOSECONDS_PER_MS,
             stale=bool(point.flags & _NO_VALUE),
@@ -227,7 +438,7 @@ def _metric_name(name: str) -> str:
     return f"_{cleaned}" if cleaned[:1].isdigit() else cleaned
 
 
-def _labels(attributes: Iterable[KeyValue]) -> dict[str, str]:
+def _labels_of_point(attributes: Iterable[KeyValue]) -> dict[str, str]:
     """Attributes as labels. Where two names become one their values stand one behind the other."""
     labels: dict[str, str] = {}
     for attribute in sorted(attributes, key=lambda one: one.key):
@@ -242,7 +453,7 @@ def _labels(attributes: Iterable[KeyValue]) -> dict[str, str]:
 
 def _resource_labels(resource: Resource, wanted: Sequence[str] | None) -> dict[str, str]:
     texts = {one.key: _text(one.value) for one in resource.attributes}
-    labels = _labels(one for one in resource.attributes if wanted is None or one.key in wanted)
+    labels = _labels_of_point(one for one in resource.attributes if wanted is None or one.key in wanted)
     job = "/".join(filter(None, (texts.get("service.namespace"), texts.get("service.name"))))
     return _beside({"job": job, "instance": texts.get("service.instance.id", "")}, labels)
 

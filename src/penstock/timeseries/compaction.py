@@ -25,14 +25,11 @@ import numpy.typing as npt
 
 from penstock.coordinator import Delete, KeyValue, Operation, Put, StorageRead, pairs
 from penstock.errors import Corrupt
-from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.delta import Ids, Rows
 from penstock.timeseries.gorilla import decode, decode_many, encode_many
 from penstock.timeseries.keys import RecordType, SamplesKey, record_prefix
-from penstock.timeseries.model import SeriesId
+from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.records import block_prefix, decode_labels, decode_rows
-from penstock.timeseries.rows import Ids, Rows
-
-__all__ = ["Fold", "Folder", "fold_operations", "plan_fold"]
 
 _ID: Final = struct.Struct(">I")
 _Counts: TypeAlias = tuple[Ids, npt.NDArray[np.int64]]
@@ -42,7 +39,7 @@ _DECODED_AT_ONCE: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fold:
+class Compaction:
     """A fold under way: which blocks go, into which streams, and how many of those are done.
 
     `counts` says how many samples the blocks have for each stream.
@@ -61,7 +58,7 @@ class Fold:
         return end == len(self.streams)
 
 
-def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Fold:
+def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str]) -> Compaction:
     """The fold of these blocks, oldest first. Raises `Corrupt` if a series has no labels in `metrics`."""
     streams: list[tuple[bytes, int]] = []
     for series_id, count in zip(*_counted(blocks), strict=True):
@@ -70,7 +67,7 @@ def plan_fold(bucket: Bucket, blocks: Sequence[KeyValue], metrics: dict[int, str
             raise Corrupt(f"labels of series {series_id} are missing or damaged, and there are samples of it")
         streams.append((SamplesKey(bucket, metric, SeriesId(series_id)).encode(), count))
     streams.sort()
-    return Fold(
+    return Compaction(
         bucket, [key for key, _ in blocks], [key for key, _ in streams], [count for _, count in streams]
     )
 
@@ -99,7 +96,7 @@ def _added_up(parts: list[_Counts]) -> _Counts:
 
 
 def fold_operations(
-    fold: Fold, end: int, blocks: Sequence[KeyValue], folded: Sequence[Rows], expire_at_ms: int | None
+    fold: Compaction, end: int, blocks: Sequence[KeyValue], folded: Sequence[Rows], expire_at_ms: int | None
 ) -> list[Operation]:
     """The streams up to `end` with what the blocks have for them, `folded` being what they had before.
 
@@ -116,7 +113,7 @@ def fold_operations(
     return [*puts, *(Delete(key) for key in fold.blocks if fold.is_last(end))]
 
 
-class Folder:
+class Compactor:
     """Plans folds of blocks of about `blocks_bytes`, and takes their steps of about `samples_max` samples.
 
     Works on `thread`.
@@ -128,7 +125,7 @@ class Folder:
         self._blocks_bytes = blocks_bytes
         self._samples_max = samples_max
 
-    async def plan(self, bucket: Bucket) -> Fold:
+    async def plan(self, bucket: Bucket) -> Compaction:
         """A fold of the oldest blocks: what later ones say wins anyway. Raises `Corrupt`."""
         blocks: list[KeyValue] = []
         size = 0
@@ -151,8 +148,8 @@ class Folder:
         return dataclasses.replace(fold, is_whole=is_whole)
 
     async def go_on(
-        self, fold: Fold, wanted: int, expire_at_ms: int | None
-    ) -> tuple[list[Operation], Fold | None]:
+        self, fold: Compaction, wanted: int, expire_at_ms: int | None
+    ) -> tuple[list[Operation], Compaction | None]:
         """What the next steps store, and the fold as it is then, None if that was all. Raises `Corrupt`.
 
         There is one step, or as many as it takes to fold `wanted` samples of the blocks.
@@ -173,7 +170,7 @@ class Folder:
             if wanted <= 0:
                 return operations, fold
 
-    async def _next_streams(self, fold: Fold) -> tuple[list[Rows], int]:
+    async def _next_streams(self, fold: Compaction) -> tuple[list[Rows], int]:
         """What the next streams hold, and where they end: one at least, if there is one."""
         prefix = record_prefix(fold.bucket, RecordType.SAMPLES)
         start = fold.streams[fold.done][len(prefix) :] if fold.streams else b""

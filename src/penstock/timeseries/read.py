@@ -1,25 +1,20 @@
-"""Series of one snapshot: by the inverted index where a matcher names values, by labels for the rest.
-
-The snapshot does not change, so everything that a query reads is of one instant. A damaged record is left
-out of the answer if the caller gave a list of warnings, which then names its hour and it; otherwise reading
-raises `Corrupt` that names them. A damaged inverted index costs time and changes no answer.
-"""
+"""Series of buckets from the storage into memory, each read once however many writers need it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from typing import Final
 
 import numpy as np
 from pyroaring import BitMap
 
 from penstock.coordinator import KeyValue, StorageRead
 from penstock.errors import Corrupt
-from penstock.timeseries.bucket import Bucket
-from penstock.timeseries.damage import add_warning, place_of
+from penstock.timeseries.delta import Ids, Rows
 from penstock.timeseries.gorilla import decode_many
 from penstock.timeseries.keys import (
     ForwardKey,
@@ -31,15 +26,98 @@ from penstock.timeseries.keys import (
     terminated,
     unterminated,
 )
-from penstock.timeseries.matcher import Matcher, MatchOp, select_labels
-from penstock.timeseries.model import Labels, Samples, SeriesId
+from penstock.timeseries.matchers import Matcher, MatchOp, select_labels
+from penstock.timeseries.model import Bucket, Labels, Samples, SeriesId
 from penstock.timeseries.promql import Budget, SelectedSeries, Selection
-from penstock.timeseries.promql.budget import labels_cost
-from penstock.timeseries.records import block_prefix, decode_labels, decode_rows
-from penstock.timeseries.rows import Ids, Rows
-from penstock.timeseries.values import decode_series_ids
+from penstock.timeseries.promql.limits import labels_cost
+from penstock.timeseries.records import (
+    DamageLog,
+    add_warning,
+    block_prefix,
+    decode_labels,
+    decode_rows,
+    decode_series_ids,
+    load_bucket,
+    place_of,
+)
+from penstock.timeseries.series_index import BucketSeries, SeriesIndex
 
-__all__ = ["BucketReader", "LabelCache", "label_names", "label_values", "matching_series", "select"]
+_AT_ONCE: Final = 16
+"""Buckets that are read side by side: each takes some round trips to the store."""
+
+
+class BucketLoader:
+    """Fills a directory. A load goes on when the writer that asked for it gives up: others may need it."""
+
+    def __init__(
+        self,
+        directory: SeriesIndex,
+        *,
+        snapshot: Callable[[], StorageRead],
+        is_over: Callable[[Bucket], bool],
+        damage: DamageLog,
+    ) -> None:
+        self._directory = directory
+        self._snapshot = snapshot
+        self._is_over = is_over
+        self._damage = damage
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._loads: dict[Bucket, asyncio.Task[None]] = {}
+
+    def try_hold(self, buckets: Collection[Bucket]) -> bool:
+        """Reserve these buckets if all of them are in memory."""
+        if any(bucket not in self._directory for bucket in buckets):
+            return False
+        self._directory.reserve(buckets)
+        return True
+
+    async def hold(self, buckets: Collection[Bucket]) -> None:
+        """Reserve these buckets, read first if need be. A call that raises, or is cancelled, reserves none.
+
+        What it has read, or will have, is kept for a while, so that the writer that comes back goes on where
+        it stood. Raises what reading raises.
+        """
+        held: list[Bucket] = []
+        for bucket in buckets:
+            if bucket not in self._directory:
+                self._loading(bucket)
+        try:
+            for bucket in buckets:
+                # It may have been forgotten again while the others were read.
+                while bucket not in self._directory:
+                    await asyncio.shield(self._loading(bucket))
+                self._directory.reserve((bucket,))
+                held.append(bucket)
+        except BaseException:
+            self._directory.release(held)
+            self._directory.expect(buckets)
+            raise
+
+    def _loading(self, bucket: Bucket) -> asyncio.Task[None]:
+        task = self._loads.get(bucket)
+        if task is None:
+            task = self._loads[bucket] = asyncio.ensure_future(self._load(bucket))
+            task.add_done_callback(lambda done: self._ended(bucket, done))
+        return task
+
+    def _ended(self, bucket: Bucket, task: asyncio.Task[None]) -> None:
+        del self._loads[bucket]
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; nobody may be left
+
+    async def _load(self, bucket: Bucket) -> None:
+        async with self._places:
+            try:
+                series = await load_bucket(self._snapshot(), bucket)
+            except Corrupt as error:
+                if not self._is_over(bucket):
+                    raise Corrupt(f"{place_of(bucket)} cannot be read: {error}") from error
+                series = BucketSeries()
+            if series.damaged and self._is_over(bucket):
+                series = BucketSeries()  # its time came while it was read: nobody will see what is written
+            self._damage.tell(bucket, series.damaged)
+            self._directory.load(bucket, series)
+
 
 _GETS_MAX = 64
 """Up to this many streams are asked for one by one; more are found by a scan of their metric."""

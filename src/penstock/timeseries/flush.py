@@ -15,16 +15,13 @@ from penstock.clock import Clock, SteadyClock
 from penstock.coordinator import Delete, Flusher, Operation, Storage, StorageRead, pairs
 from penstock.errors import Corrupt
 from penstock.metrics import Registry
-from penstock.timeseries.bucket import Bucket
+from penstock.timeseries.compaction import Compaction, Compactor
 from penstock.timeseries.config import TimeSeriesConfig
-from penstock.timeseries.damage import DamageLog, place_of
 from penstock.timeseries.delta import SeriesDelta
-from penstock.timeseries.folding import Fold, Folder
 from penstock.timeseries.keys import SUBSYSTEM_PREFIX, bucket_prefix
-from penstock.timeseries.records import block_prefix, bucket_of, delta_operations
+from penstock.timeseries.model import Bucket
+from penstock.timeseries.records import DamageLog, block_prefix, bucket_of, delta_operations, place_of
 from penstock.timeseries.retention import Retention, load_retention
-
-__all__ = ["Blocks", "SeriesFlusher", "find_buckets"]
 
 _LOG = logging.getLogger(__name__)
 _DROPS_MAX = 20_000
@@ -49,9 +46,9 @@ class _Step:
     """What one flush does of a fold."""
 
     operations: Sequence[Operation] = ()
-    begun: Fold | None = None
+    begun: Compaction | None = None
     """The fold that begins with it."""
-    left: Fold | None = None
+    left: Compaction | None = None
     """What is left of the fold then."""
 
 
@@ -88,10 +85,10 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
 
         # Not one that queries and decoding share: writers wait for flushes, and readers may be many.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeseries-flush")
-        self._folder = Folder(
+        self._folder = Compactor(
             storage, self._thread, blocks_bytes=config.fold_bytes, samples_max=config.fold_samples
         )
-        self._fold: Fold | None = None
+        self._fold: Compaction | None = None
 
     async def load(self) -> None:
         """Find every bucket, and what of it is to be folded; store the retention if it is another one."""
@@ -177,7 +174,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
             blocks.size_bytes += 8 * sum(map(len, changed.chunks))  # about what a sample takes in a block
             blocks.added_ms = now_ms
 
-    def _take_out(self, fold: Fold) -> None:
+    def _take_out(self, fold: Compaction) -> None:
         """Let the blocks of a fold wait no more. What is left waits behind other buckets."""
         blocks = self.blocks.pop(fold.bucket)
         if not fold.is_whole:
@@ -211,7 +208,7 @@ class SeriesFlusher(Flusher[SeriesDelta, StorageRead]):
         is_new = self._fold is None
         return 2 * delta.samples if due >= self._config.fold_bytes * (2 if is_new else 1) else 0
 
-    def _fold_of(self, bucket: Bucket) -> Fold | None:
+    def _fold_of(self, bucket: Bucket) -> Compaction | None:
         """The fold under way, if it is one of this bucket."""
         return self._fold if self._fold is not None and self._fold.bucket == bucket else None
 

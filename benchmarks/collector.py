@@ -28,7 +28,7 @@ import grpc.aio
 
 from penstock.collector.grpc_receiver import METHODS
 from penstock.otlp import count_items
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 from sections import option_parser, run_sections, workdir
 from table import Row

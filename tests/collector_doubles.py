@@ -12,7 +12,7 @@ import grpc.aio
 import pyarrow as pa
 
 from penstock.collector.grpc_receiver import METHODS
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 RAW_SLOTS = {"logs": 60, "traces": 61, "metrics": 62}
 FLAT_SLOTS = {"traces": 50, "logs": 51, "metrics": 52}

@@ -18,7 +18,7 @@ import grpc
 
 from penstock.collector.grpc_receiver import METHODS
 from penstock.otlp.messages import messages_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 FILE = """
 nodes:

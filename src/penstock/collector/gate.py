@@ -14,7 +14,7 @@ from penstock.collector.seam import Accepted, Intake
 from penstock.config import Secret
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["Gate"]
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 from penstock.collector.framing import check_framing
 from penstock.collector.seam import Accepted
 from penstock.errors import PenstockError, Rejected
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["Gathering", "Mixed", "Take"]
 

@@ -16,7 +16,7 @@ from penstock.collector.hints import DETAILS_TRAILER, retry_trailers, status_byt
 from penstock.collector.intake import TAKEN
 from penstock.collector.settings import TlsSettings
 from penstock.errors import ConfigError, PenstockError, Unavailable
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["METHODS", "GrpcReceiver"]
 

@@ -18,7 +18,7 @@ from penstock.collector.intake import TAKEN
 from penstock.collector.seam import Accepted
 from penstock.errors import PermissionDenied, Unavailable, Unsupported
 from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["HttpReceiver", "OtlpApplication"]
 

@@ -14,7 +14,7 @@ from penstock.collector.outcome import Outcome, Verdict
 from penstock.collector.payload import RawPayload
 from penstock.collector.seam import Accepted, Exporter, Intake, Store
 from penstock.errors import InvalidInput, Unavailable
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = [
     "TAKEN",

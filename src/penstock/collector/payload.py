@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 if TYPE_CHECKING:
     import pyarrow as pa

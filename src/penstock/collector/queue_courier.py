@@ -36,7 +36,7 @@ from penstock.collector.sparse_log import SparseLog
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.retry import Backoff, RetryPolicy
 from penstock.units import parse_duration, parse_size
 

@@ -10,7 +10,7 @@ from penstock.collector.dead_letters import DeadLetter, DeadLetters
 from penstock.collector.outcome import Outcome, Verdict, refused
 from penstock.collector.payload import RawPayload
 from penstock.collector.seam import Exporter
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["Replayed", "replay"]
 

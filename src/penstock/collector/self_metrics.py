@@ -24,7 +24,7 @@ from penstock.collector.payload import RawPayload
 from penstock.collector.seam import Exporter
 from penstock.collector.sparse_log import SparseLog
 from penstock.metrics import Kind, Registry, Sample
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["SelfMetrics", "metrics_request"]
 

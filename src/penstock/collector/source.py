@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from penstock.collector.payload import ArrowPayload, Payload, Place, RawPayload
 from penstock.collector.seam import Delivery, Store
 from penstock.errors import PenstockError
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["OwnSource", "SharedSource", "Source", "Turns", "payload_of"]
 

@@ -12,8 +12,7 @@ from penstock.otlp.decode import Decoded, decode
 from penstock.otlp.encode import encode, split
 from penstock.otlp.json_form import from_json, to_json
 from penstock.otlp.messages import count_items, response
-from penstock.otlp.schema import schema_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal, schema_of
 from penstock.otlp.views import view, view_schema
 
 __all__ = [

@@ -12,12 +12,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.otlp.errors import Unflattenable
-from penstock.otlp.flatten import flatten
-from penstock.otlp.messages import items_in, parse
-from penstock.otlp.signal import Signal
-from penstock.otlp.slim import available
-from penstock.otlp.walk import walk
+from penstock.otlp.columns import Unflattenable
+from penstock.otlp.messages import available, items_in, parse
+from penstock.otlp.proto_to_arrow import flatten
+from penstock.otlp.proto_to_arrow_py import walk
+from penstock.otlp.schema import Signal
 
 __all__ = ["Decoded", "decode"]
 

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 
 from penstock.errors import InvalidInput
-from penstock.otlp.errors import Unflattenable
-from penstock.otlp.fill_logs import LogFiller
-from penstock.otlp.fill_metrics import PointFiller
-from penstock.otlp.fill_traces import SpanFiller
-from penstock.otlp.messages import messages_of
-from penstock.otlp.nest import nest
-from penstock.otlp.readers import AttributeReader
-from penstock.otlp.runs import changes
-from penstock.otlp.schema import RESOURCE_COLUMNS, SCOPE_COLUMNS, schema_of
-from penstock.otlp.signal import Signal
-from penstock.otlp.slim import available
+from penstock.otlp.arrow_to_proto import changes, nest
+from penstock.otlp.arrow_to_proto_py import AttributeReader, LogFiller, PointFiller, SpanFiller
+from penstock.otlp.columns import Unflattenable
+from penstock.otlp.messages import available, messages_of
+from penstock.otlp.schema import RESOURCE_COLUMNS, SCOPE_COLUMNS, Signal, schema_of
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -6,15 +6,43 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidInput
 from penstock.jsontext import check_json
-from penstock.otlp.density import check_json_density
+from penstock.otlp.limits import check_json_density
 from penstock.otlp.messages import messages_of, parse
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
-__all__ = ["from_json", "to_json"]
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+
+def json_of(serialized: bytes) -> str:
+    """The JSON of a serialized `AnyValue`: arrays as arrays, maps as objects, bytes in base64."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+    try:
+        value = AnyValue.FromString(serialized)
+    except DecodeError:
+        return base64.b64encode(serialized).decode("ascii")
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: AnyValue) -> object:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        return [_plain(each) for each in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: _plain(pair.value) for pair in value.kvlist_value.values}
+    if kind == "bytes_value":
+        return base64.b64encode(value.bytes_value).decode("ascii")
+    found: object = getattr(value, kind)
+    return found
+
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
 _NO_IDS_BELOW: Final = frozenset(

@@ -7,44 +7,19 @@ or a scope that is not there. An id of no bytes and a time of 0 are the protocol
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
 import pyarrow as pa
 
-from penstock.otlp.signal import Signal
 
-__all__ = [
-    "ANY_VALUE",
-    "ARRAY",
-    "ATTRIBUTES",
-    "BOOL",
-    "BUCKETS",
-    "BYTES",
-    "DOUBLE",
-    "EMPTY",
-    "ENTITY_REFS",
-    "EVENTS",
-    "EXEMPLARS",
-    "INT",
-    "LINKS",
-    "LOGS",
-    "MAP",
-    "METRICS",
-    "METRIC_COLUMNS",
-    "NUMBER_COLUMNS",
-    "OTHER",
-    "POINT_COLUMNS",
-    "POINT_TYPES",
-    "QUANTILES",
-    "RESOURCE_COLUMNS",
-    "SCOPE_COLUMNS",
-    "SPANS",
-    "SPAN_ID",
-    "STR",
-    "TIME",
-    "TRACE_ID",
-    "schema_of",
-]
+class Signal(enum.StrEnum):
+    """One kind of telemetry: which request, which schema, which path `/v1/…`."""
+
+    TRACES = "traces"
+    METRICS = "metrics"
+    LOGS = "logs"
+
 
 TIME: Final = pa.timestamp("ns", tz="UTC")
 TRACE_ID: Final = pa.binary(16)

@@ -20,10 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.otlp.derived import text_of
-from penstock.otlp.nested import offsets_of
-from penstock.otlp.schema import ANY_VALUE, ATTRIBUTES, schema_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.columns import offsets_of, text_of
+from penstock.otlp.schema import ANY_VALUE, ATTRIBUTES, Signal, schema_of
 
 __all__ = ["attributes_text", "hex_text", "view", "view_schema"]
 

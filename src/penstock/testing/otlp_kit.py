@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.otlp.messages import messages_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -10,7 +10,7 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.outcome import Outcome, delivered
 from penstock.collector.payload import Payload, RawPayload
 from penstock.collector.replay import replay
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 from penstock.testing.otlp_kit import telemetry

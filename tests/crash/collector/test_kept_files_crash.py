@@ -11,7 +11,7 @@ from penstock.collector.exporters.file import FileExporter
 from penstock.collector.identity import directory_identity
 from penstock.collector.payload import Place, RawPayload
 from penstock.errors import PenstockError
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 

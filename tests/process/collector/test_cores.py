@@ -14,7 +14,7 @@ import grpc
 from tests.collector_process import FILE, FarEnd, free_port
 
 from penstock.collector.grpc_receiver import METHODS
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 METHOD = next(path for path, found in METHODS.items() if found is Signal.LOGS)

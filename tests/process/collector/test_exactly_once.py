@@ -15,7 +15,7 @@ from tests.collector_process import FILE, CollectorProcess, names_in
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.collector.grpc_receiver import METHODS
 from penstock.otlp.messages import messages_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 TEXT = FILE[: FILE.index("  out:\n    kind: exporter")] + (
     "  out:\n    kind: exporter\n    plugin_urn: urn:otel:buffer:exporter\n"

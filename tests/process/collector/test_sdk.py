@@ -32,7 +32,7 @@ from tests.collector_process import FILE, CollectorProcess, FarEnd, names_in
 
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.hints import retry_trailers
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 HANDLINGS = ["arrow", "pass_through"]
 

@@ -26,7 +26,7 @@ from penstock.collector.outcome import Verdict
 from penstock.collector.urn import parse_urn
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded
 from penstock.otlp.messages import messages_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 PACK = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress, "identity": bytes}

@@ -13,13 +13,12 @@ from tests.properties.otlp.telemetry_items import items
 
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.otlp import Signal, count_items, decode, encode, from_json, split, to_json, view, view_schema
+from penstock.otlp.arrow_to_proto import nest, same
+from penstock.otlp.columns import Unflattenable
 from penstock.otlp.encode import fill
-from penstock.otlp.errors import Unflattenable
-from penstock.otlp.flatten import flatten
 from penstock.otlp.messages import parse
-from penstock.otlp.nest import nest
-from penstock.otlp.runs import same
-from penstock.otlp.walk import walk
+from penstock.otlp.proto_to_arrow import flatten
+from penstock.otlp.proto_to_arrow_py import walk
 from penstock.testing.otlp_kit import random_request, telemetry
 
 SIGNALS = list(Signal)

@@ -12,7 +12,7 @@ from penstock.collector.address import Address, is_loopback, parse_address, pars
 from penstock.collector.framing import check_framing
 from penstock.collector.inflate import inflate
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded, Unsupported
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 DATA = b"penstock " * 10_000

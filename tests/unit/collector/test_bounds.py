@@ -15,7 +15,7 @@ from penstock.collector.gate import Gate
 from penstock.collector.intake import ArrowIntake, RawIntake
 from penstock.errors import LimitExceeded, Unavailable
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 LARGE = telemetry(Signal.TRACES, items=1000) * 4

@@ -23,7 +23,7 @@ from penstock.collector import Collector, parse_plan
 from penstock.collector.grpc_receiver import METHODS
 from penstock.errors import ConfigError, Unavailable
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.quiver.errors import AtCapacity, Locked
 from penstock.testing.otlp_kit import telemetry
 

@@ -10,7 +10,7 @@ from penstock import otlp
 from penstock.collector.gathering import Gathering, Mixed
 from penstock.collector.intake import TAKEN, Reply
 from penstock.errors import InvalidInput, Unavailable
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 

@@ -9,7 +9,7 @@ from penstock.collector.intake import TAKEN, BroadcastIntake, DirectIntake, RawI
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.errors import InvalidInput, StorageFull, Unavailable
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 DATA = telemetry(Signal.LOGS, items=2)

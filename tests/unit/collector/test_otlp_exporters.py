@@ -21,7 +21,7 @@ from penstock.collector.outcome import AuthErrors, Outcome, Verdict
 from penstock.collector.payload import ArrowPayload, RawPayload
 from penstock.collector.settings import Compression, OtlpExporterSettings
 from penstock.http import Fault, Listener, Request, Response
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 DATA = telemetry(Signal.TRACES, items=40)

@@ -31,7 +31,7 @@ from penstock.collector.seam import Intake
 from penstock.config import Secret
 from penstock.metrics import Registry
 from penstock.otlp.messages import messages_of
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.quiver.errors import AtCapacity
 from penstock.testing.otlp_kit import telemetry
 

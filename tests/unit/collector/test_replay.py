@@ -19,7 +19,7 @@ from penstock.collector.payload import Payload, RawPayload
 from penstock.collector.replay import replay
 from penstock.collector.settings import OtlpExporterSettings
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 DATA = telemetry(Signal.LOGS, items=3)

@@ -10,7 +10,7 @@ from tests.unit.collector.test_collector import collector, plan_of, send
 
 from penstock.collector.self_metrics import metrics_request
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 
 def test_a_registry_becomes_sums_gauges_and_histograms() -> None:

@@ -35,7 +35,7 @@ from penstock.collector.source import OwnSource
 from penstock.errors import Corrupt, LimitExceeded, NotFound, Unavailable
 from penstock.fs import OsFileSystem
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing import ManualClock
 from penstock.testing.otlp_kit import telemetry
 

@@ -19,7 +19,7 @@ from penstock.collector.payload import RawPayload
 from penstock.collector.settings import OtlpExporterSettings, OtlpReceiverSettings, TlsSettings
 from penstock.errors import ConfigError
 from penstock.metrics import Registry
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 

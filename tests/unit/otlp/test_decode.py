@@ -14,9 +14,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.otlp import Decoded, Signal, count_items, decode, encode, schema_of, split
+from penstock.otlp.columns import varint
 from penstock.otlp.messages import parse
 from penstock.otlp.schema import ARRAY, BOOL, BYTES, DOUBLE, EMPTY, INT, MAP, STR
-from penstock.otlp.wire import varint
 from penstock.testing.otlp_kit import telemetry
 
 WAYS = ["native", "walked"]

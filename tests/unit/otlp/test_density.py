@@ -6,9 +6,9 @@ import pytest
 
 from penstock import otlp
 from penstock.errors import LimitExceeded
-from penstock.otlp.density import SMALL_PARTS_MAX, check_density
-from penstock.otlp.signal import Signal
-from penstock.otlp.wire import varint
+from penstock.otlp.columns import varint
+from penstock.otlp.limits import SMALL_PARTS_MAX, check_density
+from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import InvalidInput
 from penstock.otlp import Signal, count_items, decode, encode, response, schema_of, split
+from penstock.otlp.arrow_to_proto import changes, same
 from penstock.otlp.messages import messages_of, parse
-from penstock.otlp.runs import changes, same
 from penstock.testing.otlp_kit import telemetry
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.otlp import Signal, schema_of
-from penstock.otlp.context import REPEATED_BYTES_MAX
-from penstock.otlp.item_cap import ITEMS_MAX
+from penstock.otlp.limits import ITEMS_MAX
+from penstock.otlp.proto_to_arrow import REPEATED_BYTES_MAX
 from penstock.otlp.schema import ANY_VALUE
 
 TEXT = (Path(__file__).parents[3] / "docs/formats/otlp-arrow.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from penstock.collector.outcome import Outcome, after_grpc
 from penstock.collector.payload import Payload
 from penstock.collector.settings import Compression, OtlpExporterSettings
 from penstock.errors import ConfigError
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["OtlpGrpcExporter"]
 

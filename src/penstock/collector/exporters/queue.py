@@ -11,7 +11,7 @@ from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.collector.settings import BufferSettings
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
-from penstock.otlp.signal import Signal
+from penstock.otlp.schema import Signal
 
 __all__ = ["QueueExporter", "producer_config", "record_of"]
 

@@ -1,10 +1,15 @@
-"""From nested Arrow to the flat columns: whole columns at a time, most of them without a copy.
+"""From nested Arrow to the flat columns, and columns that follow from others.
+
+From nested Arrow to the flat columns: whole columns at a time, most of them without a copy.
 
 What cannot be said this way raises `Unflattenable`, and the request is walked message by message instead.
+
+Columns that follow from others: they are for whoever queries, and are left out on the way back to OTLP.
 """
 
 from __future__ import annotations
 
+import base64
 from typing import Final
 
 import numpy as np
@@ -12,11 +17,69 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.otlp.errors import Unflattenable
+from penstock.otlp.json_form import json_of
 from penstock.otlp.schema import ANY_VALUE, ARRAY, ATTRIBUTES, BOOL, BYTES, DOUBLE, INT, MAP, STR, TIME
-from penstock.otlp.wire import varint
 
-__all__ = ["any_values", "attributes", "ids", "list_of", "offsets_of", "parents", "times"]
+
+class Unflattenable(Exception):
+    """Something that only the messages can tell: go through them, one by one."""
+
+
+_MORE: Final = 0x80
+
+
+def varint(number: int) -> bytes:
+    """A length as the wire has it."""
+    out = bytearray()
+    while number >= _MORE:
+        out.append(number & 0x7F | _MORE)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def field_content(message: bytes | None, number: int) -> bytes:
+    """The bytes of field `number`, which is all that `message` holds. Raises `Unflattenable` if it is not."""
+    tag = number << 3 | 2
+    if not message or message[0] != tag:
+        raise Unflattenable("a serialized value is not of its type")
+    length = shift = 0
+    for place in range(1, len(message)):
+        length |= (message[place] & 0x7F) << shift
+        shift += 7
+        if message[place] < _MORE:
+            content = message[place + 1 :]
+            if len(content) != length:
+                break
+            return content
+    raise Unflattenable("a serialized value is not whole")
+
+
+def duration_of(start: pa.TimestampArray, end: pa.TimestampArray) -> pa.Int64Array:
+    """Nanoseconds from `start` to `end`; null where one of them is."""
+    return pc.subtract(end.cast(pa.int64()), start.cast(pa.int64()))
+
+
+def text_of(values: pa.StructArray) -> pa.StringArray:
+    """Every value as a person reads it: text as it is, numbers in digits, the rest as JSON, bytes in base64.
+
+    Null where there is no value, or an empty one.
+    """
+    text = values.field("str")
+    for name in ("int", "double", "bool"):
+        leaf = values.field(name)
+        if leaf.null_count < len(leaf):
+            text = pc.coalesce(text, leaf.cast(pa.string()))
+    for name, write in (("bytes", _base64), ("ser", json_of)):
+        leaf = values.field(name)
+        if leaf.null_count < len(leaf):
+            cells = [None if cell is None else write(cell) for cell in leaf.to_pylist()]
+            text = pc.coalesce(text, pa.array(cells, pa.string()))
+    return text
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 _KINDS: Final = (

@@ -26,7 +26,7 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp import count_items
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.schema import Signal
 
 RAW_SLOTS = {"logs": 60, "traces": 61, "metrics": 62}
@@ -96,7 +96,7 @@ class MemoryStore:
                 return None
         return self.pending.popleft() if self.pending else None
 
-    def strays(self, subscriber: str) -> int:
+    def unacked_unleased(self, subscriber: str) -> int:
         return 0
 
     def waiting(self, subscriber: str) -> int:

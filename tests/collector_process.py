@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.messages import messages_of
 from penstock.otlp.schema import Signal
 

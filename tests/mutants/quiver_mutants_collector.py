@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["COLLECTOR_MUTANTS"]
 
-COURIER = "tests/unit/collector/test_courier.py"
+COURIER = "tests/unit/collector/test_export_worker.py"
 OUTCOMES = "tests/unit/collector/test_outcomes.py"
 RECEIVERS = "tests/unit/collector/test_receivers.py"
 STORED = "tests/unit/collector/test_stored_exporters.py"
@@ -15,7 +15,7 @@ BODIES = "tests/unit/collector/test_bodies.py"
 COLLECTOR_MUTANTS = (
     Mutant(
         name="a request is answered before the store has it",
-        where="collector:RawIntake.take",
+        where="collector:RawConsumer.take",
         old="    await self._store.ingest_raw(data, signal.value)\n    return TAKEN\n",
         new=(
             "    import asyncio\n"
@@ -49,36 +49,36 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="a refused bundle is rejected although it was not kept",
-        where="collector:Courier._is_kept",
+        where="collector:ExportWorker._is_kept",
         old='        delivery.nack(f"{outcome.reason}; not kept: {error}")\n        return False\n',
         new="        return True\n",
         test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
     ),
     Mutant(
         name="a destination that is down is tried with everything",
-        where="collector:Circuit.enter",
+        where="collector:CircuitBreaker.enter",
         old="        self.state = CircuitState.PROBING\n        return True\n",
         new="        self.state = CircuitState.CLOSED\n        return True\n",
         test=f"{COURIER}::test_a_destination_that_is_down_gets_one_bundle_at_a_time",
     ),
     Mutant(
         name="a bundle is lost when an exporter has a bug",
-        where="collector:Courier._attempt",
+        where="collector:ExportWorker._attempt",
         old='        return Outcome(verdict=Verdict.RETRY, reason=f"{type(error).__name__}: {error}")\n',
         new='        return Outcome(verdict=Verdict.ACK, reason=f"{type(error).__name__}: {error}")\n',
         test=f"{COURIER}::test_a_bug_in_an_exporter_loses_nothing",
     ),
     Mutant(
         name="a bundle whose ack was lost is appended again",
-        where="collector:QueueCourier._append",
+        where="collector:BufferExportWorker._append",
         old="    fresh = [delivery for delivery in mine if version_of(delivery) > position]\n",
         new="    fresh = list(mine)\n",
         test=f"{STORED}::test_bundles_whose_acks_were_lost_are_not_appended_again",
     ),
     Mutant(
         name="the position passes a bundle that is in nobody's hands",
-        where="collector:QueueCourier._gather",
-        old="        while group and self._source.strays():\n",
+        where="collector:BufferExportWorker._gather",
+        old="        while group and self._source.unacked_unleased():\n",
         new="        while False:\n",
         test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands",
     ),
@@ -98,21 +98,21 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="who was let in before a failure ends the probe of another",
-        where="collector:Circuit.left",
+        where="collector:CircuitBreaker.left",
         old="    if was_probe and self.state is CircuitState.PROBING:\n",
         new="    if self.state is CircuitState.PROBING:\n",
         test=f"{OUTCOMES}::test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe",
     ),
     Mutant(
         name="the rest of a group is tried although the destination is down",
-        where="collector:Courier._deliver_each",
+        where="collector:ExportWorker._deliver_each",
         old="        if place and self._circuit.state is not CircuitState.CLOSED:\n",
         new="        if False:\n",
         test=f"{COURIER}::test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down",
     ),
     Mutant(
         name="a request beyond a cap stops a queue for ever",
-        where="collector:QueueCourier._records",
+        where="collector:BufferExportWorker._records",
         old="        except (InvalidInput, LimitExceeded) as error:\n",
         new="        except InvalidInput as error:\n",
         test=f"{STORED}::test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue",

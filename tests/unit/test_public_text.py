@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from penstock.collector.answers import refusal_of
+from penstock.collector.status import refusal_of
 from penstock.errors import InvalidInput, PenstockError, Unavailable, public_text
 from penstock.fs import explain
 from penstock.server.console.app import refusal as console_refusal

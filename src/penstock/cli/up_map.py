@@ -18,7 +18,7 @@ from penstock.services.fleet.status import FleetMap, PartKind, PipelinePlace, Qu
 from penstock.units import parse_size
 
 if TYPE_CHECKING:
-    from penstock.collector.plan import Plan as CollectorPlan
+    from penstock.collector.config import Plan as CollectorPlan
     from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 
 __all__ = [
@@ -190,7 +190,7 @@ def _collector_part(plan: Plan, disabled: Iterable[str]) -> PartPlan | None:
 
 
 def _collector_plan(plan: Plan) -> CollectorPlan:
-    from penstock.collector.plan import load_plan, parse_plan
+    from penstock.collector.config import load_plan, parse_plan
 
     assert plan.collector_file is not None
     if plan.collector_text is not None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.collector.collector import Collector
-    from penstock.collector.plan import Plan, load_plan, parse_plan
+    from penstock.collector.config import Plan, load_plan, parse_plan
 
 __all__ = ["Collector", "Plan", "load_plan", "parse_plan"]
 
-_PLACES = {"Collector": "collector", "Plan": "plan", "load_plan": "plan", "parse_plan": "plan"}
+_PLACES = {"Collector": "collector", "Plan": "config", "load_plan": "config", "parse_plan": "config"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The collector: opens the stores, starts the couriers, then the receivers; stops in the opposite order."""
+"""The collector: opens the stores, starts the workers, then the receivers; stops in the opposite order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.collector.address import Address
-from penstock.collector.admin import AdminServer
+from penstock.collector.config import PersistenceSettings, Plan
+from penstock.collector.consumers import DirectConsumer, FanOut, RoundRobin
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.exporters.factory import concurrency_of, make_exporter, make_otlp_exporter
-from penstock.collector.gate import Gate
-from penstock.collector.graph import Dispatch, Node
-from penstock.collector.grpc_receiver import GrpcReceiver
-from penstock.collector.http_receiver import HttpReceiver
-from penstock.collector.intake import BroadcastIntake, DirectIntake, TurnsIntake
-from penstock.collector.plan import PersistenceSettings, Plan
-from penstock.collector.seam import Exporter, Intake, Store
-from penstock.collector.self_metrics import SelfMetrics
-from penstock.collector.settings import OtlpReceiverSettings
-from penstock.collector.store import open_store
-from penstock.collector.urn import Kind
-from penstock.collector.vault import Vault
+from penstock.collector.graph import Dispatch, Kind, Node
+from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.pipeline import PersistentPipeline, open_store
+from penstock.collector.ports import ConsumerNode, Exporter, Store
+from penstock.collector.receiver_grpc import GrpcReceiver
+from penstock.collector.receiver_http import HttpReceiver
+from penstock.collector.settings import Address, OtlpReceiverSettings
+from penstock.collector.telemetry import AdminServer, SelfMetrics
 from penstock.errors import PenstockError
 from penstock.http import Sites
 from penstock.ids import SYSTEM_RNG
@@ -63,10 +59,10 @@ class Collector:
         self._registry = registry
         self._open_store = open_store
         self._dead_letters = DeadLetters(plan.dead_letters, clock=clock)
-        self._vaults: dict[str, Vault] = {}
+        self._pipelines: dict[str, PersistentPipeline] = {}
         self._exporters: dict[str, Exporter] = {}
         self._receivers: list[GrpcReceiver | HttpReceiver] = []
-        self._gates: list[Gate] = []
+        self._gates: list[ReceiverLimiter] = []
         self._admin: AdminServer | None = None
         self._self_metrics: SelfMetrics | None = None
         self.addresses: dict[str, list[Address]] = {}
@@ -102,8 +98,8 @@ class Collector:
     async def stop(self) -> None:
         """Take nothing more, make everything durable, bring what can be brought in time, and close."""
         self.is_ready = False
-        for gate in self._gates:
-            gate.drain()
+        for limiter in self._gates:
+            limiter.drain()
         async with contextlib.AsyncExitStack() as stack:
             # Each step is taken whatever became of the one before; the first error is told in the end.
             if self._admin is not None:
@@ -112,17 +108,17 @@ class Collector:
                 stack.push_async_callback(self._self_metrics.stop)
             for exporter in self._exporters.values():
                 stack.push_async_callback(exporter.close)
-            for vault in self._vaults.values():
-                stack.push_async_callback(vault.store.close)
+            for pipeline in self._pipelines.values():
+                stack.push_async_callback(pipeline.store.close)
             await asyncio.gather(*(receiver.drain(_RECEIVER_GRACE_S) for receiver in self._receivers))
-            await asyncio.gather(*(self._drain(vault) for vault in self._vaults.values()))
-            self._receivers, self._vaults, self._exporters = [], {}, {}
+            await asyncio.gather(*(self._drain(pipeline) for pipeline in self._pipelines.values()))
+            self._receivers, self._pipelines, self._exporters = [], {}, {}
             self._admin = self._self_metrics = None
 
     def hurry(self) -> None:
         """Cut a stop short: nothing more is delivered, everything is still closed in order."""
-        for vault in self._vaults.values():
-            vault.hurry()
+        for pipeline in self._pipelines.values():
+            pipeline.hurry()
 
     async def _start_admin(self) -> None:
         address = self._plan.telemetry.address
@@ -159,7 +155,7 @@ class Collector:
             cores=self._plan.cores,
             registry=self._registry,
         )
-        vault = Vault(
+        pipeline = PersistentPipeline(
             node,
             settings,
             store,
@@ -170,8 +166,8 @@ class Collector:
             rng=self._rng,
             registry=self._registry,
         )
-        self._vaults[node.name] = vault
-        vault.start(
+        self._pipelines[node.name] = pipeline
+        pipeline.start(
             [
                 (
                     name,
@@ -183,21 +179,21 @@ class Collector:
             ]
         )
 
-    async def _drain(self, vault: Vault) -> None:
+    async def _drain(self, pipeline: PersistentPipeline) -> None:
         try:
-            await vault.store.flush()
+            await pipeline.store.flush()
         except PenstockError as error:
             # It is in the log, and becomes segments after the next start.
-            _LOG.warning("%s: not all of it can be made ready for delivery: %s", vault.node.name, error)
-        if not await vault.drain(self._plan.drain_timeout_s):
-            _LOG.warning("%s: not everything was delivered in time; the rest is kept", vault.node.name)
-        for name, segments in vault.waiting().items():
+            _LOG.warning("%s: not all of it can be made ready for delivery: %s", pipeline.node.name, error)
+        if not await pipeline.drain(self._plan.drain_timeout_s):
+            _LOG.warning("%s: not everything was delivered in time; the rest is kept", pipeline.node.name)
+        for name, segments in pipeline.waiting().items():
             _LOG.warning("%s: segments that are kept for it until the next start: %d", name, segments)
 
     async def _start_receiver(self, node: Node) -> None:
         settings = self._plan.settings[node.name]
         assert isinstance(settings, OtlpReceiverSettings)
-        gate = Gate(
+        limiter = ReceiverLimiter(
             node.name,
             self._intake(node),
             tokens=settings.tokens,
@@ -205,12 +201,12 @@ class Collector:
             bytes_max=settings.in_flight_bytes,
             registry=self._registry,
         )
-        self._gates.append(gate)
+        self._gates.append(limiter)
         bound = self.addresses.setdefault(node.name, [])
         reuse_port = self._plan.cores > 1
         if settings.grpc_address is not None:
             grpc = GrpcReceiver(
-                gate,
+                limiter,
                 request_bytes_max=settings.max_bytes,
                 calls_max=settings.max_in_flight,
                 tls=settings.tls,
@@ -220,7 +216,7 @@ class Collector:
             bound.append(await grpc.bind(settings.grpc_address))
         if settings.http_address is not None:
             http = HttpReceiver(
-                gate,
+                limiter,
                 request_bytes_max=settings.max_bytes,
                 sites=settings.sites,
                 reuse_port=reuse_port,
@@ -228,15 +224,15 @@ class Collector:
             self._receivers.append(http)
             bound.append(await http.bind(settings.http_address))
 
-    def _intake(self, node: Node) -> Intake:
+    def _intake(self, node: Node) -> ConsumerNode:
         targets = [self._target(name) for name in node.destinations]
         if len(targets) == 1:
             return targets[0]
-        return BroadcastIntake(targets) if node.dispatch is Dispatch.BROADCAST else TurnsIntake(targets)
+        return FanOut(targets) if node.dispatch is Dispatch.BROADCAST else RoundRobin(targets)
 
-    def _target(self, name: str) -> Intake:
-        vaults: Mapping[str, Vault] = self._vaults
-        return vaults[name].intake() if name in vaults else DirectIntake(self._exporters[name])
+    def _target(self, name: str) -> ConsumerNode:
+        pipelines: Mapping[str, PersistentPipeline] = self._pipelines
+        return pipelines[name].intake() if name in pipelines else DirectConsumer(self._exporters[name])
 
 
 def _subscribers(node: Node, settings: PersistenceSettings) -> list[str]:

@@ -4,28 +4,47 @@
     <path>/<exporter>/<place>-<signal>.json    why and when, and the size and checksum of the request
 
 A bundle is rejected only after both are durable.
+
+Dead letters sent again, each removed when it was taken.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import xxhash
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.collector.directories import make_durably
-from penstock.collector.payload import Payload
-from penstock.errors import NotFound, PenstockError
+from penstock.collector.outcome import Outcome, Verdict, refused
+from penstock.collector.payload import Payload, RawPayload
+from penstock.collector.ports import Exporter
+from penstock.errors import NotFound, PenstockError, PermissionDenied
 from penstock.files import write_durably
 from penstock.fs import FileSystem, OsFileSystem
 from penstock.ids import SYSTEM_RNG, mint_ulid
+from penstock.otlp.schema import Signal
 
-__all__ = ["DeadLetter", "DeadLetters"]
+
+def make_durably(fs: FileSystem, path: str) -> None:
+    """Make a directory and those above it; on return their names survive a power cut.
+
+    Also when an earlier call made them and failed before their names were durable, which making them again
+    would not notice. Raises what the disk raises.
+    """
+    fs.make_dirs(path)
+    above = os.path.dirname(path)
+    while above != path:
+        # Where we may not look we did not make anything either.
+        with contextlib.suppress(PermissionDenied):
+            fs.sync_dir(above)
+        path, above = above, os.path.dirname(above)
+
 
 _STAGING: Final = ".staging"
 _REASON_MAX: Final = 2000
@@ -145,3 +164,40 @@ class DeadLetters:
         if told.get("xxh3", checksum) != checksum:
             return "the request is not the one that was refused: its checksum is wrong"
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What became of one letter."""
+
+    letter: DeadLetter
+    outcome: Outcome
+
+    @property
+    def is_taken(self) -> bool:
+        return self.outcome.verdict is Verdict.ACK
+
+
+async def replay(letters: Iterable[DeadLetter], store: DeadLetters, exporter: Exporter) -> list[Replayed]:
+    """Send each once, oldest place first. Stops at the first that finds the destination out of reach.
+
+    What is not taken stays where it is, and so does one that is damaged, which is not sent.
+    A crash after one was taken and before it is removed sends it again.
+    """
+    done: list[Replayed] = []
+    await exporter.start()
+    try:
+        for letter in letters:
+            if letter.damage:
+                done.append(Replayed(letter=letter, outcome=refused(letter.damage)))
+                continue
+            data = await asyncio.to_thread(store.request, letter)
+            outcome = await exporter.send(RawPayload(data, Signal(letter.signal)))
+            done.append(Replayed(letter=letter, outcome=outcome))
+            if outcome.verdict is Verdict.ACK:
+                await asyncio.to_thread(store.remove, letter)
+            elif outcome.is_down:
+                break
+    finally:
+        await exporter.close()
+    return done

@@ -6,10 +6,9 @@ import random
 
 from tests.crash.damage import Damage, Tally, damages
 
-from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.dead_letters import DeadLetters, replay
 from penstock.collector.outcome import Outcome, delivered
 from penstock.collector.payload import Payload, RawPayload
-from penstock.collector.replay import replay
 from penstock.otlp.schema import Signal
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk

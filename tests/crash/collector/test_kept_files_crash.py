@@ -8,8 +8,8 @@ import pytest
 
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.exporters.file import FileExporter
-from penstock.collector.identity import directory_identity
 from penstock.collector.payload import Place, RawPayload
+from penstock.collector.pipeline import directory_identity
 from penstock.errors import PenstockError
 from penstock.otlp.schema import Signal
 from penstock.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from tests.collector_process import FILE, FarEnd, free_port
 
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 

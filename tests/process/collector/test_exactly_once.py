@@ -13,7 +13,7 @@ import pytest
 from tests.collector_process import FILE, CollectorProcess, names_in
 
 from penstock.buffer import Consumer, ConsumerConfig
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.messages import messages_of
 from penstock.otlp.schema import Signal
 

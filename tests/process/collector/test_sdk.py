@@ -31,7 +31,7 @@ from opentelemetry.sdk.trace.export import (
 from tests.collector_process import FILE, CollectorProcess, FarEnd, names_in
 
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.hints import retry_trailers
+from penstock.collector.status import retry_trailers
 from penstock.otlp.schema import Signal
 
 HANDLINGS = ["arrow", "pass_through"]

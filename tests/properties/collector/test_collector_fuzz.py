@@ -11,19 +11,18 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.collector.address import parse_address, parse_endpoint
-from penstock.collector.exporters.partial import outcome_of_response
-from penstock.collector.framing import check_framing
-from penstock.collector.hints import (
+from penstock.collector.batcher import check_framing
+from penstock.collector.graph import parse_urn
+from penstock.collector.outcome import Verdict, outcome_of_response
+from penstock.collector.receiver_http import inflate
+from penstock.collector.settings import parse_address, parse_endpoint
+from penstock.collector.status import (
     DETAILS_TRAILER,
     RETRY_TRAILER,
     hint_of_trailers,
     message_of,
     retry_after_s,
 )
-from penstock.collector.inflate import inflate
-from penstock.collector.outcome import Verdict
-from penstock.collector.urn import parse_urn
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded
 from penstock.otlp.messages import messages_of
 from penstock.otlp.schema import Signal

@@ -18,7 +18,7 @@ from penstock.cli.up_file import Prepared, find_file, prepare
 from penstock.cli.up_ground import scratch_of_spark, write_collector_file, write_default_pipeline
 from penstock.cli.up_hints import hint_of
 from penstock.cli.up_log import LogPrinter
-from penstock.collector.plan import load_plan
+from penstock.collector.config import load_plan
 from penstock.errors import ConfigError
 from penstock.services.fleet.status import Level, LogLine, PartKind, PartState, PartStatus
 from penstock.spark.pipeline.spec import load_spec

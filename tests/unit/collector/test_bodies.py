@@ -8,9 +8,9 @@ import zlib
 import pytest
 import zstandard
 
-from penstock.collector.address import Address, is_loopback, parse_address, parse_endpoint
-from penstock.collector.framing import check_framing
-from penstock.collector.inflate import inflate
+from penstock.collector.batcher import check_framing
+from penstock.collector.receiver_http import inflate
+from penstock.collector.settings import Address, is_loopback, parse_address, parse_endpoint
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded, Unsupported
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry

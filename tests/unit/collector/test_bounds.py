@@ -10,9 +10,9 @@ import pytest
 from tests.collector_doubles import MemoryStore
 
 from penstock import otlp
-from penstock.collector.framing import RESOURCES_MAX, check_framing
-from penstock.collector.gate import Gate
-from penstock.collector.intake import ArrowIntake, RawIntake
+from penstock.collector.batcher import RESOURCES_MAX, check_framing
+from penstock.collector.consumers import ArrowConsumer, RawConsumer
+from penstock.collector.limiter import ReceiverLimiter
 from penstock.errors import LimitExceeded, Unavailable
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
@@ -57,13 +57,13 @@ async def inside(watched: Watched) -> None:
         await asyncio.sleep(0.001)
 
 
-def gate(intake: ArrowIntake | RawIntake, bytes_max: int = 1 << 30) -> Gate:
-    return Gate("in", intake, bytes_max=bytes_max, registry=Registry())
+def limiter(intake: ArrowConsumer | RawConsumer, bytes_max: int = 1 << 30) -> ReceiverLimiter:
+    return ReceiverLimiter("in", intake, bytes_max=bytes_max, registry=Registry())
 
 
 async def test_large_requests_are_decoded_one_at_a_time(decoding: Watched) -> None:
     store = MemoryStore()
-    made = gate(ArrowIntake(store))
+    made = limiter(ArrowConsumer(store))
     under_way = [asyncio.create_task(made.take(LARGE, Signal.TRACES)) for _ in range(4)]
     await inside(decoding)
     await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def test_large_requests_are_decoded_one_at_a_time(decoding: Watched) -> No
 
 async def test_a_client_that_leaves_does_not_make_room_before_its_request_is_gone(decoding: Watched) -> None:
     store = MemoryStore()
-    made = gate(ArrowIntake(store), bytes_max=len(LARGE) + 100)
+    made = limiter(ArrowConsumer(store), bytes_max=len(LARGE) + 100)
     leaving = asyncio.create_task(made.take(LARGE, Signal.TRACES))
     await inside(decoding)
     leaving.cancel()
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_does_not_make_room_before_its_request_is_gon
 
 
 async def test_bodies_that_are_unpacked_count_as_under_way(decoding: Watched) -> None:
-    made = gate(RawIntake(MemoryStore()), bytes_max=1000)
+    made = limiter(RawConsumer(MemoryStore()), bytes_max=1000)
     unpacking = Watched(lambda: b"x")
     under_way = asyncio.create_task(made.aside(900, unpacking))
     await inside(unpacking)
@@ -109,7 +109,7 @@ async def test_full_validation_of_a_large_request_does_not_hold_up_the_loop(
     counting = Watched(otlp.count_items)
     counting.go.set()
     monkeypatch.setattr(otlp, "count_items", counting)
-    await gate(RawIntake(MemoryStore(), full=True)).take(LARGE, Signal.TRACES)
+    await limiter(RawConsumer(MemoryStore(), full=True)).take(LARGE, Signal.TRACES)
     assert threading.get_ident() not in counting.threads
 
 

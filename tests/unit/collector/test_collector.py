@@ -20,7 +20,7 @@ from tests.collector_doubles import GrpcBackend
 
 from penstock import otlp
 from penstock.collector import Collector, parse_plan
-from penstock.collector.grpc_receiver import METHODS
+from penstock.collector.receiver_grpc import METHODS
 from penstock.errors import ConfigError, Unavailable
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
@@ -214,7 +214,7 @@ async def test_the_sdk_waits_as_long_as_the_collector_asks_it_to(tmp_path: Path)
     times: list[float] = []
     loaded = plan_of(tmp_path, ["out"], {"otlp_handling": "pass_through"}, out={"plugin": "noop"})
     async with collector(loaded) as made:
-        store = made._vaults["keep"].store
+        store = made._pipelines["keep"].store
         keep = store.ingest_raw
         loop = asyncio.get_running_loop()
 

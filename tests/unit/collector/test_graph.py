@@ -6,9 +6,8 @@ import copy
 
 import pytest
 
-from penstock.collector.graph import Dispatch, parse_graph
-from penstock.collector.urn import Kind, Plugin, parse_urn
-from penstock.collector.variables import fill
+from penstock.collector.config import fill
+from penstock.collector.graph import Dispatch, Kind, Plugin, parse_graph, parse_urn
 from penstock.errors import ConfigError
 
 NODES: dict[str, dict[str, object]] = {

@@ -16,10 +16,10 @@ from tests.collector_doubles import Answer, GrpcBackend
 from penstock import otlp
 from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
 from penstock.collector.exporters.otlp_http import OtlpHttpExporter
-from penstock.collector.hints import DETAILS_TRAILER, RETRY_TRAILER, retry_trailers, status_bytes
 from penstock.collector.outcome import AuthErrors, Outcome, Verdict
 from penstock.collector.payload import ArrowPayload, RawPayload
 from penstock.collector.settings import Compression, OtlpExporterSettings
+from penstock.collector.status import DETAILS_TRAILER, RETRY_TRAILER, retry_trailers, status_bytes
 from penstock.http import Fault, Listener, Request, Response
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry

@@ -7,19 +7,21 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from penstock import errors
-from penstock.collector.answers import Draining, Unauthorized, refusal_of
-from penstock.collector.circuit import Circuit, CircuitPolicy, CircuitState
-from penstock.collector.hints import (
+from penstock.collector.breaker import CircuitBreaker, CircuitPolicy, CircuitState
+from penstock.collector.outcome import AuthErrors, Verdict, after_grpc, after_http, delivered
+from penstock.collector.status import (
     DETAILS_TRAILER,
     RETRY_TRAILER,
+    Draining,
+    Unauthorized,
     hint_of_trailers,
     message_of,
+    refusal_of,
     retry_after_s,
     retry_trailers,
     status_bytes,
     status_json,
 )
-from penstock.collector.outcome import AuthErrors, Verdict, after_grpc, after_http, delivered
 from penstock.quiver.errors import AtCapacity, Closed
 
 ALL_CODES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
@@ -126,7 +128,7 @@ def test_every_fault_has_its_answer(error: Exception, code: str, status: int, hi
 
 
 def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
-    circuit = Circuit(CircuitPolicy(initial_s=2, max_s=10))
+    circuit = CircuitBreaker(CircuitPolicy(initial_s=2, max_s=10))
     assert all(circuit.enter(0) for _ in range(5))
     circuit.failed(0, draw=1)
     assert not circuit.enter(1.9)
@@ -138,14 +140,14 @@ def test_an_open_circuit_lets_one_through_when_its_time_has_come() -> None:
 
 
 def test_failures_of_those_under_way_do_not_lengthen_the_wait() -> None:
-    circuit = Circuit(CircuitPolicy(initial_s=2, max_s=10))
+    circuit = CircuitBreaker(CircuitPolicy(initial_s=2, max_s=10))
     for _ in range(5):
         circuit.failed(0, draw=1)
     assert circuit.due_s == 2
 
 
 def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
-    circuit = Circuit(CircuitPolicy(initial_s=1, max_s=5))
+    circuit = CircuitBreaker(CircuitPolicy(initial_s=1, max_s=5))
     now, waits = 0.0, []
     for _ in range(5):
         assert circuit.enter(now)
@@ -156,7 +158,7 @@ def test_each_probe_that_fails_doubles_the_wait_up_to_the_cap() -> None:
 
 
 def test_a_hint_is_a_floor_under_the_wait() -> None:
-    circuit = Circuit(CircuitPolicy(initial_s=1, max_s=5))
+    circuit = CircuitBreaker(CircuitPolicy(initial_s=1, max_s=5))
     circuit.failed(0, draw=0, hint_s=3)
     assert circuit.due_s == 3
     circuit.failed(0, draw=0, hint_s=7)
@@ -164,7 +166,7 @@ def test_a_hint_is_a_floor_under_the_wait() -> None:
 
 
 def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> None:
-    circuit = Circuit(CircuitPolicy())
+    circuit = CircuitBreaker(CircuitPolicy())
     circuit.failed(0, draw=0)
     assert circuit.enter(60)
     assert circuit.is_probing
@@ -173,7 +175,7 @@ def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> No
 
 
 def test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe() -> None:
-    circuit = Circuit(CircuitPolicy())
+    circuit = CircuitBreaker(CircuitPolicy())
     assert circuit.enter(0)
     assert not circuit.is_probing
     circuit.failed(0, draw=0)

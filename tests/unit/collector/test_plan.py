@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from penstock.cli.collector.run import run
-from penstock.collector.plan import parse_plan
+from penstock.collector.config import parse_plan
 from penstock.collector.settings import OtlpExporterSettings, OtlpReceiverSettings
 from penstock.config import Secret
 from penstock.errors import ConfigError

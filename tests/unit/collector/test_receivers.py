@@ -21,13 +21,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.collector_doubles import MemoryStore
 
 from penstock import otlp
-from penstock.collector.address import Address
-from penstock.collector.gate import Gate
-from penstock.collector.grpc_receiver import METHODS, GrpcReceiver
-from penstock.collector.hints import DETAILS_TRAILER, RETRY_TRAILER
-from penstock.collector.http_receiver import HttpReceiver
-from penstock.collector.intake import ArrowIntake, RawIntake
-from penstock.collector.seam import Intake
+from penstock.collector.consumers import ArrowConsumer, RawConsumer
+from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.ports import ConsumerNode
+from penstock.collector.receiver_grpc import METHODS, GrpcReceiver
+from penstock.collector.receiver_http import HttpReceiver
+from penstock.collector.settings import Address
+from penstock.collector.status import DETAILS_TRAILER, RETRY_TRAILER
 from penstock.config import Secret
 from penstock.metrics import Registry
 from penstock.otlp.messages import messages_of
@@ -43,13 +43,13 @@ PATHS = {signal: method for method, signal in METHODS.items()}
 
 
 class Rig:
-    def __init__(self, intake: Intake, store: MemoryStore, tokens: tuple[Secret, ...] = ()) -> None:
+    def __init__(self, intake: ConsumerNode, store: MemoryStore, tokens: tuple[Secret, ...] = ()) -> None:
         self.store = store
         self.registry = Registry()
-        self.gate = Gate("in", intake, tokens=tokens, requests_max=4, registry=self.registry)
-        self.grpc = GrpcReceiver(self.gate, request_bytes_max=LIMIT, calls_max=4)
+        self.limiter = ReceiverLimiter("in", intake, tokens=tokens, requests_max=4, registry=self.registry)
+        self.grpc = GrpcReceiver(self.limiter, request_bytes_max=LIMIT, calls_max=4)
         self.grpc_at = HERE
-        self.http = HttpReceiver(self.gate, request_bytes_max=LIMIT)
+        self.http = HttpReceiver(self.limiter, request_bytes_max=LIMIT)
         self.channel: grpc.aio.Channel
         self.client: httpx.AsyncClient
 
@@ -67,7 +67,7 @@ class Rig:
 @asynccontextmanager
 async def rig(*, raw: bool = True, tokens: tuple[str, ...] = ()) -> AsyncIterator[Rig]:
     store = MemoryStore()
-    intake: Intake = RawIntake(store) if raw else ArrowIntake(store)
+    intake: ConsumerNode = RawConsumer(store) if raw else ArrowConsumer(store)
     made = Rig(intake, store, tuple(Secret(token) for token in tokens))
     made.grpc_at, http_at = await made.grpc.bind(HERE), await made.http.bind(HERE)
     options = [("grpc.max_send_message_length", -1)]
@@ -246,7 +246,7 @@ async def test_a_bug_is_internal_and_tells_nothing() -> None:
 
 async def test_a_collector_that_stops_sends_clients_away_for_now() -> None:
     async with rig() as made:
-        made.gate.drain()
+        made.limiter.drain()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await made.call(Signal.LOGS, b"")
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -305,7 +305,7 @@ async def test_grpc_refuses_by_the_head_before_a_message_is_read() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(strange(endless()), 5)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        made.gate.drain()
+        made.limiter.drain()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(strange(endless(), metadata=(("authorization", "Bearer right"),)), 5)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

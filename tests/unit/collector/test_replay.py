@@ -8,16 +8,14 @@ from click.testing import CliRunner
 from tests.collector_doubles import MemoryStore
 
 from penstock.cli.collector.dead_letters import dead_letters
-from penstock.collector.address import Address
-from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.consumers import ArrowConsumer
+from penstock.collector.dead_letters import DeadLetters, replay
 from penstock.collector.exporters.factory import make_otlp_exporter
-from penstock.collector.gate import Gate
-from penstock.collector.http_receiver import HttpReceiver
-from penstock.collector.intake import ArrowIntake
+from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.outcome import Outcome, delivered, refused, unreachable
 from penstock.collector.payload import Payload, RawPayload
-from penstock.collector.replay import replay
-from penstock.collector.settings import OtlpExporterSettings
+from penstock.collector.receiver_http import HttpReceiver
+from penstock.collector.settings import Address, OtlpExporterSettings
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
@@ -62,7 +60,9 @@ async def test_a_destination_that_is_away_is_asked_once(tmp_path: Path) -> None:
 
 async def test_a_collector_takes_them_back(tmp_path: Path) -> None:
     letters, store = kept(tmp_path, 1), MemoryStore()
-    receiver = HttpReceiver(Gate("in", ArrowIntake(store), registry=Registry()), request_bytes_max=1 << 20)
+    receiver = HttpReceiver(
+        ReceiverLimiter("in", ArrowConsumer(store), registry=Registry()), request_bytes_max=1 << 20
+    )
     address = await receiver.bind(Address("127.0.0.1", 0))
     exporter = make_otlp_exporter(OtlpExporterSettings(http_endpoint=f"http://{address}"))
     await replay(letters.letters(), letters, exporter)

@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from tests.collector_doubles import GrpcBackend
 from tests.unit.collector.test_collector import collector, plan_of, send
 
-from penstock.collector.self_metrics import metrics_request
+from penstock.collector.telemetry import metrics_request
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
 

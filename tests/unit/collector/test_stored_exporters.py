@@ -16,13 +16,13 @@ from tests.collector_doubles import Bundle, MemoryStore
 
 from penstock import otlp
 from penstock.buffer import Consumer, ConsumerConfig
+from penstock.collector.buffer_export import BufferExportWorker, QueueExporter, record_of
 from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.export_worker import OwnSource
 from penstock.collector.exporters.factory import make_exporter
-from penstock.collector.exporters.queue import QueueExporter, record_of
-from penstock.collector.identity import directory_identity
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import ArrowPayload, Place, RawPayload
-from penstock.collector.queue_courier import QueueCourier
+from penstock.collector.pipeline import directory_identity
 from penstock.collector.settings import (
     BufferSettings,
     DebugSettings,
@@ -31,7 +31,6 @@ from penstock.collector.settings import (
     NoopSettings,
     ParquetSettings,
 )
-from penstock.collector.source import OwnSource
 from penstock.errors import Corrupt, LimitExceeded, NotFound, Unavailable
 from penstock.fs import OsFileSystem
 from penstock.metrics import Registry
@@ -138,8 +137,10 @@ def settings(tmp_path: Path, **changes: object) -> BufferSettings:
     return BufferSettings(store=f"file://{tmp_path}/queue", **changes)  # type: ignore[arg-type]
 
 
-def courier(store: MemoryStore, config: BufferSettings, tmp_path: Path, app: str = "app") -> QueueCourier:
-    return QueueCourier(
+def worker(
+    store: MemoryStore, config: BufferSettings, tmp_path: Path, app: str = "app"
+) -> BufferExportWorker:
+    return BufferExportWorker(
         "out",
         OwnSource(store, "out"),
         config,
@@ -177,14 +178,14 @@ async def filled(count: int) -> MemoryStore:
     return store
 
 
-async def run_dry(carrier: QueueCourier) -> None:
+async def run_dry(carrier: BufferExportWorker) -> None:
     carrier.stop()
     await carrier.run()
 
 
 async def test_each_bundle_is_a_record_in_the_queue_of_its_signal(tmp_path: Path) -> None:
     store, config = await filled(6), settings(tmp_path, format="otlp")
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     assert store.outcomes("ack") == 12
     assert await records(config, "traces") == [telemetry(Signal.TRACES, items=1, seed=n) for n in range(6)]
     assert len(await records(config, "logs")) == 6
@@ -192,18 +193,18 @@ async def test_each_bundle_is_a_record_in_the_queue_of_its_signal(tmp_path: Path
 
 async def test_bundles_whose_acks_were_lost_are_not_appended_again(tmp_path: Path) -> None:
     store, config = await filled(3), settings(tmp_path, format="otlp")
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     await store.ingest_raw(telemetry(Signal.TRACES, items=1, seed=99), "traces")
     store.pending.clear()
     store.pending.extend(store.stored)
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     assert len(await records(config, "traces")) == 4
 
 
 async def test_another_directory_begins_again(tmp_path: Path) -> None:
     config = settings(tmp_path, format="otlp")
-    await run_dry(courier(await filled(2), config, tmp_path, "first"))
-    await run_dry(courier(await filled(2), config, tmp_path, "second"))
+    await run_dry(worker(await filled(2), config, tmp_path, "first"))
+    await run_dry(worker(await filled(2), config, tmp_path, "second"))
     assert len(await records(config, "traces")) == 4
 
 
@@ -214,7 +215,7 @@ async def test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands(tmp
         late: Bundle | None = None
         asked = 0
 
-        def strays(self, subscriber: str) -> int:
+        def unacked_unleased(self, subscriber: str) -> int:
             self.asked += 1
             if self.late is not None and self.asked > 2:
                 self.pending.append(self.late)
@@ -225,13 +226,13 @@ async def test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands(tmp
     for number in range(3):
         await store.ingest_raw(telemetry(Signal.TRACES, items=1, seed=number), "traces")
     store.late = store.pending.popleft()
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     assert await records(config, "traces") == [telemetry(Signal.TRACES, items=1, seed=n) for n in range(3)]
 
 
 async def test_a_store_that_is_away_is_waited_for_and_gets_each_bundle_once(tmp_path: Path) -> None:
     store, config = await filled(3), settings(tmp_path, format="otlp")
-    carrier = courier(store, config, tmp_path)
+    carrier = worker(store, config, tmp_path)
     tries = 0
     append = carrier._append
 
@@ -262,7 +263,7 @@ async def test_what_cannot_be_a_record_is_a_dead_letter_and_the_rest_goes_on(tmp
     store, config = MemoryStore(), settings(tmp_path)
     await store.ingest_raw(b"\x0a\x01\xff", "traces")
     await store.ingest_raw(DATA, "traces")
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     assert (store.outcomes("reject"), store.outcomes("ack")) == (1, 1)
     [record] = await records(config, "traces")
     assert pa.ipc.open_stream(record).read_all().num_rows == 12
@@ -278,11 +279,10 @@ async def test_a_request_beyond_the_cap_on_items_does_not_stop_a_queue(
         return record_of(payload, record_format)
 
     store, config = MemoryStore(), settings(tmp_path)
-    monkeypatch.setattr("penstock.collector.queue_courier.record_of", capped)
-    monkeypatch.setattr("penstock.collector.exporters.queue.record_of", capped)
+    monkeypatch.setattr("penstock.collector.buffer_export.record_of", capped)
     await store.ingest_raw(b"\x0a\x0201", "traces")
     await store.ingest_raw(DATA, "traces")
-    await run_dry(courier(store, config, tmp_path))
+    await run_dry(worker(store, config, tmp_path))
     assert (store.outcomes("reject"), store.outcomes("ack")) == (1, 1)
     exporter = QueueExporter(config)
     assert (await exporter.send(RawPayload(b"\x0a\x0201", Signal.TRACES))).verdict is Verdict.REJECT

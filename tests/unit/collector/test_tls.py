@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from tests.collector_doubles import MemoryStore
 
-from penstock.collector.address import Address
+from penstock.collector.consumers import RawConsumer
 from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
-from penstock.collector.gate import Gate
-from penstock.collector.grpc_receiver import GrpcReceiver
-from penstock.collector.intake import RawIntake
+from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import RawPayload
-from penstock.collector.settings import OtlpExporterSettings, OtlpReceiverSettings, TlsSettings
+from penstock.collector.receiver_grpc import GrpcReceiver
+from penstock.collector.settings import Address, OtlpExporterSettings, OtlpReceiverSettings, TlsSettings
 from penstock.errors import ConfigError
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
@@ -37,8 +36,8 @@ def tls(tmp_path: Path) -> TlsSettings:
 
 async def test_a_receiver_with_a_certificate_talks_to_those_who_know_it(tls: TlsSettings) -> None:
     store = MemoryStore()
-    gate = Gate("in", RawIntake(store), registry=Registry())
-    receiver = GrpcReceiver(gate, request_bytes_max=1_000_000, tls=tls)
+    limiter = ReceiverLimiter("in", RawConsumer(store), registry=Registry())
+    receiver = GrpcReceiver(limiter, request_bytes_max=1_000_000, tls=tls)
     bound = await receiver.bind(Address("127.0.0.1", 0))
     payload = RawPayload(telemetry(Signal.LOGS, items=1), Signal.LOGS)
     verdicts = []
@@ -59,10 +58,10 @@ async def test_a_receiver_with_a_certificate_talks_to_those_who_know_it(tls: Tls
 
 
 async def test_a_certificate_that_cannot_be_read_is_a_mistake_in_the_file(tls: TlsSettings) -> None:
-    gate = Gate("in", RawIntake(MemoryStore()), registry=Registry())
+    limiter = ReceiverLimiter("in", RawConsumer(MemoryStore()), registry=Registry())
     gone = TlsSettings(cert_file=tls.cert_file, key_file="/nowhere/key.pem")
     with pytest.raises(ConfigError, match=r"/nowhere/key\.pem cannot be read"):
-        await GrpcReceiver(gate, request_bytes_max=1000, tls=gone).bind(Address("127.0.0.1", 0))
+        await GrpcReceiver(limiter, request_bytes_max=1000, tls=gone).bind(Address("127.0.0.1", 0))
 
 
 def test_half_a_certificate_is_refused() -> None:

@@ -215,7 +215,7 @@ def configuration() -> Surface:
     """Keys of every file and of every environment, with their defaults."""
     from penstock.buffer import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
     from penstock.collector import settings as collector
-    from penstock.collector.plan import PersistenceSettings, TelemetrySettings
+    from penstock.collector.config import PersistenceSettings, TelemetrySettings
     from penstock.objects import StoreConfig
     from penstock.quiver import QuiverConfig
     from penstock.services.fleet.settings import UpSettings

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.console.hosts import FixedHost, part
 
 from penstock.buffer import Producer, ProducerConfig
-from penstock.collector.address import Address
-from penstock.collector.admin import AdminServer
+from penstock.collector.settings import Address
+from penstock.collector.telemetry import AdminServer
 from penstock.metrics import Registry
 from penstock.objects import StoreConfig
 from penstock.quiver import Quiver

@@ -13,11 +13,11 @@ from tests.unit.docs.test_docs_reference import TEXTS, section, words
 
 from penstock.cli.main import cli
 from penstock.collector import settings
-from penstock.collector.courier import CourierCounts
+from penstock.collector.config import TelemetrySettings, parse_plan
+from penstock.collector.consumers import DirectConsumer
+from penstock.collector.export_worker import ExportCounts
 from penstock.collector.exporters.plain import NoopExporter
-from penstock.collector.gate import Gate
-from penstock.collector.intake import DirectIntake
-from penstock.collector.plan import TelemetrySettings, parse_plan
+from penstock.collector.limiter import ReceiverLimiter
 from penstock.metrics import Registry
 from penstock.quiver.config import QuiverConfig
 
@@ -66,8 +66,8 @@ def test_the_keys_of_the_file_are_told() -> None:
 
 def test_metrics_reference_names_every_metric_of_the_collector_and_no_other() -> None:
     registry = Registry()
-    CourierCounts(registry, "out")
-    Gate("in", DirectIntake(NoopExporter()), registry=registry)
+    ExportCounts(registry, "out")
+    ReceiverLimiter("in", DirectConsumer(NoopExporter()), registry=registry)
     told = words(section(TEXTS["docs/reference/metrics.md"], "Collector"))
     assert {word for word in told if word.startswith("collector.")} == set(registry.snapshot())
 

@@ -54,8 +54,8 @@ def dead_letters(directory: str, exporter: str | None, endpoint: str | None, as_
 
 
 def _replay(store: DeadLetters, letters: Sequence[DeadLetter], endpoint: str, as_json: bool) -> int:
+    from penstock.collector.dead_letters import replay
     from penstock.collector.exporters.factory import make_otlp_exporter
-    from penstock.collector.replay import replay
     from penstock.collector.settings import OtlpExporterSettings
 
     exporter = make_otlp_exporter(OtlpExporterSettings(http_endpoint=endpoint))

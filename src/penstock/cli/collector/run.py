@@ -19,7 +19,7 @@ from penstock.errors import Unsupported
 
 if TYPE_CHECKING:
     from penstock.collector.collector import Collector
-    from penstock.collector.plan import Plan
+    from penstock.collector.config import Plan
 
 __all__ = ["run"]
 
@@ -61,7 +61,7 @@ def run(
     ends the deliveries at once.
     """
     try:
-        from penstock.collector.plan import load_plan
+        from penstock.collector.config import load_plan
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.collector.config import NodeSettings
 from penstock.collector.exporters.plain import DebugExporter, FlakyExporter, NoopExporter
-from penstock.collector.plan import NodeSettings
-from penstock.collector.seam import Exporter
+from penstock.collector.ports import Exporter
 from penstock.collector.settings import (
     BufferSettings,
     DebugSettings,
@@ -24,7 +24,7 @@ def make_exporter(name: str, settings: NodeSettings) -> Exporter:
     if isinstance(settings, OtlpExporterSettings):
         return make_otlp_exporter(settings)
     if isinstance(settings, BufferSettings):
-        from penstock.collector.exporters.queue import QueueExporter
+        from penstock.collector.buffer_export import QueueExporter
 
         return QueueExporter(settings)
     if isinstance(settings, FileSettings | ParquetSettings):

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.collector.directories import make_durably
+from penstock.collector.dead_letters import make_durably
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.collector.settings import FileFormat

@@ -5,13 +5,11 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from penstock.collector.exporters.partial import outcome_of_response
-from penstock.collector.exporters.pieces import send_in_pieces
-from penstock.collector.grpc_receiver import METHODS
-from penstock.collector.hints import hint_of_trailers
-from penstock.collector.outcome import Outcome, after_grpc
-from penstock.collector.payload import Payload
+from penstock.collector.outcome import Outcome, after_grpc, outcome_of_response
+from penstock.collector.payload import Payload, send_in_pieces
+from penstock.collector.receiver_grpc import METHODS
 from penstock.collector.settings import Compression, OtlpExporterSettings
+from penstock.collector.status import hint_of_trailers
 from penstock.errors import ConfigError
 from penstock.otlp.schema import Signal
 

@@ -10,12 +10,10 @@ from typing import Final
 import httpx
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.collector.exporters.partial import outcome_of_response
-from penstock.collector.exporters.pieces import send_in_pieces
-from penstock.collector.hints import message_of, retry_after_s
-from penstock.collector.outcome import Outcome, after_http, delivered, unreachable
-from penstock.collector.payload import Payload
+from penstock.collector.outcome import Outcome, after_http, delivered, outcome_of_response, unreachable
+from penstock.collector.payload import Payload, send_in_pieces
 from penstock.collector.settings import Compression, OtlpExporterSettings
+from penstock.collector.status import message_of, retry_after_s
 from penstock.errors import ConfigError
 from penstock.otlp.schema import Signal
 

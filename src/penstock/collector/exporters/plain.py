@@ -7,7 +7,7 @@ import random
 
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
-from penstock.collector.seam import Exporter
+from penstock.collector.ports import Exporter
 from penstock.collector.settings import DebugSettings, FlakySettings
 from penstock.errors import PenstockError
 from penstock.units import parse_duration

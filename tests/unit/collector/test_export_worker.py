@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from tests.collector_doubles import Bundle, MemoryStore
 
-from penstock.collector.circuit import CircuitPolicy
-from penstock.collector.courier import Courier
+from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSource, Turns
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused, unreachable
 from penstock.collector.payload import Payload
-from penstock.collector.source import OwnSource, SharedSource, Turns
 from penstock.errors import Corrupt, StorageFull
 from penstock.metrics import Registry
 from penstock.testing import ManualClock
@@ -49,7 +48,7 @@ class Scripted:
     async def close(self) -> None: ...
 
 
-def courier(
+def worker(
     store: MemoryStore,
     exporter: Scripted,
     path: Path,
@@ -57,9 +56,9 @@ def courier(
     *,
     concurrency: int = 5,
     join_bytes: int = 0,
-) -> Courier:
+) -> ExportWorker:
     exporter.clock = clock
-    return Courier(
+    return ExportWorker(
         "out",
         OwnSource(store, "out"),
         exporter,
@@ -92,7 +91,7 @@ async def until(condition: Callable[[], bool], clock: ManualClock, step_s: float
 
 async def test_everything_is_brought_and_acknowledged(tmp_path: Path) -> None:
     store, exporter, clock = await filled(20), Scripted(lambda _: delivered()), ManualClock()
-    task = courier(store, exporter, tmp_path, clock)
+    task = worker(store, exporter, tmp_path, clock)
     task.stop()
     await task.run()
     assert store.outcomes("ack") == 20
@@ -101,7 +100,7 @@ async def test_everything_is_brought_and_acknowledged(tmp_path: Path) -> None:
 
 async def test_a_refused_bundle_is_a_dead_letter_before_it_is_rejected(tmp_path: Path) -> None:
     store, clock = await filled(1), ManualClock()
-    task = courier(store, Scripted(lambda _: refused("INVALID_ARGUMENT: no")), tmp_path, clock)
+    task = worker(store, Scripted(lambda _: refused("INVALID_ARGUMENT: no")), tmp_path, clock)
     task.stop()
     await task.run()
     assert store.outcomes("reject") == 1
@@ -114,7 +113,7 @@ async def test_a_refused_bundle_is_a_dead_letter_before_it_is_rejected(tmp_path:
 async def test_a_refused_bundle_that_cannot_be_kept_is_tried_again(tmp_path: Path) -> None:
     store, clock = await filled(1), ManualClock()
     (tmp_path / "dead").write_text("a file where the directory should be")
-    task = courier(store, Scripted(lambda _: refused("no")), tmp_path, clock, concurrency=1)
+    task = worker(store, Scripted(lambda _: refused("no")), tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await asyncio.wait_for(_seen(store, "nack"), 5)
     running.cancel()
@@ -131,7 +130,7 @@ async def test_a_destination_that_is_down_gets_one_bundle_at_a_time(tmp_path: Pa
     store, clock = await filled(50), ManualClock()
     exporter = Scripted(lambda count: unreachable("no connection") if count < 9 else delivered())
     exporter.takes_s = 0.2
-    task = courier(store, exporter, tmp_path, clock)
+    task = worker(store, exporter, tmp_path, clock)
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 50, clock)
     task.stop()
@@ -147,7 +146,7 @@ async def test_a_hint_keeps_the_next_attempt_away(tmp_path: Path) -> None:
     store, clock = await filled(3), ManualClock()
     busy = Outcome(verdict=Verdict.RETRY, reason="busy", retry_after_s=3, is_down=True)
     exporter = Scripted(lambda count: busy if count == 1 else delivered())
-    task = courier(store, exporter, tmp_path, clock, concurrency=1)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 3, clock)
     task.stop()
@@ -159,7 +158,7 @@ async def test_a_hint_keeps_the_next_attempt_away(tmp_path: Path) -> None:
 async def test_a_fault_of_one_request_does_not_close_the_way_for_others(tmp_path: Path) -> None:
     store, clock = await filled(10), ManualClock()
     aborted = Outcome(verdict=Verdict.RETRY, reason="ABORTED")
-    task = courier(store, Scripted(lambda count: aborted if count == 1 else delivered()), tmp_path, clock)
+    task = worker(store, Scripted(lambda count: aborted if count == 1 else delivered()), tmp_path, clock)
     task.stop()
     await task.run()
     assert store.outcomes("ack") == 10
@@ -172,7 +171,7 @@ async def test_a_bug_in_an_exporter_loses_nothing(tmp_path: Path) -> None:
         return delivered()
 
     store, clock = await filled(2), ManualClock()
-    task = courier(store, Scripted(answer), tmp_path, clock, concurrency=1)
+    task = worker(store, Scripted(answer), tmp_path, clock, concurrency=1)
     task.stop()
     await task.run()
     assert (store.outcomes("nack"), store.outcomes("ack")) == (1, 2)
@@ -187,7 +186,7 @@ async def test_what_is_under_way_at_the_end_goes_back(tmp_path: Path) -> None:
 
     store, clock = await filled(2), ManualClock()
     exporter = Stuck(lambda _: delivered())
-    running = asyncio.create_task(courier(store, exporter, tmp_path, clock).run())
+    running = asyncio.create_task(worker(store, exporter, tmp_path, clock).run())
     while exporter.under_way < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     running.cancel()
@@ -226,7 +225,7 @@ async def test_bundles_that_wait_are_sent_together_and_each_is_acknowledged(tmp_
     store, exporter, clock = await filled(20), Scripted(lambda _: delivered()), ManualClock()
     for number in range(20):
         await store.ingest_raw(b"\x0a\x02%02d" % number, "logs")
-    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
     assert store.outcomes("ack") == 40
@@ -236,7 +235,7 @@ async def test_bundles_that_wait_are_sent_together_and_each_is_acknowledged(tmp_
 async def test_of_bundles_that_are_refused_together_only_the_one_to_blame_is(tmp_path: Path) -> None:
     store, clock = await filled(6), ManualClock()
     exporter = Scripted(lambda _: refused("no") if b"03" in exporter.sent[-1] else delivered())
-    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
     assert (store.outcomes("ack"), store.outcomes("reject")) == (5, 1)
@@ -247,7 +246,7 @@ async def test_of_bundles_that_are_refused_together_only_the_one_to_blame_is(tmp
 async def test_a_joined_request_that_must_come_again_gives_all_of_them_back(tmp_path: Path) -> None:
     store, clock = await filled(4), ManualClock()
     exporter = Scripted(lambda count: Outcome(verdict=Verdict.RETRY) if count == 1 else delivered())
-    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
     assert (store.outcomes("nack"), store.outcomes("ack")) == (4, 4)
@@ -256,7 +255,7 @@ async def test_a_joined_request_that_must_come_again_gives_all_of_them_back(tmp_
 async def test_a_probe_is_a_single_bundle(tmp_path: Path) -> None:
     store, clock = await filled(8), ManualClock()
     exporter = Scripted(lambda count: unreachable("down") if count == 1 else delivered())
-    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 8, clock)
     task.stop()
@@ -266,7 +265,7 @@ async def test_a_probe_is_a_single_bundle(tmp_path: Path) -> None:
 
 async def test_items_that_were_refused_without_a_word_are_counted(tmp_path: Path) -> None:
     store, exporter, clock = await filled(1), Scripted(lambda _: delivered(rejected_items=7)), ManualClock()
-    task = courier(store, exporter, tmp_path, clock)
+    task = worker(store, exporter, tmp_path, clock)
     task.stop()
     await task.run()
     assert store.outcomes("ack") == 1
@@ -288,7 +287,7 @@ async def test_a_probe_that_ends_in_a_fault_of_ours_is_not_the_last_one(tmp_path
     store, clock = Failing(), ManualClock()
     await store.ingest_raw(b"\x0a\x0201", "traces")
     exporter = Scripted(lambda count: unreachable("away") if count == 1 else delivered())
-    task = courier(store, exporter, tmp_path, clock, concurrency=1)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await until(running.done, clock)
     assert isinstance(running.exception(), ExceptionGroup), "whoever runs it starts it again"
@@ -312,7 +311,7 @@ async def test_an_ack_that_cannot_be_written_during_a_probe_leaves_the_way_open(
         return Bundle.ack(bundle)
 
     bundle.ack = ack  # type: ignore[method-assign]
-    task = courier(store, exporter, tmp_path, clock, concurrency=1)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1)
     running = asyncio.create_task(task.run())
     await until(lambda: store.outcomes("ack") == 1, clock)
     task.stop()
@@ -328,7 +327,7 @@ async def test_the_rest_of_a_group_is_not_tried_when_the_destination_went_down(t
         return unreachable("away") if count == 2 else delivered()
 
     exporter = Scripted(answer)
-    task = courier(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
+    task = worker(store, exporter, tmp_path, clock, concurrency=1, join_bytes=10_000)
     task.stop()
     await task.run()
     assert len(exporter.sent) == 2, "all together, then the first of them"

@@ -11,6 +11,8 @@ Every append to a queue is a transaction of (this directory, place of its last b
 4. Numbers of segments start over in a new directory; its identity is part of the name.
 
 The argument needs the oldest bundle first and a subscriber of its own; without them `QueueExporter` is used.
+
+A queue in object storage per signal: what a record holds, and the plain exporter that appends to it.
 """
 
 from __future__ import annotations
@@ -21,18 +23,25 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.buffer import StaleTransaction, Transaction, append_batches, last_version, store_batch
+import pyarrow as pa
+
+from penstock.buffer import (
+    Producer,
+    ProducerConfig,
+    StaleTransaction,
+    Transaction,
+    append_batches,
+    last_version,
+    store_batch,
+)
 from penstock.buffer.transaction import NO_VERSION
 from penstock.clock import Clock
-from penstock.collector.courier import CourierCounts
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.exporters.queue import producer_config, record_of
-from penstock.collector.outcome import Verdict
+from penstock.collector.export_worker import ExportCounts, Source, SparseLog, payload_of
+from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
-from penstock.collector.seam import Delivery
+from penstock.collector.ports import Delivery
 from penstock.collector.settings import BufferSettings
-from penstock.collector.source import Source, payload_of
-from penstock.collector.sparse_log import SparseLog
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
@@ -40,7 +49,63 @@ from penstock.otlp.schema import Signal
 from penstock.retry import Backoff, RetryPolicy
 from penstock.units import parse_duration, parse_size
 
-__all__ = ["QueueCourier", "version_of"]
+
+def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
+    """The queue of one signal."""
+    return ProducerConfig(
+        store=settings.store,
+        manifest_path=settings.manifest_path.replace("{signal}", signal.value),
+        data_path_prefix=settings.data_path_prefix.replace("{signal}", signal.value),
+        batch_compression=settings.batch_compression,
+        flush_size_bytes=settings.flush_size,
+        append_deadline=settings.append_deadline,
+    )
+
+
+def record_of(payload: Payload, record_format: str) -> bytes:
+    """A bundle as one record: an Arrow stream of the flat columns, or the OTLP request."""
+    if record_format == "otlp":
+        return payload.otlp()
+    batch = payload.batch()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(memoryview(sink.getvalue()))
+
+
+class QueueExporter:
+    """Appends each bundle as a record; taken when durable. A bundle that comes again is appended again."""
+
+    def __init__(self, settings: BufferSettings) -> None:
+        self._settings = settings
+        self._producers: dict[Signal, Producer] = {}
+
+    async def start(self) -> None:
+        for signal in Signal:
+            producer_config(self._settings, signal)
+
+    async def send(self, payload: Payload) -> Outcome:
+        try:
+            record = await asyncio.to_thread(record_of, payload, self._settings.format)
+            handle = await self._producer(payload.signal).produce([record], payload.signal.value.encode())
+            await handle.watcher.await_durable()
+        except (InvalidInput, LimitExceeded) as error:
+            return refused(str(error))
+        except PenstockError as error:
+            # Also what the store refuses: credentials and full queues are mended, the data stays good.
+            return Outcome(verdict=Verdict.RETRY, reason=str(error), is_down=True)
+        return delivered()
+
+    def _producer(self, signal: Signal) -> Producer:
+        producer = self._producers.get(signal)
+        if producer is None:
+            producer = self._producers[signal] = Producer(producer_config(self._settings, signal))
+        return producer
+
+    async def close(self) -> None:
+        for producer in self._producers.values():
+            await producer.close()
+
 
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 0.25
@@ -54,7 +119,7 @@ def version_of(delivery: Delivery) -> int:
     return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
 
 
-class QueueCourier:
+class BufferExportWorker:
     """`run` until `stop`. One append for as many bundles as are there, up to the configured size."""
 
     def __init__(
@@ -80,7 +145,7 @@ class QueueCourier:
         self._clock = clock
         self._rng = rng
         self._store = store
-        self._counts = CourierCounts(registry, name)
+        self._counts = ExportCounts(registry, name)
         self._said = SparseLog(_LOG, clock)
         self._positions: dict[Signal, int] = {}
         self._flush_size = parse_size(settings.flush_size)
@@ -117,7 +182,7 @@ class QueueCourier:
                     break
                 group[version_of(found)] = found
                 size += found.batch.nbytes
-            while group and self._source.strays():
+            while group and self._source.unacked_unleased():
                 found = await self._source.next(_POLL_S)
                 if found is not None:
                     group[version_of(found)] = found

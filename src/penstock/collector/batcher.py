@@ -6,6 +6,8 @@ group is decoded and made durable the next one gathers by itself, so nobody wait
 Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
 holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
 one of them shows when the group is decoded; then each is taken alone, and only that one is refused.
+
+A look at a request's outermost fields, so that garbage is refused without building a message. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +17,63 @@ import logging
 from collections import deque
 from typing import Final, Protocol, TypeAlias
 
-from penstock.collector.framing import check_framing
-from penstock.collector.seam import Accepted
-from penstock.errors import PenstockError, Rejected
+from penstock.collector.ports import Accepted
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Rejected
 from penstock.otlp.schema import Signal
 
-__all__ = ["Gathering", "Mixed", "Take"]
+RESOURCES_MAX: Final = 100_000
+"""A request with more outermost fields would hold up everybody else while they are counted."""
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_LENGTH: Final = 2
+_FIXED32: Final = 5
+_VARINT_BYTES_MAX: Final = 10
+
+
+def check_framing(data: bytes) -> int:
+    """How many resources a serialized export request holds (field 1, of any signal).
+
+    Costs one step per resource, whatever they hold. Raises `InvalidInput` unless the bytes are a whole
+    number of well-formed fields; what is inside a field is not looked at. Raises `LimitExceeded` for more
+    than `RESOURCES_MAX`.
+    """
+    at, end, resources, fields = 0, len(data), 0, 0
+    while at < end:
+        fields += 1
+        if fields > RESOURCES_MAX:
+            raise LimitExceeded(f"the request holds more than {RESOURCES_MAX} resources; send fewer in one")
+        tag, at = _varint(data, at, end)
+        if tag >> 3 == 0:
+            raise InvalidInput("this is no OTLP request: a field has the number 0")
+        wire_type = tag & 7
+        if wire_type == _LENGTH:
+            length, at = _varint(data, at, end)
+            at += length
+            resources += tag >> 3 == 1
+        elif wire_type == _VARINT:
+            _, at = _varint(data, at, end)
+        elif wire_type in (_FIXED64, _FIXED32):
+            at += 8 if wire_type == _FIXED64 else 4
+        else:
+            raise InvalidInput(f"this is no OTLP request: a field has the wire type {wire_type}")
+        if tag >> 3 == 1 and wire_type != _LENGTH:
+            raise InvalidInput("this is no OTLP request: its first field is no message")
+    if at != end:
+        raise InvalidInput("this is no OTLP request: it ends in the middle of a field")
+    return resources
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    for place in range(at, min(end, at + _VARINT_BYTES_MAX)):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place + 1
+        shift += 7
+    raise InvalidInput("this is no OTLP request: it ends in the middle of a field")
+
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
@@ -42,7 +95,7 @@ class Take(Protocol):
         ...
 
 
-class Gathering:
+class RequestBatcher:
     """Hands requests to `take` in groups, and tells each sender what became of its own."""
 
     def __init__(self, take: Take) -> None:

@@ -11,8 +11,6 @@ from penstock.otlp.schema import Signal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Accepted", "Delivery", "Exporter", "Intake", "Ref", "Store"]
-
 
 class Ref(Protocol):
     """The place of a bundle."""
@@ -57,7 +55,7 @@ class Delivery(Protocol):
 
 
 class Store(Protocol):
-    """A durable queue with a place of its own for each subscriber (`penstock.collector.store`)."""
+    """A durable queue with a place of its own for each subscriber (`penstock.collector.pipeline`)."""
 
     async def ingest(self, batch: pa.RecordBatch, *, signal: str) -> object:
         """Returns when the batch survives a power cut, as far as the flush policy promises it."""
@@ -67,7 +65,7 @@ class Store(Protocol):
 
     async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Delivery | None: ...
 
-    def strays(self, subscriber: str) -> int:
+    def unacked_unleased(self, subscriber: str) -> int:
         """Bundles that were handed out, are not resolved, and are in nobody's hands."""
         ...
 
@@ -90,7 +88,7 @@ class Accepted(Protocol):
     def message(self) -> str: ...
 
 
-class Intake(Protocol):
+class ConsumerNode(Protocol):
     """Where a receiver puts its requests."""
 
     async def take(self, data: bytes, signal: Signal) -> Accepted:

@@ -1,25 +1,172 @@
-"""Brings the bundles of one subscriber to one exporter, several at a time; settles each by its outcome."""
+"""Brings the bundles of one subscriber to one exporter, several at a time; settles each by its outcome.
+
+Where a worker gets its bundles: a subscriber of its own, or its turns of one that several share.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.clock import Clock
-from penstock.collector.circuit import Circuit, CircuitPolicy, CircuitState
+from penstock.collector.breaker import CircuitBreaker, CircuitPolicy, CircuitState
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.outcome import Outcome, Verdict
-from penstock.collector.payload import JoinedPayload, Payload
-from penstock.collector.seam import Delivery, Exporter
-from penstock.collector.source import Source, payload_of
-from penstock.collector.sparse_log import SparseLog
+from penstock.collector.payload import ArrowPayload, JoinedPayload, Payload, Place, RawPayload
+from penstock.collector.ports import Delivery, Exporter, Store
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
+from penstock.otlp.schema import Signal
 
-__all__ = ["Courier", "CourierCounts"]
+_INTERVAL_S: Final = 10.0
+
+
+class SparseLog:
+    """At most one line every ten seconds for each key. Not thread-safe: one loop owns it."""
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def warning(self, key: str, sentence: str) -> None:
+        now_s = self._clock.monotonic()
+        last_s, held_back = self._said.get(key, (now_s - _INTERVAL_S, 0))
+        if now_s - last_s < _INTERVAL_S:
+            self._said[key] = (last_s, held_back + 1)
+            return
+        self._said[key] = (now_s, 0)
+        more = f" (and {held_back} more like it)" if held_back else ""
+        self._log.warning("%s: %s%s", key, sentence, more)
+
+
+_RAW_SLOTS: Final = frozenset({60, 61, 62})
+_PULL_S: Final = 0.5
+_HAND_OVER_S: Final = 0.1
+"""What is there takes a moment from the hands of the one that pulls for all."""
+
+
+class Source(Protocol):
+    """Hands out bundles."""
+
+    async def next(self, timeout_s: float) -> Delivery | None: ...
+
+    def unacked_unleased(self) -> int:
+        """Bundles that were handed out, are not resolved, and are in nobody's hands."""
+        ...
+
+
+class OwnSource:
+    """One subscriber: it gets everything."""
+
+    def __init__(self, store: Store, subscriber: str) -> None:
+        self._store = store
+        self._subscriber = subscriber
+
+    async def next(self, timeout_s: float) -> Delivery | None:
+        return await self._store.next_bundle(self._subscriber, timeout=timeout_s)
+
+    def unacked_unleased(self) -> int:
+        return self._store.unacked_unleased(self._subscriber)
+
+
+class Turns:
+    """Whose turn it is, among those that are ready. Pure."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._last = len(self._names) - 1
+
+    def pick(self, ready: Sequence[str]) -> str | None:
+        """The first of `ready` behind the one that was picked last; one that is not ready is passed over."""
+        for step in range(1, len(self._names) + 1):
+            place = (self._last + step) % len(self._names)
+            if self._names[place] in ready:
+                self._last = place
+                return self._names[place]
+        return None
+
+
+class SharedSource:
+    """One subscriber for several destinations: each bundle goes to one of them, by turns."""
+
+    def __init__(self, store: Store, subscriber: str, destinations: Sequence[str]) -> None:
+        self._store = store
+        self._subscriber = subscriber
+        self._turns = Turns(destinations)
+        self._waiting: dict[str, deque[asyncio.Future[Delivery]]] = {name: deque() for name in destinations}
+        self._pulling: asyncio.Task[None] | None = None
+
+    def of(self, destination: str) -> Source:
+        return _Share(self, destination)
+
+    def unacked_unleased(self) -> int:
+        return self._store.unacked_unleased(self._subscriber)
+
+    async def next_for(self, destination: str, timeout_s: float) -> Delivery | None:
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._waiting[destination].append(future)
+        if self._pulling is None or self._pulling.done():
+            self._pulling = asyncio.ensure_future(self._pull())
+        try:
+            done, _ = await asyncio.wait([future], timeout=max(timeout_s, _HAND_OVER_S))
+        except asyncio.CancelledError:
+            if not future.cancel() and future.exception() is None:
+                future.result().defer(0.0)
+            raise
+        if not done:
+            future.cancel()
+            return None
+        return future.result()
+
+    async def _pull(self) -> None:
+        while self._ready():
+            try:
+                delivery = await self._store.next_bundle(self._subscriber, timeout=_PULL_S)
+            except PenstockError as error:
+                for waiter in self._ready():
+                    self._waiting[waiter].popleft().set_exception(error)
+                return
+            if delivery is None:
+                continue
+            name = self._turns.pick(self._ready())
+            if name is None:
+                delivery.defer(0.0)
+                return
+            self._waiting[name].popleft().set_result(delivery)
+
+    def _ready(self) -> list[str]:
+        for queue in self._waiting.values():
+            while queue and queue[0].done():
+                queue.popleft()
+        return [name for name, queue in self._waiting.items() if queue]
+
+
+class _Share:
+    def __init__(self, shared: SharedSource, destination: str) -> None:
+        self._shared = shared
+        self._destination = destination
+
+    async def next(self, timeout_s: float) -> Delivery | None:
+        return await self._shared.next_for(self._destination, timeout_s)
+
+    def unacked_unleased(self) -> int:
+        return self._shared.unacked_unleased()
+
+
+def payload_of(delivery: Delivery, origin: str) -> Payload:
+    """What a delivery holds: a request as it came, or columns."""
+    ref = delivery.ref
+    place = Place(origin, ref.segment_seq, ref.bundle)
+    signal = Signal(str(delivery.signal))
+    if delivery.slot in _RAW_SLOTS:
+        return RawPayload(delivery.batch.column(0)[0].as_py(), signal, place)
+    return ArrowPayload(delivery.batch, signal, place)
+
 
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 0.25
@@ -28,7 +175,7 @@ _JOINED_MAX: Final = 256
 _GAUGE: Final = {CircuitState.CLOSED: 0, CircuitState.PROBING: 1, CircuitState.OPEN: 2}
 
 
-class CourierCounts:
+class ExportCounts:
     """The metrics of one exporter, bound once."""
 
     def __init__(self, registry: Registry, exporter: str) -> None:
@@ -52,7 +199,7 @@ class CourierCounts:
         ).labels(exporter=exporter)
 
 
-class Courier:
+class ExportWorker:
     """`run` until `stop`; then what is there is still brought, as long as the destination takes it."""
 
     def __init__(
@@ -74,13 +221,13 @@ class Courier:
         self._source = source
         self._exporter = exporter
         self._dead_letters = dead_letters
-        self._circuit = Circuit(policy)
+        self._circuit = CircuitBreaker(policy)
         self._join_bytes = join_bytes
         self._concurrency = concurrency
         self._origin = origin
         self._clock = clock
         self._rng = rng
-        self._counts = CourierCounts(registry, name)
+        self._counts = ExportCounts(registry, name)
         self._said = SparseLog(_LOG, clock)
         self._stopping = False
 

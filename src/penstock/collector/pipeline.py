@@ -1,34 +1,128 @@
-"""One persistence node at work: its store, the way in, and a courier for every destination."""
+"""One persistence node at work: its store, the way in, and a worker for every destination.
+
+The store behind a persistence node: Quiver, opened for one core, with its subscribers at work.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.clock import Clock
-from penstock.collector.circuit import CircuitPolicy
-from penstock.collector.courier import Courier
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.collector.breaker import CircuitPolicy
+from penstock.collector.config import NodeSettings, PersistenceSettings, Validation
+from penstock.collector.consumers import ArrowConsumer, Decoder, RawConsumer
 from penstock.collector.dead_letters import DeadLetters
+from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSource, Source
 from penstock.collector.graph import Node
-from penstock.collector.identity import directory_identity
-from penstock.collector.intake import ArrowIntake, Decoder, RawIntake
-from penstock.collector.plan import NodeSettings, PersistenceSettings, Validation
-from penstock.collector.seam import Exporter, Intake, Store
+from penstock.collector.ports import ConsumerNode, Delivery, Exporter, Store
 from penstock.collector.settings import BufferSettings, OtlpExporterSettings
-from penstock.collector.source import OwnSource, SharedSource, Source
+from penstock.errors import Corrupt, NotFound
+from penstock.files import write_durably
 from penstock.fs import FileSystem, OsFileSystem
+from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
 
-__all__ = ["Carrier", "Vault"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.quiver import AsyncQuiver, QuiverConfig
 
 _LOG = logging.getLogger(__name__)
+_NAME: Final = "collector.id"
+_IDENTITY: Final = re.compile(r"[0-9A-Z]{26}")
+
+
+def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_CLOCK) -> str:
+    """The identity in the directory; made, durably, if there is none.
+
+    A directory that was removed and made anew has another one, so that its first segments are not taken for
+    those that were delivered long ago. Raises `Corrupt` for a file that holds something else.
+    """
+    path = os.path.join(directory, _NAME)
+    try:
+        found = fs.read(path).decode("ascii", "replace").strip()
+    except NotFound:
+        if any("/segments/" in name for name, _ in fs.list_files(directory)):
+            _LOG.warning(
+                "%s is missing, but there are segments beside it: the directory gets a new identity, and "
+                "what was delivered into queues but not acknowledged here may be delivered again",
+                path,
+            )
+        made = mint_ulid(clock.now_ms(), SYSTEM_RNG)
+        write_durably(fs, path, [made.encode()], staging=directory)
+        return made
+    if not _IDENTITY.fullmatch(found):
+        raise Corrupt(f"{path} holds no identity; restore it, or remove it if duplicates in queues are fine")
+    return found
+
+
+class QuiverStore:
+    """Quiver as workers and receivers see it."""
+
+    def __init__(self, quiver: AsyncQuiver) -> None:
+        self._quiver = quiver
+
+    async def ingest(self, batch: pa.RecordBatch, *, signal: str) -> object:
+        return await self._quiver.ingest(batch, signal=signal)
+
+    async def ingest_raw(self, data: bytes, signal: str) -> object:
+        return await self._quiver.ingest_raw(data, signal)
+
+    async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Delivery | None:
+        return await self._quiver.next_bundle(subscriber, timeout)
+
+    def unacked_unleased(self, subscriber: str) -> int:
+        return sum(found.deferred for found in self._quiver.subscribers() if found.name == subscriber)
+
+    def waiting(self, subscriber: str) -> int:
+        return sum(found.pending_segments for found in self._quiver.subscribers() if found.name == subscriber)
+
+    async def flush(self) -> None:
+        await self._quiver.flush()
+
+    async def close(self) -> None:
+        await self._quiver.close()
+
+
+async def open_store(
+    config: QuiverConfig, *, subscribers: Sequence[str], core_id: int, cores: int, registry: Registry
+) -> Store:
+    """Recovered and ready. A subscriber that is known goes on where it was; a new one gets all that is kept.
+
+    Raises what opening raises: a directory in use, settings that do not fit, damage that stops it.
+    """
+    from penstock.quiver import AsyncQuiver
+
+    quiver = await AsyncQuiver.open(config.path, config, core_id=core_id, cores=cores, registry=registry)
+    try:
+        for name in subscribers:
+            await quiver.register(name)
+            await quiver.activate(name)
+        for name in await quiver.orphans(subscribers):
+            _LOG.warning(
+                "%s: %s is not in the file any more, and what it has not taken is kept for it: put it back, "
+                "or let go of it with `penstock quiver subscribers %s --drop %s`",
+                config.path,
+                name,
+                config.path,
+                name,
+            )
+    except BaseException:
+        await quiver.close()
+        raise
+    return QuiverStore(quiver)
+
+
 _RESTART_S: Final = 1.0
 
 
-class Carrier(Protocol):
+class Worker(Protocol):
     """What brings bundles to a destination."""
 
     name: str
@@ -38,7 +132,7 @@ class Carrier(Protocol):
     async def run(self) -> None: ...
 
 
-class Vault:
+class PersistentPipeline:
     """Everything of one persistence node on one core."""
 
     def __init__(
@@ -66,15 +160,15 @@ class Vault:
         self._registry = registry
         self._decoder = Decoder()
         self._is_hurried = False
-        self._carriers: list[Carrier] = []
+        self._carriers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    def intake(self) -> Intake:
+    def intake(self) -> ConsumerNode:
         """Where receivers put what is to be kept here."""
         if self._settings.is_raw:
             is_full = self._settings.validation is Validation.FULL
-            return RawIntake(self.store, full=is_full, decoder=self._decoder)
-        return ArrowIntake(self.store, decoder=self._decoder)
+            return RawConsumer(self.store, full=is_full, decoder=self._decoder)
+        return ArrowConsumer(self.store, decoder=self._decoder)
 
     def start(self, destinations: Sequence[tuple[str, NodeSettings, Exporter, int]]) -> None:
         """Begin to deliver to (name, settings, exporter, concurrency)."""
@@ -119,13 +213,13 @@ class Vault:
         source: Source,
         *,
         is_own: bool,
-    ) -> Carrier:
+    ) -> Worker:
         if isinstance(settings, BufferSettings) and is_own and self._is_in_order:
             return self._queue_carrier(name, settings, source)
         policy, join_bytes = CircuitPolicy(), 0
         if isinstance(settings, OtlpExporterSettings):
             policy, join_bytes = settings.probe.policy, settings.join_bytes_max
-        return Courier(
+        return ExportWorker(
             name,
             source,
             exporter,
@@ -143,10 +237,10 @@ class Vault:
     def _is_in_order(self) -> bool:
         return self._settings.quiver.delivery.order == "oldest_first"
 
-    def _queue_carrier(self, name: str, settings: BufferSettings, source: Source) -> Carrier:
-        from penstock.collector.queue_courier import QueueCourier
+    def _queue_carrier(self, name: str, settings: BufferSettings, source: Source) -> Worker:
+        from penstock.collector.buffer_export import BufferExportWorker
 
-        return QueueCourier(
+        return BufferExportWorker(
             name,
             source,
             settings,
@@ -159,7 +253,7 @@ class Vault:
         )
 
 
-async def _kept_running(carrier: Carrier, clock: Clock) -> None:
+async def _kept_running(carrier: Worker, clock: Clock) -> None:
     """A fault of ours must not end a destination's deliveries for good."""
     while True:
         try:

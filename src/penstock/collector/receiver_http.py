@@ -1,26 +1,104 @@
-"""OTLP over HTTP: protobuf and JSON on one port, compressed or not."""
+"""OTLP over HTTP: protobuf and JSON on one port, compressed or not.
+
+Compressed bodies, read piece by piece under a cap, so that a bomb stops before it has gone off.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import Callable, Coroutine
+import zlib
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Final
 
 from penstock import otlp
-from penstock.collector.address import Address
-from penstock.collector.answers import RETRY_AFTER_S, Refusal
-from penstock.collector.gate import Gate
-from penstock.collector.hints import status_bytes, status_json
-from penstock.collector.inflate import ENCODINGS, inflate
-from penstock.collector.intake import TAKEN
-from penstock.collector.seam import Accepted
-from penstock.errors import PermissionDenied, Unavailable, Unsupported
+from penstock.codec import decompress
+from penstock.collector.consumers import TAKEN
+from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.ports import Accepted
+from penstock.collector.settings import Address
+from penstock.collector.status import RETRY_AFTER_S, Refusal, status_bytes, status_json
+from penstock.errors import Corrupt, InvalidInput, LimitExceeded, PermissionDenied, Unavailable, Unsupported
 from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
 from penstock.otlp.schema import Signal
 
-__all__ = ["HttpReceiver", "OtlpApplication"]
+_PIECE: Final = 256 * 1024
+_GZIP_WINDOW: Final = 31
+_ZLIB_WINDOW: Final = 15
+
+
+def inflate(data: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """The body behind a `Content-Encoding`, with at most `limit_bytes`.
+
+    Raises `Unsupported` for an encoding that is not known, `LimitExceeded` as soon as there is more than the
+    limit, and `InvalidInput` if the data is damaged, ends early, or goes on behind its end.
+    """
+    unpack = ENCODINGS.get(encoding)
+    if unpack is None:
+        known = ", ".join(sorted(name for name in ENCODINGS if name))
+        raise Unsupported(f"the content encoding {encoding[:40]!r} is not known; use {known}")
+    return unpack(data, limit_bytes)
+
+
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise LimitExceeded(f"the request is larger than {limit_bytes} bytes, counted after decompression")
+
+
+def _identity(data: bytes, limit_bytes: int) -> bytes:
+    _check_size(len(data), limit_bytes)
+    return data
+
+
+def _zlib(window_bits: int) -> Callable[[bytes, int], bytes]:
+    def unpack(data: bytes, limit_bytes: int) -> bytes:
+        if not data:
+            raise InvalidInput("the body cannot be decompressed: it is empty")
+        found: list[bytes] = []
+        total = 0
+        try:
+            for piece in _pieces(data, window_bits):
+                total += len(piece)
+                _check_size(total, limit_bytes)
+                found.append(piece)
+        except zlib.error as error:
+            raise InvalidInput(f"the body cannot be decompressed: {error}") from None
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    return unpack
+
+
+def _pieces(data: bytes, window_bits: int) -> Iterator[bytes]:
+    """A gzip body may be several members, one behind the other."""
+    while data:
+        member = zlib.decompressobj(wbits=window_bits)
+        while not member.eof:
+            piece = member.decompress(data, _PIECE)
+            data = member.unconsumed_tail
+            if piece:
+                yield piece
+            elif not data and not member.eof:
+                raise InvalidInput("the body cannot be decompressed: it ends early")
+        data = member.unused_data
+
+
+def _zstd(data: bytes, limit_bytes: int) -> bytes:
+    try:
+        return bytes(memoryview(decompress(memoryview(data), bytes_max=limit_bytes)))
+    except Corrupt as error:
+        # Of a client, not of a disk: there is no evidence to keep.
+        raise InvalidInput(f"the body cannot be decompressed: {error}") from None
+
+
+ENCODINGS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
+    "": _identity,
+    "identity": _identity,
+    "gzip": _zlib(_GZIP_WINDOW),
+    "deflate": _zlib(_ZLIB_WINDOW),
+    "zstd": _zstd,
+}
+
 
 _PATHS: Final = {f"/v1/{signal.value}".encode(): signal for signal in Signal}
 _PROTOBUF: Final = b"application/x-protobuf"
@@ -37,8 +115,8 @@ _REJECTED: Final = {
 class OtlpApplication:
     """An `Application` with the three paths of the protocol."""
 
-    def __init__(self, gate: Gate, *, request_bytes_max: int) -> None:
-        self._gate = gate
+    def __init__(self, limiter: ReceiverLimiter, *, request_bytes_max: int) -> None:
+        self._gate = limiter
         self._request_bytes_max = request_bytes_max
 
     def begin(
@@ -171,13 +249,18 @@ class HttpReceiver:
     """One HTTP port."""
 
     def __init__(
-        self, gate: Gate, *, request_bytes_max: int, sites: Sites | None = None, reuse_port: bool = False
+        self,
+        limiter: ReceiverLimiter,
+        *,
+        request_bytes_max: int,
+        sites: Sites | None = None,
+        reuse_port: bool = False,
     ) -> None:
         """`sites` keeps web pages of others out of a receiver without tokens."""
-        self._gate = gate
+        self._gate = limiter
         self._reuse_port = reuse_port
         limits = HttpLimits.for_bodies(request_bytes_max)
-        app = OtlpApplication(gate, request_bytes_max=request_bytes_max)
+        app = OtlpApplication(limiter, request_bytes_max=request_bytes_max)
         self._listener = Listener(app, limits, sites=sites)
 
     async def bind(self, address: Address) -> Address:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 
-__all__ = ["Circuit", "CircuitPolicy", "CircuitState"]
-
 
 class CircuitState(enum.StrEnum):
     """Closed: everything goes. Open: nothing does, until a time. Probing: one is on its way."""
@@ -33,7 +31,7 @@ class CircuitPolicy:
             )
 
 
-class Circuit:
+class CircuitBreaker:
     """After a destination failed as a whole it gets one bundle at a time until one arrives.
 
     Times and the draw for jitter (0 to 1) come from the caller. Not thread-safe: one loop owns it.

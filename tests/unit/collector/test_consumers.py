@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.collector_doubles import MemoryStore
 
-from penstock.collector.intake import TAKEN, BroadcastIntake, DirectIntake, RawIntake, Reply, TurnsIntake
+from penstock.collector.consumers import TAKEN, DirectConsumer, FanOut, RawConsumer, Reply, RoundRobin
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.errors import InvalidInput, StorageFull, Unavailable
@@ -31,7 +31,7 @@ class Fixed:
 
 async def test_turns_go_round() -> None:
     stores = [MemoryStore(), MemoryStore()]
-    intake = TurnsIntake([RawIntake(store) for store in stores])
+    intake = RoundRobin([RawConsumer(store) for store in stores])
     for _ in range(4):
         await intake.take(DATA, Signal.LOGS)
     assert [len(store.stored) for store in stores] == [2, 2]
@@ -39,7 +39,7 @@ async def test_turns_go_round() -> None:
 
 async def test_broadcast_is_taken_when_all_have_it_and_told_the_worst_reply() -> None:
     exporters = [Fixed(delivered()), Fixed(delivered(rejected_items=2, message="old"))]
-    intake = BroadcastIntake([DirectIntake(exporter) for exporter in exporters])
+    intake = FanOut([DirectConsumer(exporter) for exporter in exporters])
     assert await intake.take(DATA, Signal.LOGS) == Reply(2, "old")
     assert [exporter.sent for exporter in exporters] == [1, 1]
 
@@ -47,31 +47,31 @@ async def test_broadcast_is_taken_when_all_have_it_and_told_the_worst_reply() ->
 async def test_broadcast_is_refused_when_one_refuses() -> None:
     full = MemoryStore()
     full.fail = StorageFull("full")
-    intake = BroadcastIntake([RawIntake(MemoryStore()), RawIntake(full)])
+    intake = FanOut([RawConsumer(MemoryStore()), RawConsumer(full)])
     with pytest.raises(StorageFull):
         await intake.take(DATA, Signal.LOGS)
 
 
 async def test_the_outcome_of_a_direct_exporter_is_the_answer() -> None:
-    assert await DirectIntake(Fixed(delivered())).take(DATA, Signal.LOGS) is TAKEN
+    assert await DirectConsumer(Fixed(delivered())).take(DATA, Signal.LOGS) is TAKEN
     with pytest.raises(InvalidInput, match="no"):
-        await DirectIntake(Fixed(refused("no"))).take(DATA, Signal.LOGS)
+        await DirectConsumer(Fixed(refused("no"))).take(DATA, Signal.LOGS)
     busy = Outcome(verdict=Verdict.RETRY, reason="busy", retry_after_s=7)
     with pytest.raises(Unavailable) as caught:
-        await DirectIntake(Fixed(busy)).take(DATA, Signal.LOGS)
+        await DirectConsumer(Fixed(busy)).take(DATA, Signal.LOGS)
     assert getattr(caught.value, "retry_after_s", None) == 7
 
 
 async def test_nothing_is_sent_on_for_an_empty_request() -> None:
     exporter = Fixed(delivered())
-    assert await DirectIntake(exporter).take(b"", Signal.LOGS) is TAKEN
+    assert await DirectConsumer(exporter).take(b"", Signal.LOGS) is TAKEN
     assert exporter.sent == 0
 
 
 async def test_full_validation_refuses_what_framing_lets_pass() -> None:
     damaged = b"\x0a\x01\xff"
     store = MemoryStore()
-    await RawIntake(store).take(damaged, Signal.LOGS)
+    await RawConsumer(store).take(damaged, Signal.LOGS)
     with pytest.raises(InvalidInput):
-        await RawIntake(store, full=True).take(damaged, Signal.LOGS)
+        await RawConsumer(store, full=True).take(damaged, Signal.LOGS)
     assert len(store.stored) == 1

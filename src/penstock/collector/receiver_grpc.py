@@ -10,15 +10,12 @@ import grpc
 import grpc.aio
 
 from penstock import otlp
-from penstock.collector.address import Address
-from penstock.collector.gate import Gate
-from penstock.collector.hints import DETAILS_TRAILER, retry_trailers, status_bytes
-from penstock.collector.intake import TAKEN
-from penstock.collector.settings import TlsSettings
+from penstock.collector.consumers import TAKEN
+from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.settings import Address, TlsSettings
+from penstock.collector.status import DETAILS_TRAILER, retry_trailers, status_bytes
 from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.otlp.schema import Signal
-
-__all__ = ["METHODS", "GrpcReceiver"]
 
 METHODS: Final = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": Signal.TRACES,
@@ -39,10 +36,10 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     Who may not come in is refused by the head of a call, before its message is read.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, limiter: ReceiverLimiter) -> None:
+        self._gate = limiter
         self._handlers = {
-            method: grpc.unary_unary_rpc_method_handler(_exporting(gate, signal))
+            method: grpc.unary_unary_rpc_method_handler(_exporting(limiter, signal))
             for method, signal in METHODS.items()
         }
 
@@ -61,20 +58,20 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
         return handler
 
 
-def _refusing(gate: Gate, error: PenstockError, signal: Signal) -> _Refuser:
+def _refusing(limiter: ReceiverLimiter, error: PenstockError, signal: Signal) -> _Refuser:
     async def refuse(requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        await _refuse(gate, context, error, signal)
+        await _refuse(limiter, context, error, signal)
         raise AssertionError("abort raises")
 
     return refuse
 
 
-def _exporting(gate: Gate, signal: Signal) -> _Handler:
+def _exporting(limiter: ReceiverLimiter, signal: Signal) -> _Handler:
     async def export(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            reply = await gate.take(request, signal)
+            reply = await limiter.take(request, signal)
         except Exception as error:
-            await _refuse(gate, context, error, signal)
+            await _refuse(limiter, context, error, signal)
             raise AssertionError("abort raises") from error
         return _EMPTY if reply is TAKEN else otlp.response(signal, reply.rejected, reply.message)
 
@@ -82,9 +79,12 @@ def _exporting(gate: Gate, signal: Signal) -> _Handler:
 
 
 async def _refuse(
-    gate: Gate, context: grpc.aio.ServicerContext[bytes, bytes], error: Exception, signal: Signal
+    limiter: ReceiverLimiter,
+    context: grpc.aio.ServicerContext[bytes, bytes],
+    error: Exception,
+    signal: Signal,
 ) -> None:
-    refusal = gate.refusal(error, signal)
+    refusal = limiter.refusal(error, signal)
     if refusal.retry_after_s is not None:
         trailers: tuple[tuple[str, bytes], ...] = retry_trailers(
             refusal.code, refusal.message, refusal.retry_after_s
@@ -106,7 +106,7 @@ class GrpcReceiver:
 
     def __init__(
         self,
-        gate: Gate,
+        limiter: ReceiverLimiter,
         *,
         request_bytes_max: int,
         calls_max: int = 1024,
@@ -114,10 +114,10 @@ class GrpcReceiver:
         reuse_port: bool = False,
     ) -> None:
         """`calls_max` bounds the calls of one connection: each costs 6 KB before its message has come."""
-        self._gate = gate
+        self._gate = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))
-        self._server.add_generic_rpc_handlers((_Services(gate),))
+        self._server.add_generic_rpc_handlers((_Services(limiter),))
 
     async def bind(self, address: Address) -> Address:
         """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""

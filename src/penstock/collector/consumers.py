@@ -8,24 +8,12 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from penstock import otlp
-from penstock.collector.framing import check_framing
-from penstock.collector.gathering import Gathering, Mixed
+from penstock.collector.batcher import Mixed, RequestBatcher, check_framing
 from penstock.collector.outcome import Outcome, Verdict
 from penstock.collector.payload import RawPayload
-from penstock.collector.seam import Accepted, Exporter, Intake, Store
+from penstock.collector.ports import Accepted, ConsumerNode, Exporter, Store
 from penstock.errors import InvalidInput, Unavailable
 from penstock.otlp.schema import Signal
-
-__all__ = [
-    "TAKEN",
-    "ArrowIntake",
-    "BroadcastIntake",
-    "Decoder",
-    "DirectIntake",
-    "RawIntake",
-    "Reply",
-    "TurnsIntake",
-]
 
 _INLINE_BYTES: Final = 64 * 1024
 """A larger request is decoded on a thread: it would hold up everybody else's answers."""
@@ -67,7 +55,7 @@ class Decoder:
             return await asyncio.to_thread(decode, data, signal)
 
 
-class RawIntake:
+class RawConsumer:
     """Requests as they came, one bundle each. Only their outermost fields are checked, unless `full`."""
 
     def __init__(self, store: Store, *, full: bool = False, decoder: Decoder | None = None) -> None:
@@ -84,7 +72,7 @@ class RawIntake:
         return TAKEN
 
 
-class ArrowIntake:
+class ArrowConsumer:
     """Requests as columns. Small ones that come at the same time become one bundle, others one each.
 
     They are decoded on a thread, so that others can come meanwhile.
@@ -93,7 +81,7 @@ class ArrowIntake:
     def __init__(self, store: Store, *, decoder: Decoder | None = None) -> None:
         self._store = store
         self._decoder = decoder or Decoder()
-        self._gathering = Gathering(self._keep)
+        self._gathering = RequestBatcher(self._keep)
 
     async def take(self, data: bytes, signal: Signal) -> Accepted:
         if not data:
@@ -111,7 +99,7 @@ class ArrowIntake:
         return Reply(decoded.rejected, decoded.message) if decoded.rejected or decoded.message else TAKEN
 
 
-class DirectIntake:
+class DirectConsumer:
     """Straight into one exporter: the client is answered when that has taken it, and nothing is kept."""
 
     def __init__(self, exporter: Exporter) -> None:
@@ -123,10 +111,10 @@ class DirectIntake:
         return _reply(await self._exporter.send(RawPayload(data, signal)))
 
 
-class TurnsIntake:
+class RoundRobin:
     """One of several, each in its turn."""
 
-    def __init__(self, targets: Sequence[Intake]) -> None:
+    def __init__(self, targets: Sequence[ConsumerNode]) -> None:
         self._targets = list(targets)
         self._turn = 0
 
@@ -136,10 +124,10 @@ class TurnsIntake:
         return await target.take(data, signal)
 
 
-class BroadcastIntake:
+class FanOut:
     """All of several; taken when all have it. The first that refuses decides, others may have it by then."""
 
-    def __init__(self, targets: Sequence[Intake]) -> None:
+    def __init__(self, targets: Sequence[ConsumerNode]) -> None:
         self._targets = list(targets)
 
     async def take(self, data: bytes, signal: Signal) -> Accepted:

@@ -7,18 +7,18 @@ import asyncio
 import pytest
 
 from penstock import otlp
-from penstock.collector.gathering import Gathering, Mixed
-from penstock.collector.intake import TAKEN, Reply
+from penstock.collector.batcher import Mixed, RequestBatcher
+from penstock.collector.consumers import TAKEN, Reply
 from penstock.errors import InvalidInput, Unavailable
 from penstock.otlp.schema import Signal
 from penstock.testing.otlp_kit import telemetry
 
 
 class Recorder:
-    """Keeps what it is given, once `gate` is open."""
+    """Keeps what it is given, once `limiter` is open."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Event()
+        self.limiter = asyncio.Event()
         self.items: list[int] = []
         self.error: Exception | None = None
 
@@ -26,7 +26,7 @@ class Recorder:
         decoded = otlp.decode(data, signal)
         if decoded.rejected and not alone:
             raise Mixed("some items")
-        await self.gate.wait()
+        await self.limiter.wait()
         if self.error is not None:
             raise self.error
         self.items.append(decoded.items)
@@ -39,14 +39,14 @@ def spans(items: int, seed: int = 0) -> bytes:
 
 async def gathered(recorder: Recorder, requests: list[bytes]) -> list[object]:
     """One that goes at once, then all the others, which gather meanwhile."""
-    gathering = Gathering(recorder.take)
+    gathering = RequestBatcher(recorder.take)
     first = asyncio.create_task(gathering.add(spans(1), Signal.TRACES))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     tasks = [asyncio.create_task(gathering.add(data, Signal.TRACES)) for data in requests]
     for _ in range(5):
         await asyncio.sleep(0)
-    recorder.gate.set()
+    recorder.limiter.set()
     await first
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
@@ -90,9 +90,9 @@ async def test_refused_items_are_told_to_the_one_who_sent_them() -> None:
 
 async def test_a_store_that_is_full_is_told_to_all_of_a_group() -> None:
     recorder = Recorder()
-    gathering = Gathering(recorder.take)
+    gathering = RequestBatcher(recorder.take)
     recorder.error = Unavailable("full")
-    recorder.gate.set()
+    recorder.limiter.set()
     replies = await asyncio.gather(
         *(gathering.add(spans(n), Signal.TRACES) for n in (1, 2, 3, 4)), return_exceptions=True
     )
@@ -103,11 +103,11 @@ async def test_a_store_that_is_full_is_told_to_all_of_a_group() -> None:
 
 async def test_a_client_that_leaves_does_not_disturb_the_others() -> None:
     recorder = Recorder()
-    gathering = Gathering(recorder.take)
+    gathering = RequestBatcher(recorder.take)
     tasks = [asyncio.create_task(gathering.add(spans(1), Signal.TRACES)) for _ in range(4)]
     await asyncio.sleep(0)
     tasks[2].cancel()
-    recorder.gate.set()
+    recorder.limiter.set()
     replies = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(reply, asyncio.CancelledError) for reply in replies] == [False, False, True, False]
 
@@ -115,12 +115,12 @@ async def test_a_client_that_leaves_does_not_disturb_the_others() -> None:
 @pytest.mark.parametrize("signal", list(Signal))
 async def test_groups_stay_below_their_size(signal: Signal, monkeypatch: pytest.MonkeyPatch) -> None:
     data = telemetry(signal, items=2)
-    monkeypatch.setattr("penstock.collector.gathering._GROUP_BYTES_MAX", 2 * len(data))
+    monkeypatch.setattr("penstock.collector.batcher._GROUP_BYTES_MAX", 2 * len(data))
     recorder = Recorder()
-    gathering = Gathering(recorder.take)
+    gathering = RequestBatcher(recorder.take)
     tasks = [asyncio.create_task(gathering.add(data, signal)) for _ in range(9)]
     await asyncio.sleep(0)
-    recorder.gate.set()
+    recorder.limiter.set()
     assert set(await asyncio.gather(*tasks)) == {TAKEN}
     assert max(recorder.items) <= 4
     assert sum(recorder.items) == 18

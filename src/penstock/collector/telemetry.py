@@ -1,4 +1,7 @@
-"""The collector's own metrics as OTLP: what `/metrics` shows, sent out at an interval."""
+"""The collector's own state over HTTP: `/metrics` for Prometheus, `/health`, `/ready`.
+
+The collector's own metrics as OTLP: what `/metrics` shows, sent out at an interval.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -19,14 +23,75 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from penstock import __version__
 from penstock.clock import Clock
+from penstock.collector.export_worker import SparseLog
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import RawPayload
-from penstock.collector.seam import Exporter
-from penstock.collector.sparse_log import SparseLog
+from penstock.collector.ports import Exporter
+from penstock.collector.settings import Address
+from penstock.errors import Unavailable
+from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
 from penstock.metrics import Kind, Registry, Sample
 from penstock.otlp.schema import Signal
 
-__all__ = ["SelfMetrics", "metrics_request"]
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_LIMITS: Final = HttpLimits(body_bytes_max=1024, body_screened_bytes=1024, connections_max=64)
+_STATUS: Final = {
+    Fault.MALFORMED: 400,
+    Fault.TOO_LARGE: 413,
+    Fault.OVERLOADED: 503,
+    Fault.FORBIDDEN: 403,
+}
+
+
+class _AdminApp:
+    def __init__(self, registry: Registry, is_ready: Callable[[], bool]) -> None:
+        self._registry = registry
+        self._is_ready = is_ready
+
+    def begin(
+        self, request: Request, deliver: Callable[[Response], None]
+    ) -> Coroutine[object, None, Response] | None:
+        deliver(self._answer(request))
+        return None
+
+    def _answer(self, request: Request) -> Response:
+        if request.method not in (b"GET", b"HEAD"):
+            return Response(405, b"use GET\n", content_type=_TEXT, headers=[(b"allow", b"GET")])
+        if request.path == b"/metrics":
+            return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
+        if request.path == b"/health":
+            return Response(200, b"ok\n", content_type=_TEXT)
+        if request.path == b"/ready":
+            ready = self._is_ready()
+            return Response(
+                200 if ready else 503, b"ready\n" if ready else b"not ready\n", content_type=_TEXT
+            )
+        return Response(404, b"there are /metrics, /health and /ready\n", content_type=_TEXT)
+
+    def screen(self, request: Request) -> Response | None:
+        return None
+
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        return Response(_STATUS[fault], message.encode(), content_type=_TEXT)
+
+
+class AdminServer:
+    """One port for operators."""
+
+    def __init__(self, registry: Registry, is_ready: Callable[[], bool], sites: Sites | None = None) -> None:
+        self._listener = Listener(_AdminApp(registry, is_ready), _LIMITS, sites=sites)
+
+    async def bind(self, address: Address) -> Address:
+        """Raises `Unavailable` when the port is taken."""
+        try:
+            host, port = await self._listener.bind(address.host, address.port)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from error
+        return Address(host, port)
+
+    async def close(self) -> None:
+        await self._listener.drain(timeout_s=0.5)
+
 
 _LOG = logging.getLogger(__name__)
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE

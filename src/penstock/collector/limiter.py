@@ -9,14 +9,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.collector.answers import Draining, Refusal, Unauthorized, refusal_of
-from penstock.collector.seam import Accepted, Intake
+from penstock.collector.ports import Accepted, ConsumerNode
+from penstock.collector.status import Draining, Refusal, Unauthorized, refusal_of
 from penstock.config import Secret
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
-
-__all__ = ["Gate"]
 
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "
@@ -26,13 +24,13 @@ _ASIDE_MAX: Final = 2
 """Bodies that are unpacked at the same time: each may become as large as a request may be."""
 
 
-class Gate:
+class ReceiverLimiter:
     """Admits requests to an intake. Not thread-safe: one loop owns it."""
 
     def __init__(
         self,
         name: str,
-        intake: Intake,
+        intake: ConsumerNode,
         *,
         tokens: Sequence[Secret] = (),
         requests_max: int = 1024,

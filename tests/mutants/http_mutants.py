@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["HTTP_MUTANTS"]
 
 FLOODS = "tests/unit/server/test_http_floods.py"
+SESSIONS = "tests/unit/console/test_sessions.py"
 SITES = "tests/unit/server/test_sites.py"
 
 
@@ -94,5 +95,12 @@ HTTP_MUTANTS = (
         old='    place = origin.partition(b"://")[2].lower()\n',
         new="    place = host.lower()\n",
         test=f"{SITES}::test_a_page_of_another_site_cannot_use_topics_without_keys",
+    ),
+    Mutant(
+        name="damaged sessions of the console are not reported",
+        where="server:_remembered",
+        old="        _LOG.warning(",
+        new="        _LOG.debug(",
+        test=f"{SESSIONS}::test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported",
     ),
 )

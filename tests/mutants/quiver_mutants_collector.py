@@ -145,4 +145,11 @@ COLLECTOR_MUTANTS = (
         new="            if False:\n",
         test="tests/crash/collector/test_dead_letter_damage.py",
     ),
+    Mutant(
+        name="an identity that is missing beside segments is not reported",
+        where="collector:directory_identity",
+        old='        if any("/segments/" in name',
+        new='        if any("?" in name',
+        test=f"{STORED}::test_an_identity_that_is_missing_beside_segments_is_reported",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import shutil
 from pathlib import Path
@@ -308,3 +309,17 @@ def test_a_directory_keeps_its_identity_and_a_new_one_gets_another(tmp_path: Pat
     (tmp_path / "a" / "collector.id").write_text("what?")
     with pytest.raises(Corrupt):
         directory_identity(fs, str(tmp_path / "a"))
+
+
+def test_an_identity_that_is_missing_beside_segments_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = directory_identity(OsFileSystem(), str(tmp_path))
+    assert not caplog.records
+    (tmp_path / "collector.id").unlink()
+    segments = tmp_path / "core_0" / "segments"
+    segments.mkdir(parents=True)
+    (segments / "seg-0000000000.arrow").write_bytes(b"data")
+    assert directory_identity(OsFileSystem(), str(tmp_path)) != first
+    [report] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert report.startswith(f"{tmp_path / 'collector.id'} is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -48,13 +49,23 @@ async def test_a_session_of_yesterday_is_over(tmp_path: Path) -> None:
         access(path, clock).principal(request)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"zz": 1}', b'{"00": "x"}'])
-def test_a_file_that_is_none_of_ours_lets_nobody_in(text: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", bytes(40), b'{"zz": 1}', b'{"00": "x"}'])
+def test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported(
+    text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock, path = ManualClock(), tmp_path / "sessions.json"
     request = begun(access(path, clock))
+    assert not caplog.records
     path.write_bytes(text)
     with pytest.raises(Unauthorized):
         access(path, clock).principal(request)
+    [report] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert report.startswith(f"sessions in {path} cannot be read")
+
+
+def test_a_file_that_is_missing_needs_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    access(tmp_path / "sessions.json", ManualClock())
+    assert not caplog.records
 
 
 def test_with_keys_an_old_session_is_worth_nothing(tmp_path: Path) -> None:

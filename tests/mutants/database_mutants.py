@@ -14,6 +14,7 @@ FEEDING = "tests/unit/services/test_feeding.py"
 API = "tests/unit/server/test_timeseries_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
+START = "tests/unit/spark/pipeline/test_start.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
 WRITES = "tests/unit/server/test_timeseries_writes.py"
 SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
@@ -58,6 +59,27 @@ DATABASE_MUTANTS = (
         old="    return [batch for batch in done if batch not in known]\n",
         new="    return [batch for batch in done if not known]\n",
         test="tests/unit/spark/pipeline/test_ledger.py::test_lines_that_a_finished_micro_batch_has_lost_are_reported[cut]",
+    ),
+    Mutant(
+        name="a lost origin of a pipeline is not reported",
+        where="spark:Pipeline._origin",
+        old="    if started:\n        _log.warning(",
+        new="    if started:\n        _log.debug(",
+        test=f"{START}::test_a_lost_origin_is_reported",
+    ),
+    Mutant(
+        name="a checkpoint without metadata begins another query over its micro-batches",
+        where="spark:Pipeline._check_books",
+        old="if app is None and (checkpoint.planned() or checkpoint.done()):",
+        new="if False:",
+        test=f"{START}::test_a_checkpoint_that_has_lost_its_query_is_refused",
+    ),
+    Mutant(
+        name="a pipeline whose checkpoint cannot be listed does not start again",
+        where="spark:Pipeline._check_books",
+        old="if not checkpoint.is_local:",
+        new="if False:",
+        test=f"{START}::test_a_checkpoint_that_cannot_be_listed_is_started_without_the_comparison",
     ),
     Mutant(
         name="a feed continues on a queue that is behind its database",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.config import Setting
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, Corrupt, PenstockError
 from penstock.spark.offsets import Offset, resolve
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
@@ -121,8 +121,7 @@ class Pipeline:
         schema = self.schema(spark)
         checkpoint = self._checkpoint(spark)
         checkpoint.prepare()
-        self._check_books(checkpoint)
-        origin = self._origin(checkpoint)
+        origin = self._begin(checkpoint)
         classic = _is_classic(spark)
         run = RunningPipeline(self, origin, on_line, known=None if classic else self._known(checkpoint))
         batches = MicroBatches(
@@ -155,9 +154,26 @@ class Pipeline:
         app = checkpoint.query_id
         return max((line.batch for line in self.ledger.lines(app)), default=-1) if app is not None else -1
 
+    def _begin(self, checkpoint: Checkpoint) -> Offset:
+        """Compare the checkpoint with the ledger; returns where the first micro-batch begins, or began."""
+        self._check_books(checkpoint)
+        return self._origin(checkpoint)
+
     def _check_books(self, checkpoint: Checkpoint) -> None:
-        """Report finished micro-batches without a line. Their rows are stored; the books lack them."""
+        """Report finished micro-batches without a line. Their rows are stored; the books lack them.
+
+        Raises `Corrupt` for a checkpoint that has micro-batches and no query: Spark would run the last one
+        again as another query's, which no sink recognises.
+        """
+        if not checkpoint.is_local:
+            return  # it cannot be listed
         app = checkpoint.query_id
+        if app is None and (checkpoint.planned() or checkpoint.done()):
+            raise Corrupt(
+                f"{checkpoint.path}/metadata is missing, but there are micro-batches beside it. Restore it: "
+                'its one line is {"id": "..."} with the name of the folder in the ledger '
+                f"{self.ledger.url} that has this query's lines"
+            )
         lost = [] if app is None else self.ledger.without_line(app, checkpoint.done())
         if lost:
             _log.warning(

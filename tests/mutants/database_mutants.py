@@ -15,6 +15,7 @@ API = "tests/unit/server/test_timeseries_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 START = "tests/unit/spark/pipeline/test_start.py"
+REDRIVE = "tests/unit/spark/pipeline/test_redrive.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
 WRITES = "tests/unit/server/test_timeseries_writes.py"
 SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
@@ -80,6 +81,20 @@ DATABASE_MUTANTS = (
         old="if not checkpoint.is_local:",
         new="if False:",
         test=f"{START}::test_a_checkpoint_that_cannot_be_listed_is_started_without_the_comparison",
+    ),
+    Mutant(
+        name="a redrive takes a number that the queue knows",
+        where="spark:RedriveDriver._next_number",
+        old="max([*plans, *done, queued or 0], default=0)",
+        new="max(plans, default=0)",
+        test=f"{REDRIVE}::test_a_redrive_whose_letters_are_lost_does_not_swallow_the_next",
+    ),
+    Mutant(
+        name="a redrive that was cut short is finished under another identity",
+        where="spark:RedriveDriver._check_identity",
+        old="if unfinished and (done or len(plans) > 1):",
+        new="if False:",
+        test=f"{REDRIVE}::test_a_redrive_that_was_cut_short_is_not_finished_under_another_identity",
     ),
     Mutant(
         name="a feed continues on a queue that is behind its database",

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -180,6 +180,7 @@ class RedriveDriver:
     async def run(self, wanted: Wanted) -> Redrive:
         """Finish what was cut short, then redrive what is wanted."""
         plans, done = await self.plans()
+        await self._check_identity(plans, done)
         finished = [
             await self._finish(number, plans[number], resumed=True)
             for number in sorted(plans)
@@ -188,7 +189,7 @@ class RedriveDriver:
         chosen, left = await self._choose(plans, wanted)
         if not chosen.num_rows:
             return Redrive(finished=tuple(finished))
-        number = max(plans, default=0) + 1
+        number = await self._next_number(plans, done)
         plan = await self._write_plan(number, chosen)
         result = await self._finish(number, plan, resumed=False)
         return Redrive(
@@ -215,6 +216,42 @@ class RedriveDriver:
         everything = choose(heads, self._spec.name, taken, replace(wanted, limit=None))
         chosen = everything if wanted.limit is None else everything.slice(0, wanted.limit)
         return chosen, everything.num_rows - chosen.num_rows
+
+    async def _check_identity(self, plans: Collection[int], done: Collection[int]) -> None:
+        """Raise `Corrupt` if the identity is lost under which an unfinished redrive may have appended."""
+        try:
+            await self._known_identity()
+        except NotFound:
+            unfinished = sorted(set(plans) - set(done))
+            if unfinished and (done or len(plans) > 1):
+                raise Corrupt(
+                    f"{_IDENTITY} in {self._ledger.url} is missing: whether redrive {unfinished[0]} has put "
+                    "its letters back cannot be told without it. Restore it"
+                ) from None
+
+    async def _next_number(self, plans: Collection[int], done: Collection[int]) -> int:
+        """One more than the last redrive, by the ledger or by the queue.
+
+        Under a number that the queue knows nothing would be appended. Warns of redrives whose letters are
+        no longer known.
+        """
+        try:
+            app = f"{_FOLDER}/{await self._known_identity()}"
+        except NotFound:
+            queued = None
+        else:
+            config, _ = await self._target(app)
+            queued = await last_version(config, app)
+        last = max([*plans, *done, queued or 0], default=0)
+        lost = sorted(set(range(1, last + 1)) - set(plans))
+        if lost:
+            _log.warning(
+                "the ledger %s has lost %s, and with it the letters that were put back before: they may be "
+                "put back again. Restore it",
+                self._ledger.url,
+                ", ".join(_plan_key(number) for number in lost[:10]),
+            )
+        return last + 1
 
     async def _write_plan(self, number: int, chosen: Letters) -> _Plan:
         """Step 1. Raises `Conflict` if another redrive has this number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections import Counter
 from pathlib import Path
 
@@ -234,6 +235,36 @@ def test_letters_that_left_their_table_are_reported_and_not_forgotten() -> None:
         bench.run()
     bench.letters = kept
     bench.run()
+    assert bench.queued() == [b"0-1-0", b"0-2-0"]
+
+
+@pytest.mark.parametrize("lost", [("00000001.json",), ("00000001.json", "00000001.done.json")])
+def test_a_redrive_whose_letters_are_lost_does_not_swallow_the_next(
+    lost: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(letters((0, 1, 0)))
+    bench.run()
+    for name in lost:
+        asyncio.run(bench.store.delete_many([f"redrive/{name}"]))
+    bench.letters = pa.concat_tables([bench.letters, letters((0, 2, 0))])
+    done = bench.run().done
+    assert done is not None
+    assert done.number == 2
+    assert bench.queued() == [b"0-1-0", b"0-1-0", b"0-2-0"]
+    [report] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "has lost redrive/00000001.json" in report
+
+
+def test_a_redrive_that_was_cut_short_is_not_finished_under_another_identity() -> None:
+    bench = Bench(letters((0, 1, 0)))
+    bench.run()
+    bench.letters = pa.concat_tables([bench.letters, letters((0, 2, 0))])
+    asyncio.run(bench.store.delete_many(["redrive/00000001.done.json"]))
+    bench.run()
+    asyncio.run(bench.store.delete_many(["redrive/00000002.done.json"]))
+    asyncio.run(bench.store.delete_many(["redrive/identity.json"]))
+    with pytest.raises(Corrupt, match=r"identity\.json .* is missing"):
+        bench.run()
     assert bench.queued() == [b"0-1-0", b"0-2-0"]
 
 

@@ -255,6 +255,7 @@ async def check(
 
 
 @pytest.mark.parametrize("parts", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.timeout(600)
 async def test_damage_to_any_object_of_a_queue_is_reported_and_no_number_is_assigned_twice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: tuple[int, ...]
 ) -> None:

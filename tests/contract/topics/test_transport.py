@@ -147,10 +147,12 @@ def test_a_head_without_end_is_refused_before_it_fills_memory(server: Server) ->
             assert (reply.status, reply.error()["code"]) == (400, "invalid_request")
 
 
-def test_a_target_may_be_a_whole_address(server: Server) -> None:
+def test_a_target_may_be_a_whole_address_of_the_server(server: Server) -> None:
     with connect(server) as raw:
-        raw.send(request_bytes("GET", "http://elsewhere.example/v0/health?x=1"))
+        raw.send(request_bytes("GET", "http://localhost/v0/health?x=1"))
         assert raw.reply().json()["status"] == "ok"
+        raw.send(request_bytes("GET", "http://elsewhere.example/v0/health?x=1"))
+        assert raw.reply().status == 403
 
 
 def test_a_client_of_http_1_0_gets_an_answer_and_its_connection_closed(server: Server) -> None:

@@ -264,7 +264,7 @@ def test_the_sweep_covers_every_kind_of_call() -> None:
         "open_append",
         "read",
         "stat",
-        "map",
+        "open_view",
         "list",
     } <= set(keeper.disk.calls)
     assert keeper.told == keeper.number >= 10

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Corrupt, NotFound
+from penstock.errors import Corrupt, NotFound, Unsupported
 from penstock.files import DirectoryLock, FileSystem, LockHeld
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_replay import replay
@@ -102,7 +102,10 @@ def is_in_use(fs: FileSystem, core_dir: str) -> bool:
 def check(
     fs: FileSystem, core: int, core_dir: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> CheckedCore:
-    """Go over every checksum of one core. Raises `Unsupported` for files of a later version."""
+    """Go over every checksum of one core. Raises `Unsupported` for segments of a later version.
+
+    A log that says so is a problem, because a header that is damaged may look like that of another version.
+    """
     checked = CheckedCore(core=core, directory=core_dir, findings=[])
     on_progress(f"core {core}: write-ahead log")
     _check_wal(fs, checked)
@@ -116,7 +119,12 @@ def check(
 def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
     # Before the log is read: a writer that runs meanwhile only makes the log longer than this.
     logged_end = replay(fs, checked.directory, keep_evidence=False).state.logged_end
-    found = read_wal(fs, os.path.join(checked.directory, "wal"))
+    try:
+        found = read_wal(fs, os.path.join(checked.directory, "wal"))
+    except Unsupported as error:
+        advice = "a start refuses it; if no other release has written it, its header is damaged: restore it"
+        checked.problem("wal", str(error), advice)
+        return
     found.expect(logged_end)
     checked.log_entries = sum(1 for _ in found.entries())
     for damage in found.damage:

@@ -165,3 +165,19 @@ def test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once(lo
     again.close()
     assert not check(disk, 0, CORE).problems
     assert not open_quiver(disk, clock).stats().damage
+
+
+@pytest.mark.parametrize("offset", [10, 20])
+def test_a_log_with_the_header_of_another_version_is_a_problem_beside_the_segments(offset: int) -> None:
+    clock = StepClock()
+    disk = FakeDisk(clock=clock)
+    quiver = open_quiver(disk, clock)
+    quiver.ingest(rows(0, 3), slot=50)
+    quiver.flush()
+    disk = disk.crash(Survival.EVERYTHING)
+    raw = bytearray(disk.read(f"{CORE}/wal/quiver.wal"))
+    raw[offset] ^= 1
+    write(disk, f"{CORE}/wal/quiver.wal", bytes(raw))
+    checked = check(disk, 0, CORE)
+    assert [finding.subject for finding in checked.problems] == ["wal"]
+    assert checked.segments == 1

@@ -172,7 +172,7 @@ try:
         command = [sys.executable, "-c", code, sys.argv[1], "inner"]
         inner = subprocess.run(command, capture_output=True, text=True)
         assert inner.returncode == 3, inner.stderr
-        assert f"process {os.getpid()};" in inner.stdout, inner.stdout
+        assert f"process {os.getpid()} (" in inner.stdout, inner.stdout
     with DirectoryLock(OsFileSystem(), sys.argv[1]):
         pass
 except LockHeld as error:

@@ -126,7 +126,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:Upkeep._shed_log",
         old="            core.intake.rotate()\n            core.cut()\n",
         new="            pass\n",
-        test=f"{ADMISSION}::test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others",
+        test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
     ),
     Mutant(
         name="data is dropped before the log is cut",

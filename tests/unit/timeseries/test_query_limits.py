@@ -127,11 +127,12 @@ async def test_what_is_shared_answers_as_if_each_had_read_for_itself() -> None:
         assert result.samples_used < alone.samples_used + made, "what two selectors share is read once"
 
 
-async def test_time_is_looked_at_for_every_page_that_is_read() -> None:
+@pytest.mark.parametrize("selector", ["up", '{n=~".+"}'])
+async def test_time_is_looked_at_for_every_page_that_is_read(selector: str) -> None:
     async with await filled(1000, 1) as database:
         snapshot, buckets = database._within(None, None)
         read = CountingRead(snapshot)
-        selection = Selection(parse_selector('{n=~".+"}'), START_MS, START_MS + HOUR_MS)
+        selection = Selection(parse_selector(selector), START_MS, START_MS + HOUR_MS)
         with pytest.raises(QueryTimeout):
             await select(read, buckets, selection, LabelCache(), budget(timeout_s=4.0, ticking=True))
         assert read.pages <= 5

@@ -578,4 +578,12 @@ MUTANTS = (
         new="",
         test=f"{LOST}::test_shards_without_a_layout_are_refused",
     ),
+    Mutant(
+        name="a conflict that decides nothing is definite",
+        where="objects:_lost",
+        old='definite=fault.status in (404, 412) or fault.code == "BlobAlreadyExists",',
+        new="definite=fault.status in (404, 409, 412),",
+        test="tests/unit/objects/test_faults.py::"
+        "test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before",
+    ),
 )

@@ -179,10 +179,11 @@ def _lost(fault: Fault, call: Call) -> PenstockError | None:
     known = ("AlreadyExistsError", "PreconditionError", "FileNotFoundError", "NotFoundError")
     if fault.kind not in known and fault.status not in (404, 409, 412):
         return None
-    # Conditional writes are sent once. A 409 decides nothing: two writes came at the same moment.
+    # Conditional writes are sent once. A 409 decides nothing, because two writes came at the same moment,
+    # unless Azure says with it that the blob was there before.
     return Conflict(
         f"{call}: it is not in the expected state ({fault}); read it again",
-        definite=fault.status in (404, 412),
+        definite=fault.status in (404, 412) or fault.code == "BlobAlreadyExists",
     )
 
 

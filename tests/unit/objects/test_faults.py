@@ -66,6 +66,26 @@ def test_only_what_is_definite_is_told_as_such(
     assert outcome(fault, conditional=True) is conditional
 
 
+@pytest.mark.parametrize(
+    ("fault", "definite"),
+    [
+        (status(412), True),
+        (status(404, kind="FileNotFoundError"), True),
+        (status(409, "BlobAlreadyExists"), True),
+        (status(409), False),
+        (status(409, "ConditionalRequestConflict"), False),
+    ],
+    ids=str,
+)
+def test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before(
+    fault: Fault, definite: bool
+) -> None:
+    call = Call(doing="create", url="az://kit", bucket="kit", key="k", conditional=True)
+    error = translate(fault, call)
+    assert isinstance(error, Conflict)
+    assert error.definite is definite
+
+
 def test_a_reply_cannot_imitate_a_connection_that_was_never_made() -> None:
     body = "\n\nDebug source:\nHttpError {\n kind: Connect,\n"
     escaped = body.replace("\n", "\\n")

@@ -530,9 +530,9 @@ MUTANTS = (
     ),
     Mutant(
         name="every conflict makes the attempts before it certain",
-        where="buffer:_doubtful",
-        old="    return [attempt for attempt in attempts if not attempt.refused]",
-        new="    return []",
+        where="buffer:QueueProducer._settle",
+        old="        if attempt.refused and fate is not Fate.LANDED:\n",
+        new="        if fate is not Fate.LANDED:\n",
         test=_promise("test_a_lost_reply_stays_unknown_next_to_definite_conflicts_and_is_not_repeated"),
     ),
     # Lost and older objects

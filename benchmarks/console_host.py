@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.server.auth import Keyring
-from penstock.server.console import Console, ConsoleSettings
-from penstock.server.console.seam import (
+from penstock.console import Console, ConsoleSettings
+from penstock.console.seam import (
     Change,
     CommandOutcome,
     LogLine,
@@ -18,6 +17,7 @@ from penstock.server.console.seam import (
     Plan,
     TopicsPlace,
 )
+from penstock.servers.auth import Keyring
 
 
 class OneServer:

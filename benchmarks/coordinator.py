@@ -33,7 +33,7 @@ from penstock.coordinator import (
 from penstock.coordinator.slate import SlateStorage
 from penstock.http import process
 from penstock.metrics import Registry
-from penstock.server.scheduling import shorten_slice
+from penstock.servers.scheduling import shorten_slice
 from rounds import Plan, interleave, scratch
 from sections import run_planned
 from table import Row

@@ -38,11 +38,8 @@ from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.console.books import open_books
 from penstock.cli.console.child import run_penstock
 from penstock.cli.pipeline_file import read_pipeline
-from penstock.objects import StoreConfig
-from penstock.quiver import Quiver
-from penstock.server.auth import Keyring
-from penstock.server.console import Console, ConsoleSettings
-from penstock.server.console.seam import (
+from penstock.console import Console, ConsoleSettings
+from penstock.console.seam import (
     Books,
     Change,
     CommandOutcome,
@@ -57,6 +54,9 @@ from penstock.server.console.seam import (
     RelayPlace,
     TopicsPlace,
 )
+from penstock.objects import StoreConfig
+from penstock.quiver import Quiver
+from penstock.servers.auth import Keyring
 from penstock.services.relay import Relay
 from penstock.services.relay_config import RelayConfig
 from penstock.topics.client import Client

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound
-from penstock.files import DirectoryLock, FileSystem, LockHeld, OsFileSystem, write_durably
+from penstock.storage import DirectoryLock, FileSystem, LockHeld, OsFileSystem, write_durably
 from penstock.testing.disk import FakeDisk
 
 

@@ -29,7 +29,7 @@ from penstock.buffer import (
     append_batches,
     store_batch,
 )
-from penstock.buffer.audit import Severity, audit
+from penstock.buffer.fsck import Severity, audit
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import read_footer
 from penstock.clock import SYSTEM_CLOCK

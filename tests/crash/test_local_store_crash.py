@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.errors import Conflict, NotFound, OutcomeUnknown, PenstockError, StorageFull, Unavailable
-from penstock.fs import FileSystem
 from penstock.objects import Version
 from penstock.objects.directory import ObjectDirectory
+from penstock.storage.fs import FileSystem
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 

@@ -11,13 +11,13 @@ DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
 FOLDING = "tests/unit/timeseries/test_folding.py"
 FEEDING = "tests/unit/services/test_feeding.py"
-API = "tests/unit/server/test_timeseries_api.py"
+API = "tests/unit/servers/test_timeseries_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 START = "tests/unit/spark/pipeline/test_start.py"
 REDRIVE = "tests/unit/spark/pipeline/test_redrive.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
-WRITES = "tests/unit/server/test_timeseries_writes.py"
+WRITES = "tests/unit/servers/test_timeseries_writes.py"
 SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
 
 LOOKUP = (
@@ -169,14 +169,14 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="writers that wait keep readers out",
-        where="server:_kind",
+        where="servers:_kind",
         old="return _READING if route.scope is Scope.READ else _WRITING",
         new="return _WRITING",
         test=f"{WRITES}::test_writers_that_wait_for_the_storage_do_not_keep_readers_out",
     ),
     Mutant(
         name="a body counts only while it is unpacked",
-        where="server:WriteApi.otlp",
+        where="servers:WriteApi.otlp",
         old="        taken = await self._applied(found.series, _NO_FAMILIES)\n        del body, found\n",
         new="        del body\n    taken = await self._applied(found.series, _NO_FAMILIES)\n",
         test=f"{WRITES}::test_a_body_counts_until_its_write_is_applied",
@@ -363,7 +363,7 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="senders drop what a damaged hour refuses",
-        where="server:TimeSeriesApp.refusal",
+        where="servers:TimeSeriesApp.refusal",
         old="if isinstance(error, Corrupt) and request.path in _SENDERS:",
         new="if False:",
         test=f"{WRITES}::test_senders_keep_what_the_storage_is_the_reason_for",

@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["HTTP_MUTANTS"]
 
-FLOODS = "tests/unit/server/test_http_floods.py"
+FLOODS = "tests/unit/servers/test_http_floods.py"
 SESSIONS = "tests/unit/console/test_sessions.py"
-SITES = "tests/unit/server/test_sites.py"
+SITES = "tests/unit/servers/test_sites.py"
 
 
 HTTP_MUTANTS = (
@@ -98,7 +98,7 @@ HTTP_MUTANTS = (
     ),
     Mutant(
         name="damaged sessions of the console are not reported",
-        where="server:_remembered",
+        where="console:_remembered",
         old="        _LOG.warning(",
         new="        _LOG.debug(",
         test=f"{SESSIONS}::test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported",

@@ -9,8 +9,8 @@ __all__ = ["SPARK_MUTANTS"]
 ENDING = "tests/unit/spark/test_java_ending.py"
 START = "tests/process/test_java_start.py"
 SUPERVISOR = "tests/unit/cli/test_run_supervisor.py"
-LINES = "tests/unit/fleet/test_lines.py"
-FLEET = "tests/unit/fleet/test_fleet.py"
+LINES = "tests/unit/up/test_lines.py"
+FLEET = "tests/unit/up/test_fleet.py"
 KILLED = "tests/unit/cli/test_killed_processes.py"
 
 SPARK_MUTANTS = (
@@ -58,28 +58,28 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="the noise of two workers at once is an error",
-        where="services:NoiseFilter.hear",
+        where="up:NoiseFilter.hear",
         old="    if line == _OPENING:\n        self._open += 1\n",
         new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
         test=f"{LINES}::test_the_noise_of_several_workers_is_debug_however_its_lines_mix",
     ),
     Mutant(
         name="noise is an error if its worker pauses",
-        where="services:Listener.overdue",
+        where="up:Listener.overdue",
         old="now_s - self._heard_s >= HELD_MAX_S",
         new="now_s > self._heard_s",
         test=f"{LINES}::test_a_worker_that_pauses_within_its_trace_still_prints_noise",
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
-        where="services:Runner._failed",
+        where="up:Runner._failed",
         old=" or (how.signal is not None and not self._hung)",
         new="",
         test=f"{FLEET}::test_a_part_that_was_killed_has_that_as_its_last_error",
     ),
     Mutant(
         name="a trace after the reason of a failure is the last error",
-        where="services:Runner._is_news",
+        where="up:Runner._is_news",
         old="said.is_verdict or not self._has_verdict or",
         new="said.is_verdict or self._has_verdict or not self._has_verdict or",
         test=f"{FLEET}::test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error",
@@ -93,7 +93,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="a redrive that was killed shows what it printed before",
-        where="server:why_failed",
+        where="console:why_failed",
         old="    if code < 0:\n",
         new="    if code < 0 and not outcome.errors:\n",
         test="tests/unit/console/test_redrive_ending.py::test_a_redrive_that_was_killed_has_that_as_its_error",

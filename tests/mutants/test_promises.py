@@ -38,12 +38,12 @@ from penstock.buffer.gc import GarbageCollector, batch_minted_ms, candidates
 from penstock.buffer.ledger import read_ledger
 from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import decompress, index_block, length_table
-from penstock.fs import OsFileSystem
 from penstock.ids import mint_ulid
 from penstock.objects import Blob, MemoryStore, ObjectInfo, Version
 from penstock.objects.directory import ObjectDirectory
 from penstock.objects.faults import Call, Fault, translate
 from penstock.objects.store import ByteRange, Data
+from penstock.storage.fs import OsFileSystem
 from penstock.testing.clock import ManualClock
 
 MANIFEST = "ingest/manifest"

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from tests.unit.files.log_doubles import DIRECTORY, TINY, append, bodies
+from tests.unit.storage.log_doubles import DIRECTORY, TINY, append, bodies
 from tests.unit.topics.engine_doubles import (
     COLD,
     FSYNC,
@@ -22,7 +22,7 @@ from tests.unit.topics.engine_doubles import (
 )
 
 from penstock.errors import PenstockError
-from penstock.files import AppendLog, scan
+from penstock.storage import AppendLog, scan
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 from penstock.topics import CommitFailed, Predicate, TopicConfig
 

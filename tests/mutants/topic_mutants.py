@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 __all__ = ["TOPIC_MUTANTS"]
 
 PROMISES = "tests/mutants/test_topic_promises.py"
-LOG_SCAN = "tests/unit/files/test_log_scan.py"
-GROUP_COMMIT = "tests/unit/files/test_group_commit.py"
+LOG_SCAN = "tests/unit/storage/test_log_scan.py"
+GROUP_COMMIT = "tests/unit/storage/test_group_commit.py"
 WRITE = "tests/unit/topics/test_engine_write.py"
 GATHERING = "tests/unit/topics/test_gathering.py"
 LONE_WRITE = "tests/unit/topics/test_lone_write.py"
@@ -16,10 +16,10 @@ RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
 RECOVERY = "tests/unit/topics/test_recovery.py"
 RELOCATION = "tests/unit/topics/test_cold_relocation.py"
-FANOUT = "tests/unit/server/test_fanout.py"
-DISPATCH = "tests/unit/server/test_dispatch.py"
-STRONG = "tests/unit/server/test_strong_watch.py"
-WEBSOCKET = "tests/unit/server/test_websocket.py"
+FANOUT = "tests/unit/servers/test_fanout.py"
+DISPATCH = "tests/unit/servers/test_dispatch.py"
+STRONG = "tests/unit/servers/test_strong_watch.py"
+WEBSOCKET = "tests/unit/servers/test_websocket.py"
 QUEUE = "tests/unit/topics/test_engine_queue.py"
 QUEUE_RESTART = "tests/unit/topics/test_engine_queue_restart.py"
 LETTERS = "tests/unit/topics/test_dead_letters.py"
@@ -32,7 +32,7 @@ STEPS = "tests/unit/topics/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
 BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
-FILE_VIEW = "tests/unit/files/test_file_view.py"
+FILE_VIEW = "tests/unit/storage/test_file_view.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
 STORED = "tests/unit/topics/test_deep_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
@@ -42,42 +42,42 @@ TOPIC_MUTANTS = (
     # Damaged media
     Mutant(
         name="one bad sector costs everything that is read with it",
-        where="fs:FileView._beginning",
+        where="storage:FileView._beginning",
         old="            elif stop > page_end:\n                stop = page_end\n",
         new="",
         test=f"{FILE_VIEW}::test_only_the_pages_with_a_bad_sector_are_zeros",
     ),
     Mutant(
         name="a file that was cut gives fewer bytes than it was asked for",
-        where="fs:FileView.read",
+        where="storage:FileView.read",
         old="        data += bytes(wanted - len(data))\n",
         new="",
         test=f"{FILE_VIEW}::test_a_file_that_is_cut_while_it_is_read_gives_zeros",
     ),
     Mutant(
         name="a bad sector at the end of a log is taken for a torn write",
-        where="files:_Scanner._resume",
+        where="storage:_Scanner._resume",
         old="    if bad is None and not vouched",
         new="    if not vouched",
         test=f"{FILE_VIEW}::test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut",
     ),
     Mutant(
         name="numbers in a part of the log that cannot be read are given out again",
-        where="files:_Scanner._resume",
+        where="storage:_Scanner._resume",
         old="        end = max(min(bad[1], bound), stop + _used(view[stop:bound]))",
         new="        end = stop",
         test=f"{FILE_VIEW}::test_a_log_with_a_bad_sector_at_its_end_is_damaged_and_not_cut",
     ),
     Mutant(
         name="a log file that could not be read is removed with the others",
-        where="files:AppendLog._is_damaged",
+        where="storage:AppendLog._is_damaged",
         old="number in self._keep or (isinstance(view, FileView) and bool(view.bad))",
         new="number in self._keep",
         test=f"{BAD_SECTORS}::test_a_checkpoint_saves_what_can_be_read_and_keeps_the_file",
     ),
     Mutant(
         name="what a broken log file cannot give back is carried over as zeros",
-        where="files:AppendLog._keep_in_memory",
+        where="storage:AppendLog._keep_in_memory",
         old="            self._uncarried = error",
         new="            pass",
         test=f"{BAD_SECTORS}::test_what_a_broken_file_cannot_give_back_is_not_given_out_as_sound",
@@ -119,7 +119,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a bad sector beside the log ends the start",
-        where="files:read_extent",
+        where="storage:read_extent",
         old="    except MediaError:\n        return Extent(readable=False)\n",
         new="",
         test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log",
@@ -151,21 +151,21 @@ TOPIC_MUTANTS = (
     # Logs that lost their end
     Mutant(
         name="the extent of a log is not compared with the log",
-        where="files:lost_bytes",
+        where="storage:lost_bytes",
         old="        if number in ends and end >= durable:\n",
         new="        if number in ends:\n",
         test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
     ),
     Mutant(
         name="what a snapshot knows to be durable is not compared with the log",
-        where="files:lost_bytes",
+        where="storage:lost_bytes",
         old="            durable = max(durable, synced.offset)\n",
         new="            durable = max(durable, 0)\n",
         test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
     ),
     Mutant(
         name="the offset in the extent is not kept up to date",
-        where="files:AppendLog._reached",
+        where="storage:AppendLog._reached",
         old="        self._extent.reach(self._frames_end)\n",
         new="        self._extent.reach(0)\n",
         test=f"{RECOVERY}::test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed",
@@ -179,7 +179,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a loss is forgotten when the log is opened",
-        where="files:ExtentFile.settle",
+        where="storage:ExtentFile.settle",
         old="        if file.end >= durable:\n",
         new="        if True:\n",
         test=f"{RECOVERY}::test_a_loss_is_known_after_a_crash_before_it_was_written_down",
@@ -215,7 +215,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a refused router is described to any key",
-        where="server:RouterApi.put",
+        where="servers:RouterApi.put",
         old="    with contextlib.suppress(RouterNotFound):  # a refusal tells its ends\n",
         new="    if False:\n",
         test="tests/contract/topics/test_key_names.py"
@@ -226,7 +226,7 @@ TOPIC_MUTANTS = (
         where="topics:_finder",
         old="        return _inside if _finders(shown.cls) else None\n",
         new="        return None\n",
-        test="tests/unit/server/test_names_in_requests.py::test_names_are_found_at_every_depth",
+        test="tests/unit/servers/test_names_in_requests.py::test_names_are_found_at_every_depth",
     ),
     Mutant(
         name="ready although no write succeeds",
@@ -310,42 +310,42 @@ TOPIC_MUTANTS = (
     # The append log
     Mutant(
         name="ack before fsync",
-        where="files:AppendLog._write",
+        where="storage:AppendLog._write",
         old="            file.write_durably_at(self._end, buffers)\n            return\n",
         new="            file.write_at(self._end, buffers)\n            return\n",
         test=f"{DURABILITY}::test_fsync_keeps_everything_it_acknowledged",
     ),
     Mutant(
         name="a sync is taken to cover what was only written",
-        where="files:AppendLog._write",
+        where="storage:AppendLog._write",
         old="        if sync and self._durable == self._end:\n",
         new="        if sync:\n",
         test=f"{PROMISES}::test_a_sync_covers_everything_that_was_written_before_it",
     ),
     Mutant(
         name="a file goes on after a failed sync",
-        where="files:AppendLog.sync",
+        where="storage:AppendLog.sync",
         old="self._active().datasync()\n    except BaseException:\n        self._break()\n",
         new="self._active().datasync()\n    except BaseException:\n",
         test=f"{PROMISES}::test_a_sync_that_failed_is_not_believed_the_second_time",
     ),
     Mutant(
         name="what was delivered from a broken file is not carried over",
-        where="files:AppendLog._replace_broken",
+        where="storage:AppendLog._replace_broken",
         old="self._start_file(bytes(self._views[self._number][self._durable : self._end]), byte_count)",
         new='self._start_file(b"", byte_count)',
         test=f"{PROMISES}::test_a_sync_that_failed_is_not_believed_the_second_time",
     ),
     Mutant(
         name="a rotation without a sync of the old file",
-        where="files:AppendLog._rotate",
+        where="storage:AppendLog._rotate",
         old='    self.sync()\n    self._start_file(b"", byte_count)\n',
         new='    self._start_file(b"", byte_count)\n',
         test=f"{PROMISES}::test_a_rotation_leaves_nothing_behind_that_is_not_durable",
     ),
     Mutant(
         name="a log file is current before its name is durable",
-        where="files:NumberedLayout.install",
+        where="storage:NumberedLayout.install",
         old=(
             "    fs.rename(staged, os.path.join(directory, file_name(number)))\n    fs.sync_dir(directory)\n"
         ),
@@ -354,35 +354,35 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="marks without their salt are believed",
-        where="files:find_marks",
+        where="storage:find_marks",
         old="        if value is not None and value ^ salt <= offset:\n",
         new="        if value is not None:\n",
         test=f"{LOG_SCAN}::test_bytes_of_a_record_that_look_like_marks_and_frames_are_not_taken_for_them",
     ),
     Mutant(
         name="a torn tail is taken for damage",
-        where="files:_Scanner._resume",
+        where="storage:_Scanner._resume",
         old="    if bad is None and not vouched and not any(position > stop for _, position in marks):\n",
         new="    if _is_zero(view[stop:bound]):\n",
         test=f"{LOG_SCAN}::test_a_torn_tail_is_cut_and_nothing_before_it_is_lost",
     ),
     Mutant(
         name="damage is taken for a torn tail",
-        where="files:_Scanner._resume",
+        where="storage:_Scanner._resume",
         old="    if bad is None and not vouched and not any(position > stop for _, position in marks):\n",
         new="    if bad is None and not vouched:\n",
         test=f"{LOG_SCAN}::test_a_later_sync_vouches_for_what_was_only_written",
     ),
     Mutant(
         name="what was built on a failed commit is committed",
-        where="files:GroupCommitter._commit",
+        where="storage:GroupCommitter._commit",
         old="    if batch[0].generation <= self._failed:\n",
         new="    if batch[0].generation < self._failed:\n",
         test=f"{GROUP_COMMIT}::test_after_a_failure_everything_fails_until_it_is_resumed",
     ),
     Mutant(
         name="a lone entry overtakes what is queued",
-        where="files:GroupCommitter._commit_alone",
+        where="storage:GroupCommitter._commit_alone",
         old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
         new="    if not is_lone or not self.is_quick:\n",
         test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
@@ -858,35 +858,35 @@ TOPIC_MUTANTS = (
     # Live delivery
     Mutant(
         name="a watcher whose connection was full is forgotten",
-        where="server:Outlet.writable",
+        where="servers:Outlet.writable",
         old="follower.feed.is_gone:\n            self.hub.put(follower)\n",
         new="follower.feed.is_gone:\n            pass\n",
         test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
     ),
     Mutant(
         name="a full connection is written to all the same",
-        where="server:Follower.visit",
+        where="servers:Follower.visit",
         old="    if self.is_over or not outlet.is_writable:\n",
         new="    if self.is_over:\n",
         test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
     ),
     Mutant(
         name="a watcher behind the head waits for the next publish",
-        where="server:Follower.take",
+        where="servers:Follower.take",
         old="    if step.to_seq != end_seq:\n        outlet.hub.put(self)\n",
         new="    if step.to_seq != end_seq:\n        pass\n",
         test=f"{FANOUT}::test_a_turn_ends_when_much_was_read",
     ),
     Mutant(
         name="what was read for one turn is sent in the next",
-        where="server:Hub._turn",
+        where="servers:Hub._turn",
         old="    turn.end()\n",
         new="    turn.size = 0\n",
         test=f"{FANOUT}::test_a_record_deleted_since_others_got_it_is_not_sent_from_memory",
     ),
     Mutant(
         name="the last event id takes a client forward",
-        where="server:Session.rewind",
+        where="servers:Session.rewind",
         old="min(place.cursor, seen.get(name, place.cursor))",
         new="seen.get(name, place.cursor)",
         test=f"{FANOUT}::test_an_id_takes_a_client_back_and_never_forward",
@@ -894,28 +894,28 @@ TOPIC_MUTANTS = (
     # Scheduling
     Mutant(
         name="what is put off is forgotten",
-        where="server:Dispatch.end",
+        where="servers:Dispatch.end",
         old="    if len(self._ready):\n        self._pulse()\n",
         new="",
         test=f"{DISPATCH}::test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write",
     ),
     Mutant(
         name="what waits for more of its own is forgotten",
-        where="server:Delays._wait",
+        where="servers:Delays._wait",
         old="                self._back(item)\n",
         new="",
         test=f"{DISPATCH}::test_under_pressure_a_topic_that_was_just_served_waits_for_more_of_its_own",
     ),
     Mutant(
         name="priorities do not matter",
-        where="server:Dispatch._enter",
+        where="servers:Dispatch._enter",
         old="    self._ready.mark(channel, channel.priority, self._now_ms())\n",
         new="    self._ready.mark(channel, 0, self._now_ms())\n",
         test=f"{DISPATCH}::test_what_is_urgent_goes_first",
     ),
     Mutant(
         name="that topics are put off is a reason to put off more",
-        where="server:Dispatch.take",
+        where="servers:Dispatch.take",
         old="    if channel.priority >= 0:\n",
         new="    if True:\n",
         test=f"{DISPATCH}::test_how_long_topics_waited_is_reported_unless_they_were_made_to",
@@ -988,7 +988,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="publishes overtake one that has no place yet",
-        where="server:WebSocket._is_full",
+        where="servers:WebSocket._is_full",
         old="        self._barrier is not None\n        or ",
         new="        ",
         test=f"{WEBSOCKET}::test_publishes_keep_their_order_whether_or_not_they_have_a_key",

@@ -12,7 +12,7 @@ SEARCH = "tests/unit/vector/test_search.py"
 FORMATS = "tests/unit/vector/test_formats.py"
 RECALL = "tests/unit/vector/test_recall.py"
 LIMITS = "tests/unit/vector/test_limits.py"
-API = "tests/unit/server/test_vector_api.py"
+API = "tests/unit/servers/test_vector_api.py"
 SLATE_CRASH = "tests/crash/vector/test_slate_crash.py"
 
 
@@ -147,7 +147,7 @@ VECTOR_MUTANTS = (
     ),
     Mutant(
         name="an acknowledgement does not wait for the storage",
-        where="server:VectorApi._settled",
+        where="servers:VectorApi._settled",
         old="            if level > Durability.APPLIED:\n",
         new="            if level > Durability.DURABLE:\n",
         test=f"{API}::test_what_was_acknowledged_is_durable_and_found",

@@ -9,8 +9,8 @@ import time
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Conflict
-from penstock.fs import OsFileSystem
 from penstock.objects.directory import ObjectDirectory
+from penstock.storage.fs import OsFileSystem
 
 KEY = "counter"
 

@@ -23,22 +23,22 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.exporters.file import FileExporter
 from penstock.collector.payload import RawPayload
 from penstock.errors import ConfigError
-from penstock.files.dirlock import DirectoryLock
-from penstock.fs import LockHeld, OsFileSystem
 from penstock.quiver import AsyncQuiver
 from penstock.quiver.model import Signal
-from penstock.server.process import write_port_file
+from penstock.servers.process import write_port_file
 from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.storage.dirlock import DirectoryLock
+from penstock.storage.fs import LockHeld, OsFileSystem
 from penstock.timeseries import TimeSeries
-from penstock.topics.backup import backup
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.engine import Engine, EngineConfig
 from penstock.topics.model import NewRecord
+from penstock.topics.tools.backup import backup
 from penstock.vector import Vector, VectorConfig, VectorStore
 
 HOLDER = """
 import contextlib, os, sys
-from penstock.fs import OsFileSystem
+from penstock.storage.fs import OsFileSystem
 fs = OsFileSystem()
 with contextlib.ExitStack() as stack:
     for path in sys.argv[1:]:

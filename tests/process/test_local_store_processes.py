@@ -12,8 +12,8 @@ from tests.process.torture import KEY, decode
 
 import penstock
 from penstock.clock import SYSTEM_CLOCK
-from penstock.fs import OsFileSystem
 from penstock.objects.directory import ObjectDirectory
+from penstock.storage.fs import OsFileSystem
 
 HERE = Path(__file__).parent
 SOURCES = [str(Path(penstock.__file__).parent.parent), str(HERE.parent.parent)]
@@ -74,7 +74,7 @@ def test_no_acknowledged_write_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> N
 def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
     code = """
 import os, sys
-from penstock.fs import LockHeld, OsFileSystem
+from penstock.storage.fs import LockHeld, OsFileSystem
 fs, path = OsFileSystem(), sys.argv[1]
 with fs.lock(path):
     to_child, from_parent = os.pipe()
@@ -100,7 +100,7 @@ assert os.waitpid(pid, 0)[1] == 0
 def test_a_forked_child_that_leaves_the_block_does_not_free_its_parents_lock(tmp_path: Path) -> None:
     code = """
 import os, sys
-from penstock.fs import LockHeld, OsFileSystem
+from penstock.storage.fs import LockHeld, OsFileSystem
 fs, path = OsFileSystem(), sys.argv[1]
 lock = fs.lock(path)
 lock.__enter__()
@@ -163,7 +163,7 @@ forked(True)
 def test_a_data_directory_belongs_to_one_process(tmp_path: Path) -> None:
     code = """
 import os, subprocess, sys
-from penstock.files import DirectoryLock, LockHeld, OsFileSystem
+from penstock.storage import DirectoryLock, LockHeld, OsFileSystem
 try:
     with DirectoryLock(OsFileSystem(), sys.argv[1]):
         if len(sys.argv) > 2:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.fs import OsFileSystem
+from penstock.storage.fs import OsFileSystem
 from penstock.topics import Engine, EngineConfig, NewRecord, TopicConfig
 from penstock.topics.segment_process import LOCK_FILE, ROWS_MIN, await_earlier
 

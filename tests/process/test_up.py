@@ -22,8 +22,8 @@ from tests.process.up_process import ports_for, up
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.buffer.append import last_version
 from penstock.cli import up_ground
-from penstock.files.dirlock import DirectoryLock
-from penstock.fs import OsFileSystem
+from penstock.storage.dirlock import DirectoryLock
+from penstock.storage.fs import OsFileSystem
 
 FLOW = {
     "stop_timeout": "30s",

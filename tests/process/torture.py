@@ -15,8 +15,8 @@ import xxhash
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Conflict
-from penstock.fs import OsFileSystem
 from penstock.objects.directory import ObjectDirectory
+from penstock.storage.fs import OsFileSystem
 
 KEY = "queue/manifest"
 WRITERS = 4

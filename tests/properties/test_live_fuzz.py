@@ -7,13 +7,13 @@ import json
 import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.server.test_websocket import FakeClient, masked
+from tests.unit.servers.test_websocket import FakeClient, masked
 
 from penstock.http.message import Request
-from penstock.server.errors import Refusal
-from penstock.server.topics.sse import read_id, write_id
-from penstock.server.topics.ws_messages import InvalidMessage, read_command
-from penstock.server.topics.ws_protocol import Framing, handshake, text_frame
+from penstock.servers.errors import Refusal
+from penstock.servers.topics.sse import read_id, write_id
+from penstock.servers.topics.ws_messages import InvalidMessage, read_command
+from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame
 from penstock.topics.client.events import FrameReader, event_of, problem_of
 
 JSON = st.recursive(

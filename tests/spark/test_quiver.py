@@ -16,7 +16,6 @@ from tests.spark.conftest import finish
 from tests.unit.quiver.bundles import SECOND_NS, batch, sealed_of
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.fs import OsFileSystem
 from penstock.metrics import Registry
 from penstock.objects import StoreConfig, open_store
 from penstock.quiver import Quiver, QuiverConfig
@@ -26,6 +25,7 @@ from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.upload import Uploader
 from penstock.spark.failures import explain
 from penstock.spark.quiver_offsets import SegmentGap
+from penstock.storage.fs import OsFileSystem
 
 
 class Directory:

@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, Unsupported
 from penstock.spark import build_session, register
-from penstock.spark.register import check_spark
+from penstock.spark.formats import check_spark
 from penstock.spark.session import is_local, session_settings
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"

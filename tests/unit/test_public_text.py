@@ -7,10 +7,10 @@ import errno
 import pytest
 
 from penstock.collector.status import refusal_of
+from penstock.console.app import refusal as console_refusal
 from penstock.errors import InvalidInput, PenstockError, Unavailable, public_text
-from penstock.fs import explain
-from penstock.server.console.app import refusal as console_refusal
-from penstock.server.errors import response_to, told
+from penstock.servers.errors import response_to, told
+from penstock.storage.fs import explain
 from penstock.timeseries.api.answers import error_answer
 from penstock.topics.errors import CommitFailed
 from penstock.topics.submission import commit_error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.buffer.audit import Severity
+from penstock.buffer.fsck import Severity
 from penstock.cli.display import Progress, print_json, print_table
 from penstock.cli.failure import ExitCode
 from penstock.cli.pipeline_file import pipeline_argument, read_pipeline

@@ -150,8 +150,8 @@ class DatabaseService(Generic[D]):
 
     def run(self) -> None:
         """Until a signal, or what stops it, which is raised."""
-        from penstock.server import process
-        from penstock.server.scheduling import shorten_slice
+        from penstock.servers import process
+        from penstock.servers.scheduling import shorten_slice
 
         shorten_slice()  # SlateDB's threads compute while they store, and writers are not to wait for them
         with self._progress:

@@ -134,8 +134,8 @@ def _require_spark() -> None:
     """Raises `Unsupported`, saying what to install, before anything is started."""
     import importlib.util
 
+    from penstock.spark.formats import check_spark
     from penstock.spark.java import find_java
-    from penstock.spark.register import check_spark
 
     check_spark()
     if importlib.util.find_spec("deltalake") is None:

@@ -13,8 +13,8 @@ import sys
 from penstock import __version__
 from penstock.cli.health import Check, fail, ok
 from penstock.errors import Unsupported
+from penstock.spark.formats import check_spark
 from penstock.spark.java import find_java
-from penstock.spark.register import check_spark
 
 __all__ = ["PACKAGES", "check_machine", "release"]
 

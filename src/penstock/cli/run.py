@@ -12,7 +12,7 @@ import click
 from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark.register import check_spark
+from penstock.spark.formats import check_spark
 from penstock.units import parse_duration
 
 __all__ = ["run"]

@@ -19,7 +19,7 @@ from penstock.cli.run_display import Display
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.cli.run_totals import Rate, Totals, View
 from penstock.errors import Conflict, OutcomeUnknown, PenstockError, Unavailable
-from penstock.spark.java_ending import Ending, lost
+from penstock.spark.java_exit import Ending, lost
 from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.units import format_duration
 

@@ -9,10 +9,10 @@ from typing import Final
 from penstock.cli.console.books import LateBooks, open_books
 from penstock.cli.console.child import run_penstock
 from penstock.cli.up_map import pipeline_environment
+from penstock.console import seam
 from penstock.objects import StoreConfig
-from penstock.server.console import seam
-from penstock.services.fleet.probe import reachable
-from penstock.services.fleet.status import (
+from penstock.up.probe import reachable
+from penstock.up.status import (
     FleetEvent,
     FleetMap,
     FleetView,

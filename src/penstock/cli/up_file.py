@@ -21,11 +21,11 @@ from penstock.cli.up_map import (
 )
 from penstock.config import Secret, Setting, from_env, load_mapping, merge
 from penstock.errors import ConfigError
-from penstock.server.exposure import check_reach
-from penstock.services.fleet.parts import PartPlan, Plan
-from penstock.services.fleet.plan import plan_of, port_faults
-from penstock.services.fleet.settings import UpSettings, faults_of, read_settings
-from penstock.services.fleet.status import PartKind
+from penstock.servers.exposure import check_reach
+from penstock.up.parts import PartPlan, Plan
+from penstock.up.plan import plan_of, port_faults
+from penstock.up.settings import UpSettings, faults_of, read_settings
+from penstock.up.status import PartKind
 
 __all__ = ["Prepared", "UpFile", "find_file", "prepare"]
 
@@ -165,7 +165,7 @@ def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
     """Keys that no server would take."""
     if missing_extra(PartKind.CONSOLE):
         return []  # no server runs
-    from penstock.server.auth import Keyring
+    from penstock.servers.auth import Keyring
 
     found = []
     for name in _KEYS:

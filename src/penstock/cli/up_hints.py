@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.services.fleet.parts import Plan
-from penstock.services.fleet.probe import address_of, reachable
-from penstock.services.fleet.status import FleetMap, PartKind, PartStatus
+from penstock.up.parts import Plan
+from penstock.up.probe import address_of, reachable
+from penstock.up.status import FleetMap, PartKind, PartStatus
 
 __all__ = ["hint_of"]
 

@@ -12,8 +12,8 @@ import msgspec
 from penstock.cli.display import time_text
 from penstock.cli.outlet import Outlet
 from penstock.clock import SYSTEM_CLOCK
-from penstock.services.fleet.fleet import OWN_NAME
-from penstock.services.fleet.status import FleetEvent, Level, LogLine, PartStatus
+from penstock.up.fleet import OWN_NAME
+from penstock.up.status import FleetEvent, Level, LogLine, PartStatus
 
 __all__ = ["LogPrinter"]
 

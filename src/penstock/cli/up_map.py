@@ -13,9 +13,9 @@ from penstock.cli.up_extras import missing_extra
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.objects.settings import StoreAddress
-from penstock.services.fleet.parts import DATA_DIR_VARIABLE, PartPlan, Plan, Probe
-from penstock.services.fleet.status import FleetMap, PartKind, PipelinePlace, QueuePlace, QuiverPlace
 from penstock.units import parse_size
+from penstock.up.parts import DATA_DIR_VARIABLE, PartPlan, Plan, Probe
+from penstock.up.status import FleetMap, PartKind, PipelinePlace, QueuePlace, QuiverPlace
 
 if TYPE_CHECKING:
     from penstock.collector.config import Plan as CollectorPlan

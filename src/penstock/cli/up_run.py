@@ -18,9 +18,9 @@ from penstock.cli.up_hints import hint_of
 from penstock.cli.up_log import LogPrinter
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
-from penstock.services.fleet.fleet import Fleet
-from penstock.services.fleet.probe import address_of, reachable
-from penstock.services.fleet.status import FleetEvent, Level, PartKind, PartState, PartStatus
+from penstock.up.fleet import Fleet
+from penstock.up.probe import address_of, reachable
+from penstock.up.status import FleetEvent, Level, PartKind, PartState, PartStatus
 
 if TYPE_CHECKING:
     from penstock.http.message import Request
@@ -41,9 +41,9 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
 
 def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
     """The console's own check of the name that a request comes by."""
-    from penstock.server.auth import Keyring
-    from penstock.server.console.access import Access
-    from penstock.server.exposure import is_loopback
+    from penstock.console.access import Access
+    from penstock.servers.auth import Keyring
+    from penstock.servers.exposure import is_loopback
 
     access = Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host), names=names)
     return access.check_host
@@ -120,7 +120,7 @@ class _Up:
 
     async def _open_probes(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
         from penstock.http.listener import Listener
-        from penstock.services.fleet.health import Front
+        from penstock.up.health import Front
 
         names = self._prepared.plan.settings.allowed_hosts
         listener = Listener(Front(self._fleet, check=_host_check(host, names)))
@@ -134,9 +134,9 @@ class _Up:
 
     async def _open_console(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
         from penstock.cli.up_console import FleetHost
-        from penstock.server.auth import Keyring
-        from penstock.server.console import KEYS_VARIABLE, Console, ConsoleSettings
-        from penstock.services.fleet.health import Front
+        from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings
+        from penstock.servers.auth import Keyring
+        from penstock.up.health import Front
 
         keys = self._prepared.plan.settings.console.keys
         names = self._prepared.plan.settings.allowed_hosts

@@ -25,10 +25,10 @@ from penstock.collector.outcome import Outcome, Verdict, refused
 from penstock.collector.payload import Payload, RawPayload
 from penstock.collector.ports import Exporter
 from penstock.errors import NotFound, PenstockError, PermissionDenied
-from penstock.files import write_durably
-from penstock.fs import FileSystem, OsFileSystem
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.otlp.schema import Signal
+from penstock.storage import write_durably
+from penstock.storage.fs import FileSystem, OsFileSystem
 
 
 def make_durably(fs: FileSystem, path: str) -> None:

@@ -23,10 +23,10 @@ from penstock.collector.graph import Node
 from penstock.collector.ports import ConsumerNode, Delivery, Exporter, Store
 from penstock.collector.settings import BufferSettings, OtlpExporterSettings
 from penstock.errors import Corrupt, NotFound
-from penstock.files import write_durably
-from penstock.fs import FileSystem, OsFileSystem
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
+from penstock.storage import write_durably
+from penstock.storage.fs import FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa

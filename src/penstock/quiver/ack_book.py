@@ -18,7 +18,6 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidInput, PenstockError
-from penstock.fs import FileSystem
 from penstock.quiver.ack_inbox import remove_note
 from penstock.quiver.ack_journal import AckJournal, AckSettings
 from penstock.quiver.ack_losses import Dropped, Reconciled, record_losses, record_unlogged
@@ -30,6 +29,7 @@ from penstock.quiver.checkpoint_file import CheckpointState
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.subscribers import Subscriber, SubscriberEntry, SubscriberState, check_name
+from penstock.storage.fs import FileSystem
 
 __all__ = ["AckBook", "AckSettings", "Dropped", "Reconciled"]
 

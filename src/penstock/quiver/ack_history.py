@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import NotFound
-from penstock.fs import FileSystem
 from penstock.quiver.ack_log import list_logs, read_log
 from penstock.quiver.ack_record import WHOLE_SEGMENT, AckRecord, NamePart, Outcome, RecordKind
 from penstock.quiver.ack_state import AckState, Gone
 from penstock.quiver.checkpoint_file import load_checkpoint
 from penstock.quiver.subscribers import SubscriberState
+from penstock.storage.fs import FileSystem
 
 __all__ = ["AckEvent", "read_history"]
 

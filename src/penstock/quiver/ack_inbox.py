@@ -28,9 +28,9 @@ from typing import Final
 import msgspec
 
 from penstock.errors import Corrupt, InvalidInput, MediaError, NotFound
-from penstock.files import write_durably
-from penstock.fs import FileSystem
 from penstock.quiver.subscribers import check_name
+from penstock.storage import write_durably
+from penstock.storage.fs import FileSystem
 
 __all__ = ["AckInbox", "AckNote", "leave_note", "read_note", "remove_note"]
 

@@ -15,7 +15,6 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, StorageFull
-from penstock.fs import FileSystem
 from penstock.quiver.ack_log import AckLog
 from penstock.quiver.ack_record import Outcome, RecordKind, name_parts
 from penstock.quiver.ack_replay import Replayed
@@ -23,6 +22,7 @@ from penstock.quiver.ack_state import Gone
 from penstock.quiver.checkpoint_file import CheckpointState, store_checkpoint
 from penstock.quiver.errors import Closed
 from penstock.quiver.subscribers import SubscriberEntry
+from penstock.storage.fs import FileSystem
 
 __all__ = ["AckJournal", "AckSettings"]
 

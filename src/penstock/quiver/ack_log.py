@@ -25,7 +25,6 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import NotFound, PenstockError, StorageFull
-from penstock.fs import FileSystem, FileView, WritableFile
 from penstock.quiver.ack_record import (
     RECORD_BYTES,
     AckRecord,
@@ -35,6 +34,7 @@ from penstock.quiver.ack_record import (
     encode_record,
 )
 from penstock.quiver.errors import Closed
+from penstock.storage.fs import FileSystem, FileView, WritableFile
 
 __all__ = ["HEADER_BYTES", "AckLog", "LogFileInfo", "decode_header", "encode_header", "list_logs", "read_log"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, Unavailable
-from penstock.files import FileSystem
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 from penstock.quiver.bundle import Bundle
@@ -25,6 +24,7 @@ from penstock.quiver.preparation import Batches, Prepared, Receipt, prepare, raw
 from penstock.quiver.slots import raw_slot
 from penstock.quiver.stats import QuiverStats
 from penstock.quiver.subscribers import Subscriber
+from penstock.storage import FileSystem
 from penstock.units import DurationLike, parse_duration
 
 if TYPE_CHECKING:

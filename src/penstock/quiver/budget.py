@@ -11,9 +11,9 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError
-from penstock.fs import FileSystem
 from penstock.quiver.room import least_cap
 from penstock.quiver.shared_budget import SharedBudget
+from penstock.storage.fs import FileSystem
 from penstock.units import format_size
 
 __all__ = ["Budget"]

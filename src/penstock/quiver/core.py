@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from penstock.clock import Clock
 from penstock.errors import Corrupt, NotFound, PenstockError, PermissionDenied, Unavailable
-from penstock.files import FileSystem
 from penstock.metrics import Registry
 from penstock.objects import open_store
 from penstock.quiver.ack_record import Outcome
@@ -30,6 +29,7 @@ from penstock.quiver.segment_rescue import rescue_segment
 from penstock.quiver.stats import QuiverMetrics, QuiverStats
 from penstock.quiver.upkeep import Upkeep
 from penstock.quiver.upload import Uploader
+from penstock.storage import FileSystem
 from penstock.units import parse_duration
 
 __all__ = ["Core", "Seams"]

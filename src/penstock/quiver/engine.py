@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, InvalidInput, PenstockError, Unavailable
-from penstock.files import DirectoryLock, FileSystem, LockHeld, OsFileSystem
-from penstock.files.mounts import VOLATILE, device_kind
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 from penstock.quiver.bundle import Bundle
@@ -27,6 +25,8 @@ from penstock.quiver.preparation import Batches, Prepared, Receipt, prepare, raw
 from penstock.quiver.slots import raw_slot
 from penstock.quiver.stats import QuiverStats
 from penstock.quiver.subscribers import Subscriber
+from penstock.storage import DirectoryLock, FileSystem, LockHeld, OsFileSystem
+from penstock.storage.mounts import VOLATILE, device_kind
 from penstock.units import DurationLike, parse_duration
 
 if TYPE_CHECKING:

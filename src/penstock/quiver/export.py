@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import NotFound, PenstockError
-from penstock.fs import Buffer, FileSystem, publish
 from penstock.quiver.arrow_sink import ArrowSink
 from penstock.quiver.dictionaries import plain_type
 from penstock.quiver.model import SegmentInfo
@@ -25,6 +24,7 @@ from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_source import SegmentSource
 from penstock.quiver.slots import slot_name
 from penstock.quiver.views import has_view, text_view
+from penstock.storage.fs import Buffer, FileSystem, publish
 
 __all__ = ["ExportReport", "TimestampUnit", "export_parquet"]
 

@@ -16,7 +16,6 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, NotFound, Unsupported
-from penstock.files import DirectoryLock, FileSystem, LockHeld
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_replay import replay
 from penstock.quiver.errors import Locked
@@ -26,6 +25,7 @@ from penstock.quiver.segment_rescue import rescue_segments
 from penstock.quiver.segment_scan import check_bytes
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.wal_replay import quarantine_damage, read_wal
+from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
 __all__ = ["CheckedCore", "Finding", "Severity", "check", "core_directories", "is_in_use", "repair"]
 

@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, Unavailable
-from penstock.files import Entry, GroupCommitter, QueueFull, commit_entries
 from penstock.metrics import Registry
 from penstock.quiver.config import WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
@@ -24,6 +23,7 @@ from penstock.quiver.preparation import Prepared, Receipt
 from penstock.quiver.wal import Wal
 from penstock.quiver.wal_entry import encode_entry
 from penstock.quiver.wal_layout import HEADER_BYTES
+from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
 
 __all__ = ["Intake", "Settle"]
 

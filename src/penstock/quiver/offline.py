@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.files import DirectoryLock, FileSystem, LockHeld
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_replay import replay
 from penstock.quiver.ack_view import view_of
@@ -15,6 +14,7 @@ from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_source import LocalSegments
 from penstock.quiver.subscribers import Subscriber
+from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
 __all__ = ["SubscriberLook", "drop_subscriber", "look_at_progress", "look_at_subscribers"]
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from penstock.clock import Clock
 from penstock.errors import Corrupt
-from penstock.files import FileSystem
 from penstock.quiver.ack_book import AckBook, AckSettings, Reconciled
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.model import Pending
@@ -28,6 +27,7 @@ from penstock.quiver.wal import Wal
 from penstock.quiver.wal_entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
 from penstock.quiver.wal_payload import decode_batch
 from penstock.quiver.wal_replay import FoundEntry, WalReplay, quarantine_damage, read_wal
+from penstock.storage import FileSystem
 from penstock.units import parse_duration, parse_size
 
 __all__ = ["Recovered", "recover"]

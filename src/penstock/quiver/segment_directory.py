@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 from penstock.errors import Conflict, NotFound, PenstockError
-from penstock.fs import Buffer, FileSystem, WritableFile
 from penstock.quiver.segment_meta import arrow_name, meta_name
+from penstock.storage.fs import Buffer, FileSystem, WritableFile
 
 __all__ = ["TMP", "ReadMode", "SegmentDirectory"]
 

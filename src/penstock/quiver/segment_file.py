@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Corrupt
-from penstock.fs import Buffer
 from penstock.quiver.arrow_sink import ArrowSink
 from penstock.quiver.dictionaries import unify
 from penstock.quiver.model import Pending, SegmentInfo
 from penstock.quiver.open_segment import SealedSegment
 from penstock.quiver.segment_meta import schema_metadata, user_metadata
 from penstock.quiver.slots import event_columns
+from penstock.storage.fs import Buffer
 
 __all__ = ["BundleMetadata", "SegmentReader", "describe", "event_column", "write_segment"]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.errors import Corrupt
-from penstock.files import FileSystem, LogPosition, scan
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.model import Pending, SegmentInfo
 from penstock.quiver.open_segment import SealedSegment, StreamKey, Trigger
@@ -19,6 +18,7 @@ from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.wal_entry import EntryType, SlotPart, WalEntry, WalFormat, entry_body, entry_type
 from penstock.quiver.wal_layout import QuiverLayout
 from penstock.quiver.wal_payload import decode_batch
+from penstock.storage import FileSystem, LogPosition, scan
 
 __all__ = ["rescue_segment", "rescue_segments"]
 

@@ -18,11 +18,11 @@ from xxhash import xxh3_64_hexdigest
 
 from penstock import __version__
 from penstock.errors import Corrupt
-from penstock.fs import Buffer
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_directory import TMP, SegmentDirectory
 from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_meta import arrow_name, decode_meta, encode_meta, info_of, meta_name, seq_of
+from penstock.storage.fs import Buffer
 
 __all__ = ["CREATED_BY", "DamageAction", "SegmentDamage", "SegmentScan", "Verify", "check_bytes"]
 

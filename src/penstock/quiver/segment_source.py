@@ -14,12 +14,12 @@ from typing import Final, Protocol
 
 from penstock.blocking import loop_thread
 from penstock.errors import Corrupt, MediaError, NotFound
-from penstock.fs import FileSystem, OsFileSystem
 from penstock.objects import ObjectStore, join_key, open_store
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_meta import arrow_name, decode_meta, meta_name, seq_of
 from penstock.quiver.segment_scan import check_bytes
+from penstock.storage.fs import FileSystem, OsFileSystem
 
 __all__ = [
     "LocalSegments",

@@ -12,7 +12,6 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.errors import Corrupt, NotFound
-from penstock.fs import Buffer, FileSystem
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.open_segment import SealedSegment
 from penstock.quiver.segment_directory import ReadMode, SegmentDirectory
@@ -26,6 +25,7 @@ from penstock.quiver.segment_scan import (
     Verify,
     check_bytes,
 )
+from penstock.storage.fs import Buffer, FileSystem
 
 __all__ = ["SegmentStore"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from penstock.files import AppendLog, FileSystem, LogPosition
 from penstock.quiver.wal_cursor import write_cursor
 from penstock.quiver.wal_entry import OPENING_BYTES, WalFormat
 from penstock.quiver.wal_layout import HEADER_BYTES
 from penstock.quiver.wal_replay import WalReplay
+from penstock.storage import AppendLog, FileSystem, LogPosition
 
 __all__ = ["Wal"]
 

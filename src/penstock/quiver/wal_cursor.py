@@ -11,8 +11,8 @@ import struct
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound
-from penstock.files import FileSystem, write_durably
 from penstock.quiver.wal_layout import CURSOR
+from penstock.storage import FileSystem, write_durably
 
 __all__ = ["decode_cursor", "encode_cursor", "read_cursor", "write_cursor"]
 

@@ -21,7 +21,7 @@ import xxhash
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Corrupt, LimitExceeded
-from penstock.files import Buffer, FrameEnds, chase
+from penstock.storage import Buffer, FrameEnds, chase
 
 __all__ = [
     "ENTRY_BYTES_MAX",

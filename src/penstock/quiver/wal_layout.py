@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import PenstockError, Unsupported
-from penstock.files import FileSystem, LogDamage, LogHeader, LogPosition
 from penstock.quiver.slots import SLOTS
 from penstock.quiver.wal_entry import OPENING_BYTES, Opening, WalFormat
+from penstock.storage import FileSystem, LogDamage, LogHeader, LogPosition
 
 __all__ = ["ACTIVE", "CURSOR", "HEADER_BYTES", "QuiverLayout", "layout_hash"]
 

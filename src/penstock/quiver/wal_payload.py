@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from penstock.errors import Corrupt
-from penstock.files import Buffer
 from penstock.quiver.fingerprint import fingerprint
 from penstock.quiver.wal_entry import SlotPart
+from penstock.storage import Buffer
 
 __all__ = ["decode_batch", "encode_part"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import Corrupt, MediaError
-from penstock.files import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 from penstock.quiver.wal_cursor import read_cursor
 from penstock.quiver.wal_entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
 from penstock.quiver.wal_layout import ACTIVE, QuiverLayout
+from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 
 __all__ = ["FoundEntry", "WalReplay", "quarantine_damage", "read_wal"]
 

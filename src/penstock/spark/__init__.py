@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.spark.formats import register
 from penstock.spark.java import JavaHome, ensure_java
-from penstock.spark.register import register
 from penstock.spark.session import build_session
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ stack and the query plan around the one sentence that matters. `explain` finds t
 the faults of an installation that Spark reports in words of its own.
 
 It looks at text, so it works for the classic API and for Spark Connect; only of a Java that did not start it
-looks at the exit status as well (`penstock.spark.java_ending`). Of that text it repeats nothing
+looks at the exit status as well (`penstock.spark.java_exit`). Of that text it repeats nothing
 but our own sentences, module names, versions and paths without their credentials.
 """
 
@@ -27,7 +27,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.spark.java_ending import ending_in, not_ready
+from penstock.spark.java_exit import ending_in, not_ready
 
 __all__ = ["explain"]
 

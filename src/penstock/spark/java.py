@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import Unavailable, Unsupported
-from penstock.spark.java_ending import SHORT_OF, Ending
+from penstock.spark.java_exit import SHORT_OF, Ending
 
 __all__ = ["JAVA_MIN", "JavaHome", "ensure_java", "find_java", "read_release", "wrap_java", "wrapper_script"]
 

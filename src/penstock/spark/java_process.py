@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import Unavailable
-from penstock.spark.java_ending import SHORT_OF, Ending, ending_in, not_ready
+from penstock.spark.java_exit import SHORT_OF, Ending, ending_in, not_ready
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.fs import OsFileSystem
 from penstock.quiver.ack_inbox import AckNote, leave_note
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_source import SegmentSource, core_directory
@@ -46,6 +45,7 @@ from penstock.spark.quiver_reader import (
     partition_segments,
     read_segments,
 )
+from penstock.storage.fs import OsFileSystem
 
 __all__ = ["QuiverStreamReader"]
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
+from penstock.spark.formats import check_spark, register
 from penstock.spark.java import ensure_java
-from penstock.spark.java_ending import not_ready
+from penstock.spark.java_exit import not_ready
 from penstock.spark.java_process import JavaOutput, forget_java, java_ending, launch_java
-from penstock.spark.register import check_spark, register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from penstock.errors import PenstockError
-from penstock.files import AppendLog, CommitStats, Entry, commit_entries
+from penstock.storage import AppendLog, CommitStats, Entry, commit_entries
 
 __all__ = ["InlineCommitter", "InlineCommitters", "InlineWorkers"]
 
@@ -30,7 +30,7 @@ class InlineCommitter:
     """Commits the entries of one log in the call that submits them, or all together when it is let go.
 
     With `is_quick` it is one over a quick disk: it commits in the call that hands entries over.
-    Everything else is as with `penstock.files.GroupCommitter`: order, failures, `resume`.
+    Everything else is as with `penstock.storage.GroupCommitter`: order, failures, `resume`.
     """
 
     def __init__(

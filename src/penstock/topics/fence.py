@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError
-from penstock.files import Entry, LogPosition
+from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.errors import ShuttingDown, Throttled
 from penstock.topics.journal import Shard

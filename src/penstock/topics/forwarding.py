@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
-from penstock.files import Entry, LogPosition
+from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.control import write_head_watermark
 from penstock.topics.copying import copies

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from penstock.files.log_format import FrameEnds
-from penstock.files.log_scan import exact
-from penstock.fs import FileView
+from penstock.storage.fs import FileView
+from penstock.storage.log_format import FrameEnds
+from penstock.storage.log_scan import exact
 from penstock.topics.batch import ESCAPED
 from penstock.topics.checksums import checksums
 from penstock.topics.frame import (
@@ -61,7 +61,7 @@ Heads: TypeAlias = npt.NDArray[np.void]
 
 
 class WalFormat:
-    """The topics log as `penstock.files` sees it. Its marks are checkpoint marks of topic 0."""
+    """The topics log as `penstock.storage` sees it. Its marks are checkpoint marks of topic 0."""
 
     def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
         """The end of the valid frame at `offset`; None if there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.files import Entry, LogPosition
+from penstock.storage import Entry, LogPosition
 from penstock.topics.lease_log import state_frame
 from penstock.topics.submission import commit_error
 from penstock.topics.topic import Topic

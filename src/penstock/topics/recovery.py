@@ -24,11 +24,11 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Corrupt
-from penstock.files import LogScan, ScannedFile, scan
-from penstock.files.log_extent import LostBytes, lost_bytes, read_extent
-from penstock.files.log_file import LogHeader, LogPosition
-from penstock.files.log_scan import FrameRun, LogDamage
-from penstock.fs import FileSystem, FileView
+from penstock.storage import LogScan, ScannedFile, scan
+from penstock.storage.fs import FileSystem, FileView
+from penstock.storage.log_extent import LostBytes, lost_bytes, read_extent
+from penstock.storage.log_file import LogHeader, LogPosition
+from penstock.storage.log_scan import FrameRun, LogDamage
 from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.fs import FileView
+from penstock.storage.fs import FileView
 from penstock.topics.columns import Places
 
 __all__ = ["StoredBytes", "gathered", "span"]

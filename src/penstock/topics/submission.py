@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.errors import PenstockError, StorageFull
-from penstock.files import Entry, LogPosition
+from penstock.storage import Entry, LogPosition
 from penstock.topics.errors import CommitFailed
 from penstock.topics.frame import EncodedBatch
 from penstock.topics.model import WriteResult

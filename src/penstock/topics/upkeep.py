@@ -11,8 +11,8 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import NotFound, OutcomeUnknown, PenstockError
-from penstock.files import LogPosition
-from penstock.fs import FileSystem
+from penstock.storage import LogPosition
+from penstock.storage.fs import FileSystem
 from penstock.topics.catalog import Catalog
 from penstock.topics.checkpoint import Cut, TopicCut, capture, store
 from penstock.topics.config import EngineConfig

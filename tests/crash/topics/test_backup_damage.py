@@ -8,8 +8,8 @@ from tests.unit.topics.engine_doubles import DATA, FSYNC, World, recs
 
 from penstock.errors import PenstockError
 from penstock.testing.disk import FakeDisk
-from penstock.topics.backup import backup
-from penstock.topics.restore import restore
+from penstock.topics.tools.backup import backup
+from penstock.topics.tools.restore import restore
 
 BACKUP, TARGET = "/backup", "/restored"
 

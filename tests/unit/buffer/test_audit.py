@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from penstock.buffer import Consumer, ConsumerConfig, Metadata, Producer, ProducerConfig
 from penstock.buffer import manifest as manifests
-from penstock.buffer.audit import Finding, Severity, audit
+from penstock.buffer.fsck import Finding, Severity, audit
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EMPTY_MANIFEST, NewEntry
 from penstock.errors import MediaError

@@ -26,7 +26,7 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.spark.java_ending import Ending
+from penstock.spark.java_exit import Ending
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 

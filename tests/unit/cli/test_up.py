@@ -20,8 +20,8 @@ from penstock.cli.up_hints import hint_of
 from penstock.cli.up_log import LogPrinter
 from penstock.collector.config import load_plan
 from penstock.errors import ConfigError
-from penstock.services.fleet.status import Level, LogLine, PartKind, PartState, PartStatus
 from penstock.spark.pipeline.spec import load_spec
+from penstock.up.status import Level, LogLine, PartKind, PartState, PartStatus
 
 
 def prepared(directory: Path, *, only: tuple[str, ...] = (), **environ: str) -> Prepared:

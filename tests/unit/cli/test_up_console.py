@@ -11,8 +11,8 @@ from penstock.cli.starting_file import pipeline_text
 from penstock.cli.up_console import FleetHost
 from penstock.cli.up_file import find_file, prepare
 from penstock.errors import ConfigError
-from penstock.services.fleet import Fleet
 from penstock.testing import ManualClock
+from penstock.up import Fleet
 
 
 def host_of(directory: Path) -> FleetHost:

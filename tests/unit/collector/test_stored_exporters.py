@@ -33,9 +33,9 @@ from penstock.collector.settings import (
     ParquetSettings,
 )
 from penstock.errors import Corrupt, LimitExceeded, NotFound, Unavailable
-from penstock.fs import OsFileSystem
 from penstock.metrics import Registry
 from penstock.otlp.schema import Signal
+from penstock.storage.fs import OsFileSystem
 from penstock.testing import ManualClock
 from penstock.testing.otlp_kit import telemetry
 

@@ -218,8 +218,8 @@ def configuration() -> Surface:
     from penstock.collector.config import PersistenceSettings, TelemetrySettings
     from penstock.objects import StoreConfig
     from penstock.quiver import QuiverConfig
-    from penstock.services.fleet.settings import UpSettings
     from penstock.spark.pipeline.spec import PipelineSpec
+    from penstock.up.settings import UpSettings
 
     sections: Mapping[str, type] = {
         "buffer producer": ProducerConfig,
@@ -293,7 +293,7 @@ class _Asked(dict[str, str]):
 
 
 def _environment() -> Surface:
-    from penstock.server.settings import ServerSettings
+    from penstock.servers.settings import ServerSettings
 
     asked = _Asked()
     ServerSettings.from_env(asked)

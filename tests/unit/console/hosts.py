@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.server.console.seam import Change, CommandOutcome, LogLine, Part, PartState, Plan
+from penstock.console.seam import Change, CommandOutcome, LogLine, Part, PartState, Plan
 
 
 class FixedHost:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.unit.console.hosts import FixedHost
 
-from penstock.server.console import Console, ConsoleSettings
-from penstock.server.console import console as console_module
+from penstock.console import Console, ConsoleSettings
+from penstock.console import console as console_module
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "console-api.md"
 DOCUMENTED = re.compile(r"`(GET|POST) ([^`?]+)(?:\?[^`]*)?`")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from penstock.console.asker import Answer, Asker
 from penstock.errors import LimitExceeded, Unavailable
-from penstock.server.console.asker import Answer, Asker
 
 
 class Part:

@@ -14,9 +14,9 @@ from tests.console_books import QUERY, deliver, pipeline_settings
 from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.console.books import open_books
 from penstock.cli.pipeline_file import read_pipeline
+from penstock.console.seam import Books
 from penstock.errors import Corrupt, NotFound
 from penstock.objects import StoreConfig, open_store
-from penstock.server.console.seam import Books
 from penstock.spark.pipeline.ledger import BatchLine, Ledger, encode_lines
 from penstock.spark.tables.delta_commits import DeltaCommit, commit_in, search
 

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from tests.unit.console.hosts import FixedHost, part
 
+from penstock.console import Console, ConsoleSettings
+from penstock.console import console as console_module
+from penstock.console.seam import Plan, TopicsPlace
 from penstock.errors import ConfigError, Unavailable
-from penstock.server.auth import Keyring
-from penstock.server.console import Console, ConsoleSettings
-from penstock.server.console import console as console_module
-from penstock.server.console.seam import Plan, TopicsPlace
+from penstock.servers.auth import Keyring
 
 
 @asynccontextmanager

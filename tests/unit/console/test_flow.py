@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tests.unit.console.hosts import part
 
-from penstock.objects import StoreConfig
-from penstock.server.console.flow import Edge, Figures, Flow, flow_of
-from penstock.server.console.seam import (
+from penstock.console.flow import Edge, Figures, Flow, flow_of
+from penstock.console.seam import (
     CollectorPlace,
     DatabasePlace,
     Part,
@@ -17,6 +16,7 @@ from penstock.server.console.seam import (
     RelayPlace,
     TopicsPlace,
 )
+from penstock.objects import StoreConfig
 
 PLAN = Plan(
     topics=TopicsPlace(part="topics", url="http://t"),

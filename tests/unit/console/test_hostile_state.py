@@ -16,11 +16,11 @@ from tests.unit.console.test_console import bearer, serving
 from penstock.buffer import Producer, ProducerConfig
 from penstock.buffer.sharded import ShardedProducer
 from penstock.clock import SYSTEM_CLOCK
+from penstock.console.live import STREAMS_MAX, LiveHub, in_pieces
+from penstock.console.ring import Event
+from penstock.console.seam import DatabasePlace, Plan, QueuePlace
+from penstock.console.sources import Sources
 from penstock.objects import StoreConfig
-from penstock.server.console.live import STREAMS_MAX, LiveHub, in_pieces
-from penstock.server.console.ring import Event
-from penstock.server.console.seam import DatabasePlace, Plan, QueuePlace
-from penstock.server.console.sources import Sources
 
 MANIFEST = "ingest/manifest"
 

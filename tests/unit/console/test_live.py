@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.unit.console.hosts import FixedHost, part
 
-from penstock.server.console.live import LiveHub
-from penstock.server.console.seam import PartState
-from penstock.server.console.sources import Sources
+from penstock.console.live import LiveHub
+from penstock.console.seam import PartState
+from penstock.console.sources import Sources
 from penstock.testing import ManualClock
 
 MANY = 5000

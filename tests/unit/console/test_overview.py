@@ -14,12 +14,12 @@ from tests.unit.console.hosts import FixedHost, part
 from penstock.buffer import Producer, ProducerConfig
 from penstock.collector.settings import Address
 from penstock.collector.telemetry import AdminServer
+from penstock.console.overview import lines_rate, overview, records_behind
+from penstock.console.seam import CollectorPlace, DatabasePlace, Plan, QueuePlace, QuiverPlace
+from penstock.console.sources import Sources
 from penstock.metrics import Registry
 from penstock.objects import StoreConfig
 from penstock.quiver import Quiver
-from penstock.server.console.overview import lines_rate, overview, records_behind
-from penstock.server.console.seam import CollectorPlace, DatabasePlace, Plan, QueuePlace, QuiverPlace
-from penstock.server.console.sources import Sources
 from penstock.testing import ManualClock
 
 

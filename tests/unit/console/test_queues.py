@@ -22,11 +22,11 @@ from penstock.buffer import (
 from penstock.buffer.batch import CompressionType
 from penstock.buffer.sharded import ShardedProducer
 from penstock.codec import RecordChunk
+from penstock.console import queues
+from penstock.console.queues import QueueSource
+from penstock.console.seam import QueuePlace
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, StoreConfig, open_store
-from penstock.server.console import queues
-from penstock.server.console.queues import QueueSource
-from penstock.server.console.seam import QueuePlace
 from penstock.testing import ManualClock
 
 

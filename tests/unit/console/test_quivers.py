@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.fs import OsFileSystem
+from penstock.console.quivers import read_quiver
+from penstock.console.seam import QuiverPlace
 from penstock.objects.workers import Workers
 from penstock.quiver import Quiver
-from penstock.server.console.quivers import read_quiver
-from penstock.server.console.seam import QuiverPlace
+from penstock.storage.fs import OsFileSystem
 
 
 def fill(directory: Path, segments: int) -> None:

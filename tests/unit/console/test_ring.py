@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.console.ring import Ring
+from penstock.console.ring import Ring
 
 
 def ring(events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1, apart: tuple[str, ...] = ()) -> Ring:

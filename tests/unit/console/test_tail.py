@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.server.console.tail import Pace, frames
+from penstock.console.tail import Pace, frames
 from penstock.testing import ManualClock
 from penstock.topics.client import WatchEvent
 from penstock.topics.model import Record, Tombstone

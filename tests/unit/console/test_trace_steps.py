@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.server.console.relayed import run_of, sequences_in
-from penstock.server.console.seam import Letter, MicroBatch, SinkCommit
-from penstock.server.console.trace_steps import (
+from penstock.console.relayed import run_of, sequences_in
+from penstock.console.seam import Letter, MicroBatch, SinkCommit
+from penstock.console.trace_steps import (
     database_step,
     letter_step,
     micro_batch_step,

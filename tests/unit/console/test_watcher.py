@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
+from penstock.console.watcher import Watcher
 from penstock.errors import Unavailable
-from penstock.server.console.watcher import Watcher
 from penstock.testing import ManualClock
 
 

@@ -11,8 +11,8 @@ import click
 from penstock.cli.timeseries.serve import serve
 from penstock.clock import SYSTEM_CLOCK
 from penstock.metrics import Registry
-from penstock.server.timeseries import TimeSeriesSettings
-from penstock.server.timeseries.routes import TimeSeriesApi, timeseries_app
+from penstock.servers.timeseries import TimeSeriesSettings
+from penstock.servers.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.timeseries import TimeSeriesConfig
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

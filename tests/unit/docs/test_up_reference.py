@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from penstock.config import Secret
-from penstock.services.fleet import PartState, PartStatus, plan_of, read_settings, settings
-from penstock.services.fleet.health import metrics_of
-from penstock.services.fleet.status import PartKind
+from penstock.up import PartState, PartStatus, plan_of, read_settings, settings
+from penstock.up.health import metrics_of
+from penstock.up.status import PartKind
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "reference" / "up-file.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import penstock.vector
 from penstock.cli.main import cli
 from penstock.clock import SYSTEM_CLOCK
 from penstock.metrics import Registry
-from penstock.server.vector.routes import VectorApi
-from penstock.server.vector.settings import VectorSettings
+from penstock.servers.vector.routes import VectorApi
+from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import VectorConfig
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

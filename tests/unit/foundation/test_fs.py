@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import fs as file_system
 from penstock.errors import PenstockError
-from penstock.fs import OsFileSystem
+from penstock.storage import fs as file_system
+from penstock.storage.fs import OsFileSystem
 
 
 def test_a_directory_whose_name_could_not_be_synced_is_not_left_behind(

@@ -7,10 +7,10 @@ import random
 
 import pyarrow as pa
 
-from penstock.fs import FileSystem
 from penstock.metrics import Registry
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.engine import Quiver
+from penstock.storage.fs import FileSystem
 
 
 class StepClock:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.unit.quiver.ack_doubles import CORE, Core, segment
 
-from penstock.fs import OsFileSystem
 from penstock.quiver.ack_book import AckBook
 from penstock.quiver.ack_history import read_history
 from penstock.quiver.ack_record import Outcome
 from penstock.quiver.model import BundleRef
 from penstock.quiver.subscribers import SubscriberState
+from penstock.storage.fs import OsFileSystem
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quiver" / "acks"
 INFOS = [segment(seq, bundles=3) for seq in (2, 3, 5)]

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.quiver.engine_doubles import config, rows, take_all
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.files import Buffer, LogFile, OsFileSystem
 from penstock.metrics import Registry
 from penstock.quiver import Quiver
+from penstock.storage import Buffer, LogFile, OsFileSystem
 
 
 class _Log:

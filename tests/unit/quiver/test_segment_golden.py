@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.fs import OsFileSystem
 from penstock.quiver.model import Signal
 from penstock.quiver.segment_file import BundleMetadata
 from penstock.quiver.segment_store import SegmentStore
+from penstock.storage.fs import OsFileSystem
 
 pytestmark = pytest.mark.unit
 

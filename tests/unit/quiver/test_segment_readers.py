@@ -14,7 +14,6 @@ import pytest
 from tests.unit.quiver.bundles import SECOND_NS, batch, sealed_of
 
 from penstock.errors import Corrupt, InvalidInput, NotFound
-from penstock.fs import FileStat, OsFileSystem
 from penstock.objects import MemoryStore
 from penstock.otlp import Signal as OtlpSignal
 from penstock.otlp import decode, encode
@@ -24,6 +23,7 @@ from penstock.quiver.model import SegmentInfo, Signal
 from penstock.quiver.segment_source import LocalSegments, StoredSegments, segment_key
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.slots import flat_slot
+from penstock.storage.fs import FileStat, OsFileSystem
 from penstock.testing.disk import FakeDisk
 from penstock.testing.otlp_kit import telemetry
 

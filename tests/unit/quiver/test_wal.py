@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unsupported
-from penstock.files import OsFileSystem
 from penstock.quiver.slots import SLOTS
 from penstock.quiver.wal import Wal
 from penstock.quiver.wal_cursor import decode_cursor, encode_cursor, read_cursor, write_cursor
 from penstock.quiver.wal_entry import SlotPart, encode_entry
 from penstock.quiver.wal_layout import HEADER_BYTES, layout_hash
 from penstock.quiver.wal_replay import quarantine_damage, read_wal
+from penstock.storage import OsFileSystem
 
 FS = OsFileSystem()
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.errors import PenstockError, StorageFull, Unavailable
-from penstock.fs import LogFile
+from penstock.storage.fs import LogFile
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 DATA = bytes(range(1, 251)) * 20

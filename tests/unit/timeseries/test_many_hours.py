@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.server.doubles import until
+from tests.unit.servers.doubles import until
 from tests.unit.timeseries.database_doubles import HOUR_MS, START_MS, config, contents, disk, opened, series
 
 from penstock.coordinator import StorageRead, WriteTimeout

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from penstock.files import AppendLog, OsFileSystem
+from penstock.storage import AppendLog, OsFileSystem
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat
 from penstock.topics.segment import HAS_TAG, IDX_DTYPE, Part, SegmentEntry, checksum

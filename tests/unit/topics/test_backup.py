@@ -12,19 +12,19 @@ import pytest
 from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirectory
 
 from penstock.errors import NotFound, Rejected, Unsupported
-from penstock.files import FileView, LockHeld, OsFileSystem
-from penstock.files.log_scan import scan
-from penstock.topics.backup import backup
-from penstock.topics.backup_manifest import read_manifest
+from penstock.storage import FileView, LockHeld, OsFileSystem
+from penstock.storage.log_scan import scan
 from penstock.topics.data_directory import LOCK_FILE
 from penstock.topics.errors import Damaged
 from penstock.topics.frame_scan import WalFormat
-from penstock.topics.restore import restore
 from penstock.topics.segment import Part
 from penstock.topics.segment_deleted import encode_deleted
 from penstock.topics.segment_root import LocalSegmentRoot
 from penstock.topics.snapshot import load_latest
-from penstock.topics.verify import verify
+from penstock.topics.tools.backup import backup
+from penstock.topics.tools.backup_manifest import read_manifest
+from penstock.topics.tools.restore import restore
+from penstock.topics.tools.verify import verify
 
 
 @pytest.fixture

@@ -5,17 +5,17 @@ from __future__ import annotations
 from tests.unit.topics.engine_doubles import DATA, World, read_all, recs
 from tests.unit.topics.test_router_recovery import FSYNC, apart, shard
 
-from penstock.files.log_file import LogPosition
-from penstock.files.log_scan import LogScan
+from penstock.storage.log_file import LogPosition
+from penstock.storage.log_scan import LogScan
 from penstock.testing.disk import Survival
 from penstock.topics import RouterConfig
-from penstock.topics.backup import backup
-from penstock.topics.backup_cut import agree
 from penstock.topics.data_directory import LogGroup, scan_log
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import read_frames
-from penstock.topics.restore import restore
 from penstock.topics.snapshot import load_latest
+from penstock.topics.tools.backup import backup
+from penstock.topics.tools.backup_cut import agree
+from penstock.topics.tools.restore import restore
 
 
 def read_log(world: World, topic: str) -> tuple[str, LogScan]:

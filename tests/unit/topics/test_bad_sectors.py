@@ -8,9 +8,9 @@ from tests.unit.topics.test_engine_failures import failing
 
 from penstock.testing.clock import ManualClock
 from penstock.topics import CommitFailed, Damaged, Durability, Engine, Predicate, TopicConfig
-from penstock.topics.backup import backup
 from penstock.topics.model import Page
-from penstock.topics.verify import verify
+from penstock.topics.tools.backup import backup
+from penstock.topics.tools.verify import verify
 
 LARGE = ["x" * 1500] * 20
 LOW, HIGH = 8192, 12288

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.topics.engine_doubles import COLD, FSYNC, World, read_all, recs
 
 from penstock.errors import ConfigError, PenstockError, Unavailable
-from penstock.fs import stage
+from penstock.storage.fs import stage
 from penstock.testing.disk import DiskFault, PlannedFault, PowerCut, Survival
 from penstock.topics import Damaged, Engine, EngineConfig
 from penstock.topics.cold_owner import check_apart

@@ -22,7 +22,7 @@ from tests.unit.topics.engine_doubles import (
 )
 
 from penstock.errors import Unavailable
-from penstock.fs import FileSystem, OsFileSystem
+from penstock.storage.fs import FileSystem, OsFileSystem
 from penstock.topics import Engine, EngineConfig, TopicConfig
 from penstock.topics.errors import ShuttingDown
 from penstock.topics.workers import LooseThreads, ThreadWorkers

@@ -19,7 +19,7 @@ from tests.unit.topics.engine_doubles import (
 )
 
 from penstock.errors import PenstockError, StorageFull
-from penstock.fs import LockHeld
+from penstock.storage.fs import LockHeld
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 from penstock.topics import CommitFailed, Durability, NotReady, Predicate, TopicConfig, TopicNotFound
 

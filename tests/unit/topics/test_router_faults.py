@@ -10,15 +10,15 @@ import pytest
 from tests.unit.topics.engine_doubles import DATA, World, read_all, recs, settle, values
 from tests.unit.topics.test_router_recovery import DISK, FSYNC
 
-import penstock.topics.backup as backups
+import penstock.topics.tools.backup as backups
 from penstock.errors import StorageFull
 from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import Engine, Predicate, RouterConfig, TopicConfig, TopicNotFound
 from penstock.topics.copy_memory import COPIES_BYTES_MIN
-from penstock.topics.restore import restore
 from penstock.topics.router_table import Router
 from penstock.topics.selection import PASS_BYTES_MAX, PASS_ROWS_MAX
 from penstock.topics.snapshot import load_latest
+from penstock.topics.tools.restore import restore
 
 AB = RouterConfig(source="a", dest="b")
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, Conflict, NotFound
-from penstock.fs import OsFileSystem
 from penstock.objects import LocalStore, MemoryStore
+from penstock.storage.fs import OsFileSystem
 from penstock.testing.disk import FakeDisk
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import Part

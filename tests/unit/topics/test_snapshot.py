@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Unsupported
-from penstock.fs import OsFileSystem
+from penstock.storage.fs import OsFileSystem
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.snapshot import (

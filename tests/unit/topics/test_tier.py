@@ -20,8 +20,8 @@ from tests.unit.topics.segment_doubles import (
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidInput, Unavailable
-from penstock.fs import OsFileSystem
 from penstock.objects import LocalStore, MemoryStore
+from penstock.storage.fs import OsFileSystem
 from penstock.testing.faulty_store import FaultKind, FaultPlan, FaultyStore
 from penstock.topics.columns import Columns
 from penstock.topics.errors import Damaged

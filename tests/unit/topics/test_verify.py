@@ -15,7 +15,7 @@ from penstock.topics.data_directory import LOCK_FILE, is_in_use
 from penstock.topics.frame import encode
 from penstock.topics.segment import Part
 from penstock.topics.segment_root import LocalSegmentRoot
-from penstock.topics.verify import Severity, VerifyReport, verify
+from penstock.topics.tools.verify import Severity, VerifyReport, verify
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer.audit import Severity
-from penstock.errors import Corrupt, PenstockError, Unsupported
-from penstock.server.console.seam import (
+from penstock.buffer.fsck import Severity
+from penstock.console.seam import (
     BalanceLine,
     Books,
     BooksReading,
@@ -26,6 +25,7 @@ from penstock.server.console.seam import (
     Sink,
     SinkCommit,
 )
+from penstock.errors import Corrupt, PenstockError, Unsupported
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.ledger import BatchLine

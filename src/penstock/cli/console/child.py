@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from penstock.server.console.seam import CommandOutcome
+from penstock.console.seam import CommandOutcome
 
 __all__ = ["run_penstock"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from penstock.errors import NotFound
-from penstock.files import OsFileSystem
 from penstock.quiver.fsck import core_directories
+from penstock.storage import OsFileSystem
 
 __all__ = ["chosen_cores"]
 

@@ -80,9 +80,9 @@ def serve(
     the same database before.
     """
     try:
-        from penstock.server.auth import Keyring
-        from penstock.server.timeseries import Acknowledge, TimeSeriesSettings
-        from penstock.server.timeseries import serve as serve_database
+        from penstock.servers.auth import Keyring
+        from penstock.servers.timeseries import Acknowledge, TimeSeriesSettings
+        from penstock.servers.timeseries import serve as serve_database
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

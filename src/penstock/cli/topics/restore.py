@@ -9,8 +9,8 @@ import click
 from penstock.cli.display import Progress, print_json, print_pairs
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.backup import manifest_object, manifest_pairs
-from penstock.files import OsFileSystem
-from penstock.topics.restore import restore as put_back
+from penstock.storage import OsFileSystem
+from penstock.topics.tools.restore import restore as put_back
 
 __all__ = ["restore"]
 

@@ -43,8 +43,8 @@ def serve() -> int:
     finish, for ten seconds at most, and ends with exit code 0.
     """
     try:
-        from penstock.server import process
-        from penstock.server.settings import ServerSettings, unknown_variables
+        from penstock.servers import process
+        from penstock.servers.settings import ServerSettings, unknown_variables
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

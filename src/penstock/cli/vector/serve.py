@@ -96,9 +96,9 @@ def serve(
     the same collection before. What is said about an existing collection has to be true.
     """
     try:
-        from penstock.server.auth import Keyring
-        from penstock.server.vector import VectorSettings
-        from penstock.server.vector import serve as serve_vectors
+        from penstock.servers.auth import Keyring
+        from penstock.servers.vector import VectorSettings
+        from penstock.servers.vector import serve as serve_vectors
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

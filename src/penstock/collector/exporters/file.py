@@ -14,9 +14,9 @@ from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
 from penstock.collector.settings import FileFormat
 from penstock.errors import NotFound, PenstockError
-from penstock.files import write_durably
-from penstock.fs import Buffer, FileSystem, OsFileSystem
 from penstock.ids import SYSTEM_RNG, mint_ulid
+from penstock.storage import write_durably
+from penstock.storage.fs import Buffer, FileSystem, OsFileSystem
 
 __all__ = ["FileExporter"]
 

@@ -8,11 +8,11 @@ from typing import Final, Protocol, runtime_checkable
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt, NotFound, OutcomeUnknown, Unavailable
-from penstock.fs import FileSystem, OsFileSystem, publish
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ByteRange, ObjectStore
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.tables.parts import staged_key
+from penstock.storage.fs import FileSystem, OsFileSystem, publish
 
 __all__ = ["CopyingStore", "publish_file"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.buffer.audit import Severity
+from penstock.buffer.fsck import Severity
 from penstock.spark.pipeline.balance import Balance, balance
 from penstock.spark.pipeline.books import Facts, Finding, ShardFacts, Span, TableFacts
 from penstock.spark.pipeline.ledger import BatchLine

@@ -1,0 +1,186 @@
+"""Who may use the console: keys, or a one-time token for a session of this machine.
+
+With keys every call brings one. Without, the console listens on the loopback alone, and whoever started it
+has a token, good for one session. A page of another site must not be able to use either:
+
+- a name that points at this machine (DNS rebinding) is refused by its `Host`,
+- a request that another origin sends is refused by `Sec-Fetch-Site` and `Origin`,
+- the session is a cookie that only this console's own pages send along (`SameSite=Strict`).
+
+Sessions outlive a restart within a day of their beginning: their digests are in a file of its owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.http.message import Request
+from penstock.http.sites import Sites
+from penstock.servers.auth import Keyring, Principal, Scope
+from penstock.servers.errors import Forbidden, Unauthorized
+
+__all__ = ["Access"]
+
+_LOG = logging.getLogger(__name__)
+
+_SESSIONS_MAX: Final = 64
+_IDLE_S: Final = 24 * 3600.0
+_FILE_BYTES_MAX: Final = 64 * 1024
+_SAFE: Final = frozenset({b"GET", b"HEAD"})
+
+
+class Access:
+    """Tells who sends a request, or refuses it. Not thread-safe: one event loop owns it."""
+
+    def __init__(
+        self,
+        keys: Keyring,
+        clock: Clock,
+        *,
+        host: str,
+        is_loopback: bool,
+        names: Iterable[str] = (),
+        sessions_file: str = "",
+    ) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._sites = Sites(host, names)
+        self._checks_host = is_loopback
+        self._cookie = "penstock_console"
+        self._token: bytes | None = None
+        self._sessions: OrderedDict[bytes, float] = OrderedDict()
+        self._owner = Principal(scopes=Scope.ALL)
+        self._sessions_file = sessions_file
+        self._begun_ms = {} if self.asks_keys else _remembered(sessions_file, clock.now_ms())
+        for digest in self._begun_ms:
+            self._sessions[digest] = clock.monotonic()
+
+    @property
+    def asks_keys(self) -> bool:
+        return len(self._keys) > 0
+
+    def bound(self, port: int) -> None:
+        """Cookies know no ports: the name keeps two consoles of one machine apart."""
+        self._cookie = f"penstock_console_{port}"
+
+    def new_token(self) -> str:
+        """A token for one session; the one before is void."""
+        token = secrets.token_urlsafe(32)
+        self._token = _digest(token.encode())
+        return token
+
+    def check_host(self, request: Request) -> None:
+        """Raises `Forbidden` for a name that only points at this machine."""
+        refusal = self._sites.host_refusal(request) if self._checks_host else None
+        if refusal is not None:
+            raise Forbidden(refusal)
+
+    def principal(self, request: Request) -> Principal:
+        """Who asks. Raises `Unauthorized`, and `Forbidden` for what another site sends."""
+        authorization = request.headers.get(b"authorization")
+        if request.method not in _SAFE:
+            self._check_origin(request, is_ambient=authorization is None)
+        if self.asks_keys:
+            return self._keys.principal(authorization)
+        if self._has_session(request):
+            return self._owner
+        raise Unauthorized("open the address that was printed at the start: it brings a one-time token")
+
+    def begin_session(self, request: Request, token: str) -> tuple[bytes, bytes]:
+        """The cookie's header for whoever has the token, which is void from then on.
+
+        Raises `Unauthorized`, and `Forbidden` for what another site sends.
+        """
+        self._check_origin(request, is_ambient=False)
+        if self.asks_keys:
+            raise Unauthorized("this console has keys: send `Authorization: Bearer <key>` with every call")
+        if self._token is None or not hmac.compare_digest(self._token, _digest(token.encode())):
+            raise Unauthorized("this token is not good any more: a token opens one session")
+        self._token = None
+        secret = secrets.token_urlsafe(32)
+        digest = _digest(secret.encode())
+        self._sessions[digest] = self._clock.monotonic()
+        while len(self._sessions) > _SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        self._begun_ms[digest] = self._clock.now_ms()
+        self._begun_ms = {one: self._begun_ms[one] for one in self._sessions if one in self._begun_ms}
+        _remember(self._sessions_file, self._begun_ms)
+        cookie = f"{self._cookie}={secret}; Path=/console; HttpOnly; SameSite=Strict"
+        return b"set-cookie", cookie.encode()
+
+    def _check_origin(self, request: Request, *, is_ambient: bool) -> None:
+        """Raises `Forbidden` unless the console's own page sends this, or a program with its own secret."""
+        refusal = self._sites.origin_refusal(request, is_ambient=is_ambient)
+        if refusal is not None:
+            raise Forbidden(refusal)
+
+    def _has_session(self, request: Request) -> bool:
+        found = None
+        for secret in _cookies(request, self._cookie.encode()):
+            digest = _digest(secret)
+            for known in self._sessions:
+                if hmac.compare_digest(known, digest):
+                    found = known
+        if found is None:
+            return False
+        now = self._clock.monotonic()
+        if now - self._sessions[found] > _IDLE_S:
+            del self._sessions[found]
+            return False
+        self._sessions[found] = now
+        return True
+
+
+def _remembered(path: str, now_ms: int) -> dict[bytes, int]:
+    """Digests of the sessions of an earlier process that began within a day; none, if they cannot be read."""
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            found = msgspec.json.decode(file.read(_FILE_BYTES_MAX), type=dict[str, int])
+        kept = {bytes.fromhex(digest): at_ms for digest, at_ms in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        _LOG.warning("sessions in %s cannot be read, browsers need a new token: %s", path, error)
+        return {}
+    fresh = {digest: at_ms for digest, at_ms in kept.items() if 0 <= now_ms - at_ms < _IDLE_S * 1000}
+    return dict(list(fresh.items())[-_SESSIONS_MAX:])
+
+
+def _remember(path: str, begun_ms: dict[bytes, int]) -> None:
+    """Keep the digests. A file that cannot be written costs a new token after the next restart, no more."""
+    if not path:
+        return
+    draft = f"{path}.tmp"
+    data = msgspec.json.encode({digest.hex(): at_ms for digest, at_ms in begun_ms.items()})
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(draft, path)
+    except OSError as error:
+        _LOG.warning("sessions of the console are not kept over a restart: %s", error)
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _cookies(request: Request, name: bytes) -> Iterator[bytes]:
+    """The values of a cookie. Other programs of this machine send theirs along, in whatever form."""
+    for pair in re.split(rb"[;,]", request.headers.get(b"cookie", b"")):
+        has, _, value = pair.strip().partition(b"=")
+        if has == name:
+            yield value

@@ -1,0 +1,204 @@
+"""The console as one object: a page and its API on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.console.access import Access
+from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, json_answer, read_body
+from penstock.console.buffers_panel import BuffersPanel
+from penstock.console.cursor import last_id
+from penstock.console.databases_panel import DatabasesPanel
+from penstock.console.live import LiveHub
+from penstock.console.overview import overview
+from penstock.console.pipelines_panel import PipelinesPanel
+from penstock.console.quivers_panel import QuiversPanel
+from penstock.console.redrive import RedrivePanel
+from penstock.console.seam import Host
+from penstock.console.settings import ACT, ConsoleSettings
+from penstock.console.sources import Sources
+from penstock.console.static_files import StaticFiles
+from penstock.console.tail import TailPanel
+from penstock.console.topics_panel import TopicsPanel
+from penstock.console.trace import TracePanel
+from penstock.errors import Unavailable
+from penstock.http.limits import HttpLimits
+from penstock.http.listener import Listener
+from penstock.http.message import Application, Response
+from penstock.servers.exposure import is_loopback
+from penstock.servers.topics.sse import HEADERS
+
+__all__ = ["Console"]
+
+_LOG = logging.getLogger(__name__)
+_STATIC: Final = os.path.join(os.path.dirname(__file__), "static")
+_HISTORY_EVERY_S: Final = 10.0
+_EVENTS: Final = b"text/event-stream"
+
+
+class _Token(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+
+
+_TOKEN: Final = msgspec.json.Decoder(_Token)
+
+
+class Console:
+    """Shows what a host runs.
+
+    console = Console(host, ConsoleSettings())
+    await console.start()
+    print(console.url)
+    ...
+    await console.close()
+
+    Nothing is looked at while nobody watches, except how deep each queue is, every ten seconds.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        settings: ConsoleSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        front: Callable[[Application], Application] = lambda app: app,
+    ) -> None:
+        """`front` may put an application of its own before the console's, on the same port."""
+        self._host = host
+        self._front = front
+        self._settings = settings
+        self._clock = clock
+        self._access = Access(
+            settings.keys,
+            clock,
+            host=settings.host,
+            is_loopback=is_loopback(settings.host),
+            names=settings.allowed_hosts,
+            sessions_file=settings.sessions_file,
+        )
+        self._sources = Sources(host, clock)
+        self._address: tuple[str, int] | None = None
+        self._token = ""
+        self._listener: Listener | None = None
+        self._live: LiveHub | None = None
+        self._buffers = BuffersPanel(self._sources)
+        self._redrive: RedrivePanel | None = None
+        self._noting: asyncio.Task[None] | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Serve from now on, and say where. Raises `Unavailable` if the port is taken."""
+        self._sources.refresh()
+        self._live = LiveHub(self._sources)
+        app = ConsoleApp(self._access, StaticFiles(_STATIC), self._routes(self._live))
+        listener = Listener(self._front(app), HttpLimits.for_bodies(BODY_BYTES_MAX), clock=self._clock)
+        host, port = self._settings.host, self._settings.port
+        try:
+            self._address = await listener.bind(host, port)
+        except OSError as error:
+            await self.close()
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise Unavailable(f"the console cannot listen on {host}:{port}: {why}") from error
+        self._listener = listener
+        self._access.bound(self._address[1])
+        self.new_url()
+        self._noting = asyncio.get_running_loop().create_task(self._note())
+        return self._address
+
+    @property
+    def url(self) -> str:
+        """Where to open it. Without keys it has a token for one session, in the part that is never sent."""
+        assert self._address is not None, "the console is not started"
+        host, port = self._address
+        shown = f"[{host}]" if ":" in host else host
+        fragment = f"#token={self._token}" if self._token else ""
+        return f"http://{shown}:{port}/console{fragment}"
+
+    def new_url(self) -> str:
+        """`url` with a new token; the one before is void, sessions go on."""
+        self._token = "" if self._access.asks_keys else self._access.new_token()
+        return self.url
+
+    async def close(self) -> None:
+        """Tell everybody who watches, and stop. Can be called again."""
+        if self._noting is not None:
+            self._noting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._noting
+            self._noting = None
+        if self._redrive is not None:
+            await self._redrive.close()
+        if self._live is not None:
+            await self._live.close()
+            self._live = None
+        if self._listener is not None:
+            await self._listener.drain(timeout_s=1.0)
+            self._listener = None
+        await self._buffers.close()
+        await self._sources.close()
+
+    async def _note(self) -> None:
+        """The small history that is kept while nobody watches."""
+        while True:
+            try:
+                self._sources.refresh()
+                queues = list(self._sources.queues.values())
+                if queues:
+                    await asyncio.wait([asyncio.ensure_future(queue.main.renew(5.0)) for queue in queues])
+                for queue in queues:
+                    queue.note()
+            except Exception:  # noqa: BLE001 - the history goes on with its next point
+                _LOG.exception("the depth of the queues could not be noted")
+            await self._clock.sleep(_HISTORY_EVERY_S)
+
+    def _routes(self, live: LiveHub) -> list[tuple[bytes, bytes, Route]]:
+        topics, tail, trace = TopicsPanel(self._sources), TailPanel(self._sources), TracePanel(self._sources)
+        quivers, pipelines = QuiversPanel(self._sources), PipelinesPanel(self._sources)
+        databases = DatabasesPanel(self._sources)
+        redrive = self._redrive = RedrivePanel(self._sources, live)
+
+        async def stream(call: Call) -> Response:
+            live.check_room()
+            return Response(200, content_type=_EVENTS, headers=HEADERS, stream=live.stream(last_id(call)))
+
+        get, post = b"GET", b"POST"
+        return [
+            (post, b"session", Route(handler=self._session, is_open=True)),
+            (get, b"overview", Route(handler=self._overview)),
+            (get, b"live", Route(handler=stream)),
+            (get, b"buffers", Route(handler=self._buffers.index)),
+            (get, b"buffers/{name}", Route(handler=self._buffers.show)),
+            (get, b"topics", Route(handler=topics.index)),
+            (get, b"topics/{name}", Route(handler=topics.show)),
+            (get, b"topics/{name}/tail", Route(handler=tail.tail)),
+            (get, b"routers", Route(handler=topics.routers)),
+            (get, b"quivers", Route(handler=quivers.index)),
+            (get, b"quivers/{name}", Route(handler=quivers.show)),
+            (get, b"pipelines", Route(handler=pipelines.index)),
+            (get, b"pipelines/{name}", Route(handler=pipelines.show)),
+            (get, b"pipelines/{name}/dead-letters", Route(handler=pipelines.letters)),
+            (get, b"pipelines/{name}/redrive", Route(handler=redrive.index)),
+            (post, b"pipelines/{name}/redrive", Route(handler=redrive.begin, scope=ACT)),
+            (get, b"databases", Route(handler=databases.index)),
+            (post, b"databases/{name}/query", Route(handler=databases.query)),
+            (post, b"databases/{name}/search", Route(handler=databases.search)),
+            (get, b"trace", Route(handler=trace.trace)),
+        ]
+
+    async def _session(self, call: Call) -> Response:
+        cookie = self._access.begin_session(call.request, read_body(call, _TOKEN).token)
+        return Response(204, headers=[cookie, (b"cache-control", b"no-store")])
+
+    async def _overview(self, call: Call) -> Response:
+        self._sources.refresh()
+        waits = [asyncio.ensure_future(watcher.renew(1.0)) for watcher in self._sources.watchers()]
+        if waits:
+            await asyncio.wait(waits, timeout=1.0)
+        return json_answer(overview(self._sources))

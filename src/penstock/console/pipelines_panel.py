@@ -1,0 +1,162 @@
+"""What the console tells of pipelines: micro-batches, checkpoint, sinks, balance and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.console.app import Call, json_answer, number_of
+from penstock.console.overview import backlog_of, balance_of, lines_rate
+from penstock.console.payload import payload_fields
+from penstock.console.seam import BooksReading, Letter, MicroBatch, Part
+from penstock.console.sources import PipelineSource, Sources
+from penstock.errors import InvalidInput
+from penstock.http.message import Response
+
+__all__ = ["PipelinesPanel", "position_of"]
+
+_LETTERS: Final = 100
+_LETTERS_MAX: Final = 500
+
+
+class PipelinesPanel:
+    """The handlers, over the pipelines of the plan."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    async def index(self, call: Call) -> Response:
+        plan = self._sources.refresh()
+        found = [self._sources.pipeline(place.name) for place in plan.pipelines]
+        await asyncio.gather(*(source.main.renew(2.0) for source in found))
+        return json_answer([self._row(source) for source in found])
+
+    async def show(self, call: Call) -> Response:
+        self._sources.refresh()
+        source = self._sources.pipeline(call.name)
+        queue = self._sources.queues.get(source.place.queue or "")
+        waits = [source.main.renew(5.0), source.balance.renew(0.5)]
+        if queue is not None:
+            waits.append(queue.main.renew(2.0))
+        await asyncio.gather(*waits)
+        books = source.main.reading.value
+        batches: Sequence[MicroBatch] = () if books is None else books.batches
+        fields = self._row(source)
+        fields["balance"] = balance_of(source)
+        fields["batches"] = [_batch_fields(line) for line in batches]
+        return json_answer(fields)
+
+    def _row(self, source: PipelineSource) -> dict[str, object]:
+        place, reading = source.place, source.main.reading
+        part = self._part(place.part)
+        books = reading.value
+        now = self._sources.clock.now_ms()
+        last = None if books is None or not books.batches else books.batches[-1]
+        lines = [] if books is None else [(line.at_ms, line.records) for line in books.batches]
+        return {
+            "name": place.name,
+            "part": place.part,
+            "file": place.file,
+            "queue": place.queue,
+            "state": None if part is None else part.state.value,
+            "last_error": None if part is None else part.last_error,
+            "error": reading.error,
+            "query": None if books is None else books.query,
+            "checkpoint": None if books is None else _checkpoint(books),
+            "last_batch": None if last is None else last.number,
+            "last_at_ms": None if last is None else last.at_ms,
+            "rate_records_s": lines_rate(lines, now),
+            "backlog": self._backlog(source, books),
+            "lag_s": self._lag_s(source, books),
+            "sinks": [] if books is None else books.sinks,
+        }
+
+    def _part(self, name: str) -> Part | None:
+        return next((part for part in self._sources.host.parts() if part.name == name), None)
+
+    def _backlog(self, source: PipelineSource, books: BooksReading | None) -> int | None:
+        """Batches of the queue that no micro-batch has delivered."""
+        queue = self._sources.queues.get(source.place.queue or "")
+        held = None if queue is None else queue.main.reading.value
+        if books is None or held is None:
+            return None
+        return backlog_of(held, books.batches[-1].end if books.batches else {})
+
+    def _lag_s(self, source: PipelineSource, books: BooksReading | None) -> float | None:
+        queue = self._sources.queues.get(source.place.queue or "")
+        if books is None or queue is None or queue.main.reading.value is None:
+            return None
+        oldest = queue.source.oldest_from(books.batches[-1].end if books.batches else {})
+        return 0.0 if oldest is None else max(0.0, (self._sources.clock.now_ms() - oldest) / 1000)
+
+    async def letters(self, call: Call) -> Response:
+        self._sources.refresh()
+        source = self._sources.pipeline(call.name)
+        after = position_of(call.query.get("after", ""))
+        limit = number_of(call, "limit", _LETTERS, least=1, most=_LETTERS_MAX)
+        page = await source.ask(source.place.books.letters, after, limit)
+        if page is None:
+            return json_answer({"letters": [], "next": None, "total": 0, "left": 0, "kept": False})
+        following = None if page.following is None else position_text(page.following)
+        return json_answer(
+            {
+                "letters": [letter_fields(letter) for letter in page.letters],
+                "next": following,
+                "total": page.total,
+                "left": page.left,
+                "kept": True,
+            }
+        )
+
+
+def _batch_fields(line: MicroBatch) -> dict[str, object]:
+    rate = line.records * 1000 / line.took_ms if line.took_ms else None
+    return {
+        "id": line.number,
+        "at_ms": line.at_ms,
+        "duration_ms": line.took_ms,
+        "records_in": line.records,
+        "rows": line.rows,
+        "rows_per_s": None if rate is None else round(rate, 3),
+        "dead_letters": line.dead,
+        "skipped": line.skipped,
+        "from": line.start,
+        "to": line.end,
+    }
+
+
+def _checkpoint(books: BooksReading) -> dict[str, object]:
+    end = books.batches[-1].end if books.batches else None
+    return {"path": books.checkpoint, "planned": books.planned, "done": books.done, "position": end}
+
+
+def letter_fields(letter: Letter) -> dict[str, object]:
+    return {
+        "position": position_text((letter.shard, letter.sequence, letter.index)),
+        "shard": letter.shard,
+        "sequence": letter.sequence,
+        "index": letter.index,
+        "reason": letter.reason,
+        "at_ms": letter.at_ms,
+        "redriven": letter.redriven,
+        **payload_fields(letter.value),
+    }
+
+
+def position_text(position: tuple[int, int, int]) -> str:
+    return ":".join(map(str, position))
+
+
+def position_of(text: str) -> tuple[int, int, int] | None:
+    """`shard:sequence:index` as numbers; None for nothing. Raises `InvalidInput`."""
+    if not text:
+        return None
+    parts = text.split(":")
+    try:
+        shard, sequence, index = (int(part) for part in parts)
+    except ValueError:
+        raise InvalidInput(f"expected a position as shard:sequence:index, found {text[:60]!r}") from None
+    if not (0 <= shard < 2**31 and 0 <= sequence < 2**63 and -1 <= index < 2**31):
+        raise InvalidInput(f"{text[:60]!r} is no position of a record")
+    return shard, sequence, index

@@ -1,0 +1,436 @@
+"""Looking at a queue: its manifest at the cost of a "not modified", and the batches it names when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from penstock.buffer.batch import FOOTER_BYTES, record_count
+from penstock.buffer.book import fetch_book
+from penstock.buffer.config import QueueConfig
+from penstock.buffer.errors import BatchMissing, SerializationError
+from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
+from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
+from penstock.buffer.manifest import Entry, EntryIndex
+from penstock.buffer.manifest_file import Snapshot
+from penstock.buffer.sharded import read_layout
+from penstock.buffer.transaction import find_tag, newest_version
+from penstock.clock import Clock
+from penstock.console.relayed import Relayed, RelayMemory, sequences_in
+from penstock.console.seam import QueuePlace
+from penstock.errors import NotFound
+from penstock.objects import ByteRange, ObjectStore, Version, open_store
+
+__all__ = ["BatchSize", "EntryView", "QueueReading", "QueueSource", "ShardReading"]
+
+_Readers: TypeAlias = dict[int, tuple[QueueReader, str]]
+_SIZES_KEPT: Final = 20_000
+_AT_ONCE: Final = 8
+_COUNTED_PER_LOOK: Final = 64
+"""Batches whose records are counted at each look; where more come at once the rate is not known."""
+_RETRY_S: Final = 1.0
+LAYOUT_AGAIN_S: Final = 60.0
+"""How soon a queue without shards is looked at again for some: it is drained before it gets them."""
+_SEARCHED_BYTES: Final = 16 << 20
+_GRACE_MS: Final = 600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize:
+    """What a batch object holds. None: it is not there any more, or damaged."""
+
+    records: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReading:
+    """One manifest at one moment."""
+
+    shard: int
+    exists: bool
+    depth: int
+    first: int
+    following: int
+    """The next sequence."""
+    epoch: int
+    manifest_bytes: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReading:
+    """A queue at one moment, and what came into it since the console began to look."""
+
+    shards: tuple[ShardReading, ...]
+    is_sharded: bool
+    positions: Mapping[str, int | None]
+    """Of each application that was asked for, the last version it has committed."""
+    seen_records: int | None
+    """Records of batches that came since; None where they were too many to be counted."""
+    seen_bytes: int | None
+
+    @property
+    def exists(self) -> bool:
+        return any(shard.exists for shard in self.shards)
+
+    @property
+    def depth(self) -> int:
+        return sum(shard.depth for shard in self.shards)
+
+    @property
+    def following(self) -> int:
+        return sum(shard.following for shard in self.shards)
+
+    @property
+    def first(self) -> int:
+        return sum(shard.first for shard in self.shards)
+
+    @property
+    def manifest_bytes(self) -> int:
+        return sum(shard.manifest_bytes for shard in self.shards)
+
+    @property
+    def epoch(self) -> int:
+        """Of a sharded queue, the sum: it rises whenever one does."""
+        return sum(shard.epoch for shard in self.shards)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return min((shard.oldest_ms for shard in self.shards if shard.oldest_ms is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryView:
+    """One entry of the manifest, as people want to see it."""
+
+    shard: int
+    sequence: int
+    location: str
+    at_ms: int | None
+    producer: str | None
+    """Who appended it, if under a transaction."""
+    metadata: Sequence[bytes]
+    size: BatchSize
+
+
+class QueueSource:
+    """One queue of the plan. It is only read: nothing is fenced, acknowledged or changed."""
+
+    def __init__(self, place: QueuePlace, clock: Clock) -> None:
+        self.place = place
+        self._clock = clock
+        self._config = QueueConfig(
+            store=place.store, manifest_path=place.manifest_path, data_path_prefix=place.data_path_prefix
+        )
+        self._opened: ObjectStore | None = None
+        self._readers: _Readers = {}
+        self._is_sharded = False
+        self._layout_s = 0.0
+        """When it was last asked how many shards there are."""
+        self._books: dict[int, tuple[Version | None, Mapping[str, int]]] = {}
+        """Per shard, the book, and the manifest it was read with."""
+        self._sizes: OrderedDict[str, BatchSize] = OrderedDict()
+        self._counted: dict[int, int] = {}
+        """Per shard, the sequence up to which batches are counted."""
+        self._seen: tuple[int, int] | None = (0, 0)
+        self._indexes: dict[int, EntryIndex] = {}
+        self._memory = RelayMemory()
+        self.apps: frozenset[str] = frozenset()
+        """Applications whose positions are wanted."""
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _store(self) -> ObjectStore:
+        """Opened when first looked at: settings that do not fit are this queue's error alone."""
+        if self._opened is None:
+            self._opened = open_store(replace(self.place.store, retries=1))
+        return self._opened
+
+    async def readers(self) -> _Readers:
+        """Reader and folder of each shard; a queue without shards is its shard 0."""
+        if not self._knows_layout():
+            shards = await read_layout(self._store, self._config.manifest_key)
+            self._layout_s = self._clock.monotonic()
+            if shards is not None and not self._is_sharded:
+                self._readers, self._is_sharded = {}, True
+                self._counted, self._books = {}, {}
+            if not self._readers:
+                places = [None] if shards is None else list(range(shards))
+                self._readers = {shard or 0: self._reader(shard) for shard in places}
+        return self._readers
+
+    def _knows_layout(self) -> bool:
+        """Whether the shards that are known need no request.
+
+        Their number never changes, and a manifest without them says that there are none, for a while.
+        """
+        if self._is_sharded or not self._readers:
+            return self._is_sharded
+        known = self._readers[0][0].known
+        has_manifest = known is not None and known.version is not None
+        return has_manifest and self._clock.monotonic() - self._layout_s < LAYOUT_AGAIN_S
+
+    def _reader(self, shard: int | None) -> tuple[QueueReader, str]:
+        path, prefix = self._config.manifest_key, self._config.prefix
+        if shard is not None:
+            path, prefix = f"{path}.shards/{shard:04d}", f"{prefix}.shards/{shard:04d}"
+        return QueueReader(self._store, path, retry_deadline_s=_RETRY_S, clock=self._clock), prefix
+
+    async def indexes(self) -> dict[int, EntryIndex]:
+        """Every entry of every shard now."""
+        return await _indexes_of(await self.readers())
+
+    async def look(self) -> QueueReading:
+        """The queue now. One conditional request per shard, and two for each batch that came.
+
+        Where it changed, and what a relay brought has left it, one more per shard; and while there is no
+        queue, or once a minute without shards, one for the layout.
+        """
+        readers = await self.readers()
+        indexes = self._indexes = await _indexes_of(readers)
+        self._memory.look(indexes, self.apps)
+        await self._count_new(indexes)
+        shards = []
+        for shard, index in indexes.items():
+            snapshot = _known(readers[shard][0])
+            shards.append(
+                ShardReading(
+                    shard=shard,
+                    exists=snapshot.version is not None,
+                    depth=len(index),
+                    first=index.first,
+                    following=index.footer.next_sequence,
+                    epoch=index.footer.epoch,
+                    manifest_bytes=len(snapshot.raw) if snapshot.version is not None else 0,
+                    oldest_ms=entry_time_ms(index[0]) if len(index) else None,
+                )
+            )
+        seen = self._seen
+        return QueueReading(
+            shards=tuple(shards),
+            is_sharded=self._is_sharded,
+            positions={app: await self._position(readers, app) for app in sorted(self.apps)},
+            seen_records=None if seen is None else seen[0],
+            seen_bytes=None if seen is None else seen[1],
+        )
+
+    async def relayed(self, app: str, topic: str, seq: int) -> Relayed | None:
+        """The batch that an application put a record of a topic into, if it was seen in the queue."""
+        placed = self._memory.find(app, topic, seq)
+        if placed is None:
+            return None
+        end = placed.end
+        if end is None:
+            end = (await self.sizes([placed.location]))[placed.location].records
+        return placed.place_of(seq, end)
+
+    async def search(self, seq: int) -> Relayed | None:
+        """The batch with a record of the only topic that is relayed here, by what its records say themselves.
+
+        A relay stores records with their sequence unless it was told otherwise, and in order, so a search by
+        halves finds it among the batches that are stored. Only an exact match counts.
+        """
+        for shard, (reader, _) in (await self.readers()).items():
+            index = await reader.index()
+            places = {**await reader.dequeued(), **dict(index.locations())}
+            sequences = sorted(places)
+            low, high = 0, len(sequences) - 1
+            while low <= high:
+                middle = (low + high) // 2
+                seqs = await self._seqs(reader, places[sequences[middle]])
+                if seqs is None:  # older batches are collected first
+                    low = middle + 1
+                elif not seqs:
+                    break
+                elif seqs[0] <= seq <= seqs[-1]:
+                    if seq in seqs:
+                        return Relayed(shard=shard, sequence=sequences[middle], index=seqs.index(seq))
+                    break
+                elif seqs[-1] < seq:
+                    low = middle + 1
+                else:
+                    high = middle - 1
+        return None
+
+    async def _seqs(self, reader: QueueReader, location: str) -> list[int] | None:
+        """The sequences that the records of a batch say they have, if they do; None if it is gone."""
+        size = (await self.sizes([location]))[location]
+        if size.bytes is None:
+            return None
+        if size.bytes > _SEARCHED_BYTES:
+            return []
+        try:
+            batch = await reader.fetch(BatchDescriptor(sequence=0, location=location, metadata=()))
+        except BatchMissing:
+            return None
+        return sequences_in(batch.entries)
+
+    async def following(self, shard: int) -> int:
+        """The next sequence of a shard."""
+        return (await self.indexes())[shard].footer.next_sequence
+
+    async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
+        """A batch. Raises `BufferError`."""
+        reader, _ = next(iter((await self.readers()).values()))
+        return await reader.fetch(descriptor)
+
+    def oldest_from(self, reached: Mapping[int, int]) -> int | None:
+        """When the oldest entry that is not read came, by the last look; None if all are read."""
+        found = [
+            entry_time_ms(index[place - index.first])
+            for shard, index in self._indexes.items()
+            if (place := max(reached.get(shard, 0), index.first)) < index.footer.next_sequence
+        ]
+        return min((ms for ms in found if ms is not None), default=None)
+
+    async def _position(self, readers: _Readers, app: str) -> int | None:
+        """What `app` has committed last: in the queue, else as the book has it."""
+        best: int | None = None
+        for shard, (reader, _) in readers.items():
+            queued = newest_version(_known(reader).raw, app)
+            if queued is None:
+                queued = (await self._book(shard, reader)).get(app)
+            if queued is not None:
+                best = queued if best is None else max(best, queued)
+        return best
+
+    async def _book(self, shard: int, reader: QueueReader) -> Mapping[str, int]:
+        """The book, which is read again when the manifest has changed.
+
+        What left the queue was entered before it did, so a book that was read after a manifest has all that
+        this manifest does not name any more.
+        """
+        version = _known(reader).version
+        held = self._books.get(shard)
+        if held is None or held[0] != version:
+            book, _ = await fetch_book(reader.file)
+            held = self._books[shard] = (version, book)
+        return held[1]
+
+    async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:
+        """Add up what came since the last look. Too much at once, and the count begins anew with the next."""
+        fresh: list[str] = []
+        came = 0
+        for shard, index in indexes.items():
+            last = index.footer.next_sequence - 1
+            known = self._counted.get(shard, last)
+            came += max(0, last - known)
+            fresh += [entry.location for entry in index.after(known, _COUNTED_PER_LOOK)]
+            self._counted[shard] = last
+        if len(fresh) < came or came > _COUNTED_PER_LOOK:  # more than is counted, or gone again meanwhile
+            self._seen = None
+            return
+        sizes = await self.sizes(fresh)
+        records = [size.records for size in sizes.values() if size.records is not None]
+        amounts = [size.bytes for size in sizes.values() if size.bytes is not None]
+        if len(records) < len(fresh) or len(amounts) < len(fresh):
+            self._seen = None
+            return
+        before = self._seen or (0, 0)
+        self._seen = (before[0] + sum(records), before[1] + sum(amounts))
+
+    async def sizes(self, locations: Iterable[str]) -> dict[str, BatchSize]:
+        """How many records and bytes batches have. A batch never changes, so each is asked for once."""
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(location: str) -> tuple[str, BatchSize]:
+            known = self._sizes.get(location)
+            if known is None:
+                async with limit:
+                    known = await _size_of(self._store, location)
+                if known.records is not None:
+                    self._sizes[location] = known
+                    while len(self._sizes) > _SIZES_KEPT:
+                        self._sizes.popitem(last=False)
+            return location, known
+
+        return dict(await asyncio.gather(*(one(location) for location in locations)))
+
+    async def newest(self, limit: int) -> list[EntryView]:
+        """The last entries of all shards together, newest first, with their sizes."""
+        found = [
+            (shard, index[number])
+            for shard, index in (await self.indexes()).items()
+            for number in range(max(0, len(index) - limit), len(index))
+        ]
+        found.sort(key=lambda pair: (entry_time_ms(pair[1]) or 0, pair[1].sequence), reverse=True)
+        found = found[:limit]
+        sizes = await self.sizes(entry.location for _, entry in found)
+        return [view_of(shard, entry, sizes[entry.location]) for shard, entry in found]
+
+    async def surveys(self) -> list[QueueSurvey]:
+        """What lies around each shard. One listing each: not for every second."""
+        now = self._clock.now_ms()
+        return [
+            await survey(reader, prefix, now_ms=now, grace_ms=_GRACE_MS)
+            for reader, prefix in (await self.readers()).values()
+        ]
+
+    async def find(self, shard: int, sequence: int) -> tuple[Entry | None, str | None]:
+        """The entry of a sequence while it is in the queue; else its location, if the ledger remembers."""
+        readers = await self.readers()
+        if shard not in readers:
+            raise NotFound(f"{self.place.name} has no shard {shard}")
+        reader, _ = readers[shard]
+        index = await reader.index()
+        if index.first <= sequence < index.footer.next_sequence:
+            return index[sequence - index.first], None
+        return None, (await reader.dequeued()).get(sequence)
+
+    async def locate(self, text: str) -> tuple[int, int, str] | None:
+        """(shard, sequence, location) of a batch by its location or ULID, in the queue or just behind it."""
+        for shard, (reader, _) in (await self.readers()).items():
+            index, gone = await reader.index(), await reader.dequeued()
+            # In a thread: a queue that nobody consumes may have a hundred thousand entries.
+            found = await asyncio.to_thread(_named, itertools.chain(index.locations(), gone.items()), text)
+            if found is not None:
+                return shard, *found
+        return None
+
+
+def _named(places: Iterable[tuple[int, str]], text: str) -> tuple[int, str] | None:
+    """The batch with this location or ULID."""
+    for sequence, location in places:
+        if text in (location, location.rpartition("/")[2].removesuffix(".batch")):
+            return sequence, location
+    return None
+
+
+async def _indexes_of(readers: _Readers) -> dict[int, EntryIndex]:
+    found = await asyncio.gather(*(reader.index() for reader, _ in readers.values()))
+    return dict(zip(readers, found, strict=True))
+
+
+def _known(reader: QueueReader) -> Snapshot:
+    assert reader.known is not None, "its index was read"
+    return reader.known
+
+
+def view_of(shard: int, entry: Entry, size: BatchSize) -> EntryView:
+    tag = find_tag(entry.tail)
+    return EntryView(
+        shard=shard,
+        sequence=entry.sequence,
+        location=entry.location,
+        at_ms=entry_time_ms(entry),
+        producer=None if tag is None else tag.app,
+        metadata=[item.payload for item in entry.metadata],
+        size=size,
+    )
+
+
+async def _size_of(store: ObjectStore, location: str) -> BatchSize:
+    try:
+        info = await store.head(location)
+        tail = await store.get(location, ByteRange(start=None, length=FOOTER_BYTES))
+        return BatchSize(records=record_count(tail.data), bytes=info.size)
+    except (NotFound, SerializationError):
+        return BatchSize(records=None, bytes=None)

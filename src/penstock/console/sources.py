@@ -1,0 +1,323 @@
+"""Everything of the plan that can be looked at, each with its own watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+from penstock.clock import Clock
+from penstock.console.exposition import Exposition
+from penstock.console.http_source import HttpSource
+from penstock.console.queues import QueueReading, QueueSource
+from penstock.console.quivers import QuiverReading, read_quiver
+from penstock.console.rates import Meter, Trail
+from penstock.console.seam import (
+    BalanceLine,
+    BooksReading,
+    DatabasePlace,
+    Host,
+    PipelinePlace,
+    Plan,
+    QueuePlace,
+    QuiverPlace,
+)
+from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
+from penstock.console.watcher import Watchable, Watcher
+from penstock.errors import NotFound
+from penstock.objects.workers import Workers
+
+__all__ = [
+    "COUNTERS",
+    "LINES_SHOWN",
+    "Attention",
+    "MetricsSource",
+    "PipelineSource",
+    "QueueWatch",
+    "QuiverSource",
+    "Sources",
+    "TopicsWatch",
+]
+
+LINES_SHOWN: Final = 200
+COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
+"""Of parts that serve `/metrics`, what a rate is taken of."""
+_HISTORY: Final = 1080
+"""Points of history: three hours at one each ten seconds."""
+_EPOCHS_KEPT: Final = 50
+_SLOWEST_S: Final = 10.0
+"""How seldom a topics server is asked for its numbers if it has many topics; a rate is taken over as long."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="_Source")
+N = TypeVar("N", bound="_Named")
+
+
+class _Source(Protocol):
+    async def close(self) -> None: ...
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class QueueWatch:
+    """A queue with its watcher, its rates, and its history."""
+
+    def __init__(self, place: QueuePlace, clock: Clock) -> None:
+        self.place = place
+        self.source = QueueSource(place, clock)
+        self._clock = clock
+        self.main: Watcher[QueueReading] = Watcher(self._look, clock, interval_s=1.0, timeout_s=5.0)
+        self.batches, self.records, self.bytes = Meter(), Meter(), Meter()
+        self.relays: dict[str, Meter] = {}
+        """How fast each application that is asked for moves on."""
+        self.history = Trail(_HISTORY)
+        self.epochs: list[tuple[int, int]] = []
+        """(epoch, when it was first seen), newest last."""
+
+    async def _look(self) -> QueueReading:
+        now = self._clock.monotonic()
+        try:
+            reading = await self.source.look()
+        except BaseException:
+            for meter in (self.batches, self.records, self.bytes, *self.relays.values()):
+                meter.read(now, None)
+            raise
+        self.batches.read(now, reading.following)
+        self.records.read(now, reading.seen_records)
+        self.bytes.read(now, reading.seen_bytes)
+        for app, position in reading.positions.items():
+            self.relays.setdefault(app, Meter()).read(now, position)
+        if reading.exists and (not self.epochs or self.epochs[-1][0] != reading.epoch):
+            self.epochs.append((reading.epoch, self._clock.now_ms()))
+            del self.epochs[:-_EPOCHS_KEPT]
+        return reading
+
+    def note(self) -> None:
+        """A point of the history; none while the queue cannot be read."""
+        reading = self.main.reading.value
+        if reading is not None:
+            self.history.add(self._clock.now_ms(), reading.depth, reading.manifest_bytes)
+
+    async def close(self) -> None:
+        await self.main.close()
+        await self.source.close()
+
+
+class TopicsWatch:
+    """The topics server with its watchers and its rates."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.source = TopicsSource(clock)
+        self._clock = clock
+        self.main: Watcher[TopicsReading] = Watcher(self.source.look, clock, interval_s=2.0, timeout_s=3.0)
+        self.numbers: Watcher[TopicsNumbers] = Watcher(
+            self._look, clock, interval_s=2.0, timeout_s=3.0, interval_max_s=_SLOWEST_S
+        )
+        self.frames, self.bytes = Meter(), Meter()
+
+    async def _look(self) -> TopicsNumbers:
+        now = self._clock.monotonic()
+        try:
+            numbers = await self.source.numbers()
+        except BaseException:
+            for meter in (self.frames, self.bytes):
+                meter.read(now, None)
+            raise
+        self.frames.read(now, numbers.frames)
+        self.bytes.read(now, numbers.bytes_written)
+        return numbers
+
+    async def close(self) -> None:
+        await self.main.close()
+        await self.numbers.close()
+        await self.source.close()
+
+
+class MetricsSource:
+    """A part that serves `/metrics`: the collector, a database."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.http = HttpSource(name)
+        self._clock = clock
+        self.main: Watcher[Exposition] = Watcher(self._look, clock, interval_s=2.0, timeout_s=3.0)
+        self._meters = {name: Meter() for name in COUNTERS}
+
+    async def _look(self) -> Exposition:
+        now = self._clock.monotonic()
+        try:
+            reading = await self.http.look()
+        except BaseException:
+            for meter in self._meters.values():
+                meter.read(now, None)
+            raise
+        for name, meter in self._meters.items():
+            meter.read(now, reading.total(name))
+        return reading
+
+    def rate(self, name: str) -> float | None:
+        """How fast one of `COUNTERS` grows."""
+        return self._meters[name].rate
+
+    async def close(self) -> None:
+        await self.main.close()
+        await self.http.close()
+
+
+class QuiverSource:
+    """A data directory of Quiver."""
+
+    def __init__(self, place: QuiverPlace, clock: Clock) -> None:
+        self.place = place
+        self._reader = Workers(f"quiver-{place.name}", 1)
+        self.main: Watcher[QuiverReading] = Watcher(
+            lambda: self._reader.run(read_quiver, place), clock, interval_s=3.0, timeout_s=10.0
+        )
+
+    async def close(self) -> None:
+        await self.main.close()
+        self._reader.close()
+
+
+class PipelineSource:
+    """A pipeline's books, each kind of question in a thread of its own."""
+
+    def __init__(self, place: PipelinePlace, clock: Clock) -> None:
+        self.place = place
+        self._reader = Workers(f"books-{place.name}", 1)
+        self._auditor = Workers(f"audit-{place.name}", 1)
+        books = place.books
+        self.main: Watcher[BooksReading] = Watcher(
+            lambda: self._reader.run(books.read, LINES_SHOWN), clock, interval_s=2.0, timeout_s=10.0
+        )
+        self.balance: Watcher[Sequence[BalanceLine]] = Watcher(
+            lambda: self._auditor.run(books.audit), clock, interval_s=30.0, timeout_s=120.0
+        )
+
+    async def ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Something of the books, in their thread."""
+        return await self._reader.run(call, *args, **kwargs)
+
+    async def close(self) -> None:
+        await self.main.close()
+        await self.balance.close()
+        self._reader.close()
+        self._auditor.close()
+
+
+class Sources:
+    """One source for each place of the plan, as long as it is there."""
+
+    def __init__(self, host: Host, clock: Clock) -> None:
+        self.host = host
+        self.clock = clock
+        self.plan = Plan()
+        self.topics = TopicsWatch(clock)
+        self.queues: dict[str, QueueWatch] = {}
+        self.quivers: dict[str, QuiverSource] = {}
+        self.pipelines: dict[str, PipelineSource] = {}
+        self.databases: dict[str, MetricsSource] = {}
+        self.collector = MetricsSource("the collector", clock)
+        self._gone: list[_Source] = []
+
+    def refresh(self) -> Plan:
+        """Follow the plan: new places get a source, others lose theirs, addresses move."""
+        plan = self.plan = self.host.plan()
+        self._follow(self.queues, plan.queues, lambda place: QueueWatch(place, self.clock))
+        self._follow(self.quivers, plan.quivers, lambda place: QuiverSource(place, self.clock))
+        self._follow(self.pipelines, plan.pipelines, lambda place: PipelineSource(place, self.clock))
+        self._follow(self.databases, plan.databases, lambda place: MetricsSource(place.name, self.clock))
+        for place in plan.databases:
+            self.databases[place.name].http.move(place.url, place.key)
+        self.collector.http.move(None if plan.collector is None else plan.collector.admin_url, None)
+        self.topics.source.move(plan.topics)
+        for name, watch in self.queues.items():
+            watch.source.apps = frozenset(relay.app for relay in plan.relays if relay.queue == name)
+        self.topics.source.relayed = {
+            relay.topic: self._position(relay.queue, relay.app) for relay in plan.relays
+        }
+        return plan
+
+    def _follow(self, known: dict[str, S], places: Iterable[N], make: Callable[[N], S]) -> None:
+        wanted = {place.name: place for place in places}
+        for name in [name for name in known if name not in wanted]:
+            self._gone.append(known.pop(name))
+        for name, place in wanted.items():
+            if name not in known:
+                known[name] = make(place)
+
+    def _position(self, queue: str, app: str) -> int | None:
+        watch = self.queues.get(queue)
+        reading = None if watch is None else watch.main.reading.value
+        return None if reading is None else reading.positions.get(app)
+
+    def watchers(self) -> Iterator[Watchable]:
+        """All that the picture of the flow needs."""
+        if self.plan.topics is not None:
+            yield self.topics.numbers
+        if self.plan.topics is not None and self.plan.relays:
+            yield self.topics.main
+        if self.plan.collector is not None:
+            yield self.collector.main
+        for queue in self.queues.values():
+            yield queue.main
+        for quiver in self.quivers.values():
+            yield quiver.main
+        for database in self.databases.values():
+            yield database.main
+        for pipeline in self.pipelines.values():
+            yield pipeline.main
+            yield pipeline.balance
+
+    def queue(self, name: str) -> QueueWatch:
+        """Raises `NotFound` for a name that is not in the plan; so do the others."""
+        return _found(self.queues, name, "queue")
+
+    def quiver(self, name: str) -> QuiverSource:
+        return _found(self.quivers, name, "Quiver directory")
+
+    def pipeline(self, name: str) -> PipelineSource:
+        return _found(self.pipelines, name, "pipeline")
+
+    def database(self, name: str) -> tuple[DatabasePlace, MetricsSource]:
+        source = _found(self.databases, name, "database")
+        return next(place for place in self.plan.databases if place.name == name), source
+
+    async def close(self) -> None:
+        sources: list[_Source] = [*self._gone, self.topics, self.collector]
+        sources += [*self.queues.values(), *self.quivers.values()]
+        sources += [*self.pipelines.values(), *self.databases.values()]
+        for source in sources:
+            await source.close()
+
+
+class Attention:
+    """Keeps all sources watched, also those that come later, until it ends."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._watched: dict[Watchable, AbstractContextManager[None]] = {}
+
+    def follow(self) -> None:
+        """Watch what is there now, and nothing that went."""
+        wanted = set(self._sources.watchers())
+        for watcher in [watcher for watcher in self._watched if watcher not in wanted]:
+            self._watched.pop(watcher).__exit__(None, None, None)
+        for watcher in wanted:
+            if watcher not in self._watched:
+                context = self._watched[watcher] = watcher.watched()
+                context.__enter__()
+
+    def end(self) -> None:
+        for context in self._watched.values():
+            context.__exit__(None, None, None)
+        self._watched.clear()
+
+
+def _found(known: Mapping[str, T], name: str, what: str) -> T:
+    if name not in known:
+        raise NotFound(f"there is no {what} {name[:80]!r} in the plan")
+    return known[name]

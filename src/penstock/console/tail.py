@@ -1,0 +1,213 @@
+"""The end of a topic as it grows: the server's own watch, turned into events of the console.
+
+Ids are sequences, so a client that comes back goes on behind the last one it has. Records that are gone, and
+those that come too fast to be read, are told as gaps. The newest are always shown, if a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.console.app import Call
+from penstock.console.cursor import last_id
+from penstock.console.sources import Sources
+from penstock.console.topics_panel import record_fields
+from penstock.console.watcher import reason_of
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError
+from penstock.http.message import Response
+from penstock.servers.errors import told as told_of
+from penstock.servers.topics.sse import HEADERS, RETRY, event
+from penstock.topics.client import WatchEvent
+from penstock.topics.limits import NODE_BYTES_MAX, TAG_BYTES_MAX
+from penstock.topics.model import Record
+from penstock.topics.names import check_topic_name
+
+__all__ = ["Pace", "TailPanel", "frames"]
+
+TAILS_MAX: Final = 32
+RECORDS_PER_S: Final = 500
+"""What is shown at most; nobody reads faster, and the browser has to draw it."""
+_HEARTBEAT_MS: Final = 10_000
+_BEAT_S: Final = 10.0
+"""A client takes a tail that is silent for three times as long for lost."""
+_BEAT: Final = b": still here\n\n"
+_ENCODE: Final = msgspec.json.Encoder().encode
+_EVENTS: Final = b"text/event-stream"
+
+
+class Pace:
+    """Lets so many records through in each second. The newest of what is too much wait for the next one."""
+
+    def __init__(self, clock: Clock, per_s: int) -> None:
+        self._clock = clock
+        self._per_s = per_s
+        self._second = clock.monotonic()
+        self._left = per_s
+        self._held: deque[Record] = deque()
+        self._gone: tuple[int, int] | None = None
+        """The first and the last sequence that are left out before what is held."""
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long until something that is held may pass; None if nothing is."""
+        if not self._held:
+            return None
+        return max(0.0, self._second + 1.0 - self._clock.monotonic())
+
+    def take(self, records: Iterable[Record] = ()) -> tuple[tuple[int, int] | None, Sequence[Record]]:
+        """What to show now: the first and last sequence of what is left out, and the records behind it.
+
+        As many are held back as pass in a second, the newest; older ones are left out for them.
+        """
+        now = self._clock.monotonic()
+        if now - self._second >= 1.0:
+            self._second, self._left = now, self._per_s
+        self._held.extend(records)
+        while len(self._held) > self._per_s:
+            seq = self._held.popleft().seq
+            self._gone = (seq if self._gone is None else self._gone[0], seq)
+        passed = min(self._left, len(self._held))
+        self._left -= passed
+        return self._passed(passed)
+
+    def rest(self) -> tuple[tuple[int, int] | None, Sequence[Record]]:
+        """All that is held, as `take` tells it: for what must not overtake records."""
+        return self._passed(len(self._held))
+
+    def _passed(self, count: int) -> tuple[tuple[int, int] | None, Sequence[Record]]:
+        if not count:
+            return None, ()
+        gone, self._gone = self._gone, None
+        return gone, [self._held.popleft() for _ in range(count)]
+
+
+class TailPanel:
+    """The handler, over the topics server of the plan."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._open = 0
+
+    async def tail(self, call: Call) -> Response:
+        self._sources.refresh()
+        name = check_topic_name(call.name)
+        tag, node = _filter(call, "tag", TAG_BYTES_MAX), _filter(call, "node", NODE_BYTES_MAX)
+        self._check_room()
+        await self._sources.topics.source.state(name)  # a topic that is not there is a 404, not a stream
+        stream = self._stream(name, last_id(call), tag, node)
+        return Response(200, content_type=_EVENTS, headers=HEADERS, stream=stream)
+
+    def _check_room(self) -> None:
+        if self._open >= TAILS_MAX:
+            raise LimitExceeded(f"{TAILS_MAX} tails are open, which is the cap; close one")
+
+    async def _stream(
+        self, name: str, after: int | None, tag: str | None, node: str | None
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            self._check_room()  # again: many may have been let in before the first of them got here
+        except LimitExceeded as error:
+            yield event(b"error", _ENCODE({"message": told_of(error)}))
+            return
+        self._open += 1
+        pace = Pace(self._sources.clock, RECORDS_PER_S)
+        try:
+            yield RETRY
+            watching = self._sources.topics.source.client.watch(
+                {name: "tail" if after is None else after},
+                match=tag,
+                include_tags=True,
+                heartbeat_ms=_HEARTBEAT_MS,
+            )
+            async with aclosing(watching) as told, aclosing(frames(told, node, pace)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except (PenstockError, OSError) as error:
+            yield event(b"error", _ENCODE({"message": reason_of(error)}))
+        finally:
+            self._open -= 1
+
+
+def _filter(call: Call, name: str, bytes_max: int) -> str | None:
+    text = call.query.get(name, "")
+    if len(text.encode()) > bytes_max:
+        raise InvalidInput(f"{name}: at most {bytes_max} bytes")
+    return text or None
+
+
+async def frames(
+    told: AsyncGenerator[WatchEvent, None], node: str | None, pace: Pace, beat_s: float = _BEAT_S
+) -> AsyncGenerator[bytes, None]:
+    """What a client is sent of a watch, at its pace; after `beat_s` without anything, a sign of life."""
+    loop = asyncio.get_running_loop()
+    spoke = loop.time()
+    coming: asyncio.Task[WatchEvent | None] | None = None
+    try:
+        while True:
+            if coming is None:
+                coming = loop.create_task(_next(told))
+            wait_s = spoke + beat_s - loop.time()
+            if pace.wait_s is not None:
+                wait_s = min(wait_s, pace.wait_s)
+            await asyncio.wait([coming], timeout=max(0.0, wait_s))
+            if coming.done():
+                one, coming = coming.result(), None
+                if one is None:
+                    break
+                piece = _frames(one, node, pace)
+            else:
+                piece = _shown(*pace.take())
+            if not piece and loop.time() - spoke >= beat_s:
+                piece = _BEAT
+            if piece:
+                yield piece
+                spoke = loop.time()
+        if piece := _shown(*pace.rest()):
+            yield piece
+    finally:
+        if coming is not None:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PenstockError, OSError):
+                await coming
+
+
+async def _next(told: AsyncGenerator[WatchEvent, None]) -> WatchEvent | None:
+    return await anext(told, None)
+
+
+def _frames(told: WatchEvent, node: str | None, pace: Pace) -> bytes:
+    if told.kind == "records":
+        return _shown(*pace.take(one for one in told.records() if node is None or one.node == node))
+    if told.kind == "caught_up":  # without an id while records wait: who comes back then must get those
+        ident = b"%d" % told.to_seq if pace.wait_s is None else None
+        return event(b"caught_up", _ENCODE({"head": told.head_seq}), ident)
+    return _shown(*pace.rest()) + _other(told)
+
+
+def _other(told: WatchEvent) -> bytes:
+    if told.kind == "gap" and told.tombstone is not None:
+        gone = told.tombstone
+        return _gap(gone.gap_from, gone.gap_to, gone.reason, told.to_seq)
+    if told.kind == "deleted":
+        return event(b"deleted", _ENCODE({"topic": told.topic}))
+    return event(b"error", _ENCODE({"message": told.message}))
+
+
+def _shown(left_out: tuple[int, int] | None, records: Sequence[Record]) -> bytes:
+    pieces = [event(b"record", _ENCODE(record_fields(one)), b"%d" % one.seq) for one in records]
+    if left_out is not None:
+        first, last = left_out
+        pieces.insert(0, _gap(first, last, "too_fast", last))
+    return b"".join(pieces)
+
+
+def _gap(first: int, last: int, reason: str, ident: int) -> bytes:
+    return event(b"gap", _ENCODE({"from": first, "to": last, "reason": reason}), b"%d" % ident)

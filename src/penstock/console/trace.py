@@ -1,0 +1,284 @@
+"""The journey of one record: topic, relay, batch, micro-batch, table or database, dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from typing import Final
+
+from penstock.buffer.fetch import BatchDescriptor
+from penstock.buffer.inspect import entry_time_ms
+from penstock.buffer.manifest import Entry
+from penstock.buffer.transaction import find_tag
+from penstock.console.app import Call, json_answer
+from penstock.console.overview import feed_position
+from penstock.console.payload import text_fields
+from penstock.console.seam import Letter, MicroBatch, PipelinePlace, RelayPlace
+from penstock.console.sources import PipelineSource, QueueWatch, Sources
+from penstock.console.trace_steps import (
+    Step,
+    database_step,
+    letter_step,
+    micro_batch_step,
+    relay_step,
+    table_step,
+    topic_step,
+    verdict,
+)
+from penstock.console.watcher import reason_of
+from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.http.message import Response
+from penstock.ids import is_ulid
+from penstock.topics.names import check_topic_name
+
+__all__ = ["TracePanel"]
+
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_NUMBER_MAX: Final = 2**63 - 1
+_QUEUE_S: Final = 15.0
+"""For all that is looked up in one queue and behind it."""
+_WAYS: Final = (
+    "say what to trace: ?topic=&seq= or ?buffer=&sequence=&index= or ?id= (a batch) or ?pipeline=&batch="
+)
+
+
+class TracePanel:
+    """The handler, over everything of the plan."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    async def trace(self, call: Call) -> Response:
+        self._sources.refresh()
+        query = call.query
+        if "topic" in query:
+            steps = await self._topic(check_topic_name(query["topic"]), _number(call, "seq"))
+        elif "buffer" in query:
+            watch = self._sources.queue(query["buffer"])
+            index = _number(call, "index") if query.get("index") else None
+            shard = _number(call, "shard") if query.get("shard") else 0
+            steps = await self._sequence(watch, shard, _number(call, "sequence"), index)
+        elif "pipeline" in query:
+            source = self._sources.pipeline(query["pipeline"])
+            steps = await self._micro_batch(source, _number(call, "batch"))
+        elif "id" in query:
+            steps = await self._batch(query["id"].strip())
+        else:
+            raise InvalidInput(_WAYS)
+        found, text = verdict(steps)
+        return json_answer({"found": found, "text": text, "steps": steps})
+
+    # --- from a topic --------------------------------------------------------------------------------------
+
+    async def _topic(self, topic: str, seq: int) -> list[Step]:
+        if not seq:
+            raise InvalidInput("seq: the records of a topic are numbered from 1")
+        steps = [await self._in_topic(topic, seq)]
+        head = steps[0].detail.get("head")
+        if isinstance(head, int) and seq > head:  # not written yet, so nowhere else
+            return steps
+        for relay in self._sources.plan.relays:
+            if relay.topic == topic:
+                steps += await self._or_unknown(relay.queue, self._relayed(relay, seq))
+        return steps
+
+    async def _or_unknown(self, queue: str, steps: Awaitable[list[Step]]) -> list[Step]:
+        """What was found in a queue; one that cannot be read, or hangs, does not end the whole search."""
+        try:
+            async with asyncio.timeout(_QUEUE_S):
+                return await steps
+        except (PenstockError, TimeoutError, OSError) as error:
+            text = f"the queue {queue} cannot be read: {reason_of(error)}"
+            return [Step(stage="buffer", state="unknown", text=text, detail={"queue": queue})]
+
+    async def _in_topic(self, topic: str, seq: int) -> Step:
+        try:
+            page = await self._sources.topics.source.client.diff(topic, seq - 1, limit=1, include_tags=True)
+        except NotFound:
+            raise
+        except PenstockError as error:
+            text = f"the topics server cannot be asked: {reason_of(error)}"
+            return Step(stage="topic", state="unknown", text=text, detail={"topic": topic, "seq": seq})
+        return topic_step(topic, seq, page)
+
+    async def _relayed(self, relay: RelayPlace, seq: int) -> list[Step]:
+        watch = self._sources.queue(relay.queue)
+        reading = (await watch.main.fresh(wait_s=3.0)).value
+        if reading is None:
+            text = f"the queue {relay.queue} cannot be read: {watch.main.reading.error}"
+            return [Step(stage="relay", state="unknown", text=text, detail={"queue": relay.queue})]
+        position = reading.positions.get(relay.app)
+        steps = [relay_step(relay.topic, seq, relay.queue, relay.app, position)]
+        if steps[0].state != "passed":
+            return steps
+        found = await watch.source.relayed(relay.app, relay.topic, seq)
+        if found is None and self._is_alone(relay):
+            found = await watch.source.search(seq)
+        if found is None:
+            text = (
+                f"its batch left the queue {relay.queue} before the console saw it, or was collected, and a "
+                "queue does not keep which records of a topic its past batches held"
+            )
+            return [*steps, Step(stage="buffer", state="unknown", text=text, detail={"queue": relay.queue})]
+        return [*steps, *await self._sequence(watch, found.shard, found.sequence, found.index)]
+
+    def _is_alone(self, relay: RelayPlace) -> bool:
+        """Whether only this relay appends to its queue, as far as the plan goes."""
+        plan = self._sources.plan
+        others = [one for one in plan.relays if one.queue == relay.queue and one != relay]
+        return not others and (plan.collector is None or relay.queue not in plan.collector.queues)
+
+    # --- from a queue --------------------------------------------------------------------------------------
+
+    async def _sequence(self, watch: QueueWatch, shard: int, sequence: int, index: int | None) -> list[Step]:
+        name = watch.place.name
+        entry, location = await watch.source.find(shard, sequence)
+        following = await watch.source.following(shard)
+        detail: dict[str, object] = {"queue": name, "shard": shard, "sequence": sequence, "index": index}
+        if sequence >= following:
+            text = f"{name} has handed out numbers up to {following - 1}: {sequence} is not produced yet"
+            return [Step(stage="buffer", state="unknown", text=text, detail=detail)]
+        steps = [_in_queue(name, sequence, entry, location, detail)]
+        place = entry.location if entry is not None else location
+        steps.append(await self._stored(watch, entry, place, index))
+        if steps[-1].detail.get("records") is not None and steps[-1].state == "unknown":
+            return steps[-1:]  # the batch has no such record
+        for pipeline in self._readers(name):
+            steps += await self._piped(self._sources.pipeline(pipeline.name), shard, sequence, index)
+        steps += [step async for step in self._fed(name, sequence)]
+        return steps
+
+    def _readers(self, queue: str) -> Iterator[PipelinePlace]:
+        return (place for place in self._sources.plan.pipelines if place.queue == queue)
+
+    async def _stored(
+        self, watch: QueueWatch, entry: Entry | None, location: str | None, index: int | None
+    ) -> Step:
+        """The batch object, and the record in it."""
+        if location is None:
+            text = "where its batch was stored is not remembered any more"
+            return Step(stage="batch", state="unknown", text=text)
+        detail: dict[str, object] = {"location": location, "index": index}
+        size = (await watch.source.sizes([location]))[location]
+        detail |= {"records": size.records, "bytes": size.bytes}
+        if size.records is None:
+            text = f"the batch {location} was collected: all of it had been consumed"
+            if entry is not None:
+                text = f"the batch {location} is missing or damaged, although it is in the queue"
+            return Step(stage="batch", state="gone", text=text, detail=detail)
+        if index is not None and index >= size.records:
+            text = f"the batch {location} has {size.records} records: there is none at {index}"
+            return Step(stage="batch", state="unknown", text=text, detail=detail)
+        if index is not None:
+            detail |= await _record(watch, location, index)
+        where = "" if index is None else f", as record {index}"
+        text = f"in the batch {location}{where}"
+        return Step(stage="batch", state="here", text=text, detail=detail)
+
+    async def _piped(
+        self, source: PipelineSource, shard: int, sequence: int, index: int | None
+    ) -> list[Step]:
+        name, books = source.place.name, source.place.books
+        try:
+            line = await source.ask(books.find, shard, sequence)
+            if line is None:
+                reading = (await source.main.fresh(wait_s=3.0)).value
+                reached = None if reading is None or not reading.batches else reading.batches[-1].end
+                return [micro_batch_step(name, None, reached)]
+            letter = None
+            if index is not None and line.dead:
+                letter = await source.ask(books.letter, shard, sequence, index)
+            return [micro_batch_step(name, line, None), *await self._written(source, line, letter)]
+        except (PenstockError, OSError) as error:
+            text = f"the books of {name} cannot be read: {reason_of(error)}"
+            return [Step(stage="pipeline", state="unknown", text=text, detail={"pipeline": name})]
+
+    async def _written(self, source: PipelineSource, line: MicroBatch, letter: Letter | None) -> list[Step]:
+        commits = await source.ask(source.place.books.commits, line.number)
+        steps = [table_step(commit, letter) for commit in commits]
+        return [*steps, letter_step(letter)] if letter is not None else steps
+
+    async def _fed(self, queue: str, sequence: int) -> AsyncIterator[Step]:
+        for place in self._sources.plan.databases:
+            if place.queue == queue:
+                reading = await self._sources.databases[place.name].main.fresh(wait_s=2.0)
+                through = None if reading.value is None else feed_position(reading.value)
+                is_known = reading.value is not None
+                yield database_step(place.name, sequence, through, is_known=is_known, error=reading.error)
+
+    # --- from a batch, from a micro-batch ------------------------------------------------------------------
+
+    async def _batch(self, text: str) -> list[Step]:
+        """A batch by its ULID, or by its location in one of the queues."""
+        name = text.rpartition("/")[2].removesuffix(".batch")
+        if not is_ulid(name):
+            raise InvalidInput(f"{text[:80]!r} is neither the ULID of a batch nor its location")
+        watches = list(self._sources.queues.values())
+        unread: list[Step] = []
+        for search in (self._referred, self._lying):
+            found = await asyncio.gather(
+                *(self._or_unknown(watch.place.name, search(watch, text, name)) for watch in watches)
+            )
+            for steps in found:
+                if any(step.state != "unknown" for step in steps):
+                    return steps
+            unread = unread or [step for steps in found for step in steps]
+        note = "no queue of the plan has this batch, or it was consumed and collected"
+        if unread:
+            note = "no queue of the plan that can be read has this batch"
+        return [*unread, Step(stage="batch", state="unknown", text=note, detail={"id": name})]
+
+    async def _referred(self, watch: QueueWatch, text: str, name: str) -> list[Step]:
+        """A batch that the queue refers to, or did lately."""
+        found = await watch.source.locate(text)
+        return [] if found is None else await self._sequence(watch, found[0], found[1], None)
+
+    async def _lying(self, watch: QueueWatch, text: str, name: str) -> list[Step]:
+        """A batch that only lies in the queue's folder, or in that of a shard."""
+        folders = [prefix for _, prefix in (await watch.source.readers()).values()]
+        sizes = await watch.source.sizes([f"{folder.strip('/')}/{name}.batch" for folder in folders])
+        for location, size in sizes.items():
+            if size.records is not None:
+                why = "it was consumed some time ago, or never appended"
+                detail: dict[str, object] = {"location": location, "records": size.records}
+                note = f"the batch {location} is stored, but no queue refers to it: {why}"
+                return [Step(stage="batch", state="here", text=note, detail=detail)]
+        return []
+
+    async def _micro_batch(self, source: PipelineSource, number: int) -> list[Step]:
+        name = source.place.name
+        line = await source.ask(source.place.books.micro_batch, number)
+        if line is None:
+            text = f"the ledger of {name} has no micro-batch {number}"
+            return [Step(stage="microbatch", state="unknown", text=text, detail={"pipeline": name})]
+        return [micro_batch_step(name, line, None), *await self._written(source, line, None)]
+
+
+def _in_queue(
+    name: str, sequence: int, entry: Entry | None, location: str | None, detail: dict[str, object]
+) -> Step:
+    if entry is not None:
+        tag = find_tag(entry.tail)
+        detail = {**detail, "location": entry.location, "producer": None if tag is None else tag.app}
+        text = f"in the queue {name} as sequence {sequence}"
+        return Step(stage="buffer", state="here", at_ms=entry_time_ms(entry), text=text, detail=detail)
+    detail = {**detail, "location": location}
+    text = f"left the queue {name}: its consumer has acknowledged sequence {sequence}"
+    return Step(stage="buffer", state="passed", text=text, detail=detail)
+
+
+async def _record(watch: QueueWatch, location: str, index: int) -> dict[str, object]:
+    """The record's text; why not, if the batch cannot be read."""
+    try:
+        batch = await watch.source.fetch(BatchDescriptor(sequence=0, location=location, metadata=()))
+        return text_fields(bytes(batch.entries[index]))
+    except PenstockError as error:
+        return {"text": None, "cut": False, "error": reason_of(error)}
+
+
+def _number(call: Call, name: str) -> int:
+    text = call.query.get(name, "")
+    if not _NUMBER.fullmatch(text) or int(text) > _NUMBER_MAX:
+        raise InvalidInput(f"{name}: expected a whole number, found {text[:40]!r}; {_WAYS}")
+    return int(text)

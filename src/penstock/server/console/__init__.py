@@ -1,8 +1,0 @@
-"""The console: what runs, how records flow, and where each of them is."""
-
-from __future__ import annotations
-
-from penstock.server.console.console import Console
-from penstock.server.console.settings import DEFAULT_PORT, KEYS_VARIABLE, ConsoleSettings
-
-__all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Console", "ConsoleSettings"]

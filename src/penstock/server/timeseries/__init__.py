@@ -1,8 +1,0 @@
-"""Prometheus' HTTP API over a database of time series, with remote write and OTLP for writers."""
-
-from __future__ import annotations
-
-from penstock.server.timeseries.process import serve
-from penstock.server.timeseries.settings import Acknowledge, TimeSeriesSettings
-
-__all__ = ["Acknowledge", "TimeSeriesSettings", "serve"]

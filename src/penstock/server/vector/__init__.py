@@ -1,8 +1,0 @@
-"""A vector collection over HTTP: upserts, deletions, searches, in JSON."""
-
-from __future__ import annotations
-
-from penstock.server.vector.process import serve
-from penstock.server.vector.settings import VectorSettings
-
-__all__ = ["VectorSettings", "serve"]

@@ -1,0 +1,286 @@
+"""A database behind a port, from the bind to its last flush.
+
+The port is taken first: a server that cannot have it does not fence the one that has it. Then the database is
+opened, and whatever feeds it is started. A word to stop, or what went wrong, ends it in the other order: what
+feeds it, requests under way, the database. It ends in bounded time, also when the storage does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
+from penstock.http.limits import HttpLimits
+from penstock.http.listener import Listener
+from penstock.http.sites import Sites
+from penstock.servers.database_app import DatabaseApp
+from penstock.servers.process import DRAIN_S, write_port_file
+
+__all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source"]
+
+_LOG = logging.getLogger(__name__)
+_CHECK_S: Final = 2.0
+"""How often the storage is asked whether this is still its writer, when nothing is written."""
+_WAIT_S: Final = 10.0
+"""How often it is told that the database is not open yet."""
+CLOSE_S: Final = 15.0
+"""How long the last flush may take. With what requests get before, it is less than the half minute after
+which most supervisors kill."""
+_CANCELS: Final = 3
+"""A task that is given up may wait for the storage once more while it tidies up."""
+_CANCEL_S: Final = 0.5
+
+
+class Database(Protocol):
+    """A database whose life the process owns."""
+
+    @property
+    def failed(self) -> Exception | None:
+        """What stopped it, if anything did."""
+        ...
+
+    async def failure(self) -> Exception:
+        """Wait until it stops by itself, and return why."""
+        ...
+
+    async def check(self) -> None:
+        """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows.
+
+        What else it raises says that it will not answer again: the server ends with it.
+        """
+        ...
+
+    @property
+    def unstored(self) -> int:
+        """How many writes were taken and are not durable."""
+        ...
+
+    async def close(self) -> None:
+        """Make everything durable that was taken. Raises what stopped it."""
+        ...
+
+
+class Source(Protocol):
+    """What fills a database besides HTTP, for as long as it is served."""
+
+    async def run(self) -> object:
+        """Work until stopped. What it raises ends the server."""
+        ...
+
+    def stop(self) -> None:
+        """End in order; `run` returns soon."""
+        ...
+
+
+D = TypeVar("D", bound=Database)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a server listens; port 0 takes a free one, and `port_file` says which it was."""
+
+    host: str
+    port: int
+    port_file: str | None = None
+
+
+class ServedDatabase(Generic[D]):
+    """What is served, and how it is told of the steps."""
+
+    def __init__(
+        self,
+        app: DatabaseApp[Any],
+        place: Place,
+        *,
+        opening: Callable[[], Coroutine[None, None, D]],
+        opened: Callable[[D], None],
+        draining: Callable[[], None],
+        source: Callable[[D], Source] | None = None,
+        limits: HttpLimits | None = None,
+        sites: Sites | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        close_s: float = CLOSE_S,
+    ) -> None:
+        """`opened` lets requests reach the database; `draining` refuses those that come too late.
+
+        After `close_s` seconds of closing the rest is given up.
+        """
+        self._app = app
+        self._listener = Listener(app, limits, sites=sites, clock=clock)
+        self._place = place
+        self._opening = opening
+        self._opened = opened
+        self._draining = draining
+        self._make_source = source
+        self._clock = clock
+        self._close_s = close_s
+
+    async def serve(self, stop: asyncio.Event, *, on_bound: Callable[[str, int], None] | None = None) -> None:
+        """Serve until `stop` is set; then everything that was taken is durable.
+
+        Raises `Fenced` when a newer process has taken the database or its queue, `OutcomeUnknown` when the
+        storage did not take everything in time at the end or has stopped for good, and what else stops it.
+        """
+        host, port = await self._bind()
+        try:
+            if self._place.port_file is not None:
+                write_port_file(self._place.port_file, host, port)
+            if on_bound is not None:
+                on_bound(host, port)
+            database = await self._open(stop)
+            if database is not None:
+                self._opened(database)
+                _LOG.info("ready")
+                await self._serve_open(database, stop)
+        finally:
+            await self._listener.drain(timeout_s=0)
+
+    async def _open(self, stop: asyncio.Event) -> D | None:
+        """The database; None if the process is to stop before. Meanwhile clients and the log are told."""
+        began = self._clock.monotonic()
+        self._app.opening_s = lambda: self._clock.monotonic() - began
+        telling = asyncio.ensure_future(self._tell_of_waiting(self._app.opening_s))
+        try:
+            return await _unless(stop, self._opening())
+        finally:
+            self._app.opening_s = None
+            await _given_up(telling)
+
+    async def _tell_of_waiting(self, waited_s: Callable[[], float]) -> None:
+        while True:
+            await self._clock.sleep(_WAIT_S)
+            _LOG.warning(
+                "the database is not open after %.0f s: the store may not answer, or there is much to read",
+                waited_s(),
+            )
+
+    async def _serve_open(self, database: D, stop: asyncio.Event) -> None:
+        source = None if self._make_source is None else self._make_source(database)
+        working = None if source is None else asyncio.ensure_future(source.run())
+        try:
+            await self._until_over(database, stop, working)
+        finally:
+            _LOG.info("shutting down")
+            if source is not None:
+                source.stop()
+            patience_s = DRAIN_S if database.failed is None else 0
+            if not await self._listener.drain(timeout_s=patience_s) and patience_s:
+                _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
+            self._draining()
+            await self._close(database, working)
+
+    async def _close(self, database: D, working: asyncio.Future[object] | None) -> None:
+        """Raises `OutcomeUnknown` if the storage does not take what is left."""
+        closing = asyncio.ensure_future(_closed(database, working))
+        done, _ = await asyncio.wait({closing}, timeout=self._close_s)
+        if done:
+            await closing
+            return
+        count = database.unstored
+        await _cut_off(closing)
+        told = f"the storage did not finish within {self._close_s:g} s"
+        if count:
+            raise OutcomeUnknown(f"{told}; writes that were taken and are not known to be stored: {count}")
+        _LOG.warning("%s; everything that was taken had been stored before", told)
+
+    async def _until_over(
+        self, database: D, stop: asyncio.Event, working: asyncio.Future[object] | None
+    ) -> None:
+        """Wait for the word to stop. Raises what ends the server before."""
+        waits: list[asyncio.Future[object]] = [
+            asyncio.ensure_future(stop.wait()),
+            asyncio.ensure_future(database.failure()),
+            asyncio.ensure_future(self._watch(database)),
+        ]
+        watched = waits if working is None else [*waits, working]
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if database.failed is not None:
+                raise database.failed
+            for task in watched:
+                if task.done():
+                    await task
+        finally:
+            for task in waits:
+                await _given_up(task)
+
+    async def _watch(self, database: D) -> None:
+        """Notice a newer writer, and a storage that stopped for good, when nothing is written.
+
+        A storage that does not answer may come back.
+        """
+        while True:
+            await self._clock.sleep(_CHECK_S)
+            with contextlib.suppress(Unavailable):
+                await database.check()
+
+    async def _bind(self) -> tuple[str, int]:
+        host, port = self._place.host, self._place.port
+        try:
+            return await self._listener.bind(host, port)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise Unavailable(f"cannot listen on {host}:{port}: {why}") from error
+
+
+async def _closed(database: Database, working: asyncio.Future[object] | None) -> None:
+    """Let the source finish, then the database. What the database says counts."""
+    try:
+        if working is not None:
+            if database.failed is not None:
+                working.cancel()
+            await working
+    except asyncio.CancelledError:
+        pass
+    finally:
+        await database.close()
+
+
+async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
+    """What `opening` returns; None if the process is to stop before."""
+    task = asyncio.ensure_future(opening)
+    stopping = asyncio.ensure_future(stop.wait())
+    taken = False
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        taken = task.done()
+        return await task if taken else None
+    finally:
+        await _given_up(stopping)
+        if not taken:
+            await _closed_again(task)
+
+
+async def _closed_again(opening: asyncio.Future[D]) -> None:
+    """Give an open up. It may have come to its end all the same: then what it opened is closed."""
+    await _cut_off(opening)
+    if opening.done() and not opening.cancelled() and opening.exception() is None:
+        closing = asyncio.ensure_future(opening.result().close())
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        await _cut_off(closing)
+
+
+async def _cut_off(task: asyncio.Future[T]) -> None:
+    """End a task that may wait for a storage that never answers; what it raises counts no more."""
+    for _ in range(_CANCELS):
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_S)
+    if task.done() and not task.cancelled() and task.exception() is not None:
+        _LOG.debug("given up: %s", task.exception())
+
+
+async def _given_up(task: asyncio.Future[T]) -> None:
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, PenstockError):
+            await task

@@ -1,0 +1,152 @@
+"""The server as a process: binds, recovers, serves, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol, TypeVar
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, Unavailable
+from penstock.http.limits import HttpLimits
+from penstock.http.listener import Listener
+from penstock.http.process import run, settle, tune
+from penstock.servers.auth import sites_of
+from penstock.servers.settings import ServerSettings, check_exposure, check_places
+from penstock.servers.topics.routes import TopicsApi, topics_app
+from penstock.servers.topics.seam import TopicsEngine
+from penstock.storage.file_access import data_modes
+
+__all__ = ["ManagedEngine", "run", "serve", "settle", "tune"]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+
+DRAIN_S: Final = 10.0
+_SPARE_FILES: Final = 256
+"""File descriptors kept for the log, segments and cold reads."""
+
+
+class ManagedEngine(TopicsEngine, Protocol):
+    """An engine whose life the process owns."""
+
+    async def start(self) -> None:
+        """Recover; `ready` from then on."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def serve(
+    settings: ServerSettings,
+    engine: ManagedEngine,
+    stop: asyncio.Event,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until `stop` is set. The port answers before the log is replayed, with 503 until it is.
+
+    What the engine raises before it has to wait, such as a directory that is in use, comes out of here before
+    the port is taken; what it raises later, after the port is closed again and its file is gone.
+    """
+    check_exposure(settings)
+    check_places(settings)
+    api = TopicsApi(engine, clock=clock, streams=settings.streams)
+    app = topics_app(
+        api,
+        settings.keys,
+        in_flight_per_key_max=settings.in_flight_per_key_max,
+        probes_need_key=settings.probes_need_key,
+    )
+    sites = sites_of(settings.host, settings.keys, settings.allowed_hosts)
+    listener = Listener(app, _limits(settings), sites=sites, clock=clock)
+    starting = await _begin(engine)
+    try:
+        host, port = await _bind(listener, settings)
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, host, port)
+        if on_bound is not None:
+            on_bound(host, port)
+        if await _recovered(starting, stop, settings.port_file):
+            _LOG.info("ready")
+            if on_ready is not None:
+                on_ready()
+            await stop.wait()
+        _LOG.info("shutting down")
+    finally:
+        await _given_up(starting)
+        api.drain()
+        if not await listener.drain(timeout_s=DRAIN_S):
+            _LOG.warning("some connections did not finish within %d s and were cut off", DRAIN_S)
+        await engine.close()
+
+
+async def _begin(engine: ManagedEngine) -> asyncio.Task[None]:
+    """The start of the engine, as far as it gets without waiting. Raises what ends it there."""
+    starting = asyncio.ensure_future(engine.start())
+    await asyncio.sleep(0)
+    if starting.done():
+        await starting
+    return starting
+
+
+async def _bind(listener: Listener, settings: ServerSettings) -> tuple[str, int]:
+    try:
+        return await listener.bind(settings.host, settings.port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise Unavailable(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
+
+
+async def _recovered(starting: asyncio.Task[None], stop: asyncio.Event, port_file: str | None) -> bool:
+    """Whether the engine is ready; false when the process is to stop first."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        await starting
+    except Exception:
+        if port_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(port_file)
+        raise
+    finally:
+        await _given_up(stopping)
+    return True
+
+
+async def _given_up(task: asyncio.Task[T]) -> None:
+    """Cancel it and wait until it is over; a task that is over stays what it is."""
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _limits(settings: ServerSettings) -> HttpLimits:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    known = HttpLimits.for_bodies(settings.body_bytes_max)
+    most = known.connections_max if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
+    return replace(known, connections_max=max(min(known.connections_max, most), 16))
+
+
+def write_port_file(path: str, host: str, port: int) -> None:
+    """`host:port` in one step, so that whoever waits for the file never reads half of it."""
+    staged = f"{path}.{os.getpid()}.tmp"
+    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        fd = data_modes().new_file(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(text)
+        os.replace(staged, path)
+    except OSError as error:
+        raise ConfigError(f"TOPICS_PORT_FILE {path} cannot be written: {error.strerror}") from error

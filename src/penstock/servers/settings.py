@@ -1,0 +1,229 @@
+"""`TOPICS_*` of the environment as settings. A value that makes no sense is refused with a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import ConfigError
+from penstock.http.sites import allowed_hosts
+from penstock.objects.settings import StoreAddress
+from penstock.servers.auth import Keyring
+from penstock.servers.caps import StreamLimits
+from penstock.servers.exposure import is_loopback
+from penstock.topics.config import WAL_SHARDS_MAX, EngineConfig
+
+__all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
+
+_TRUE: Final = frozenset({"1", "true"})
+_FALSE: Final = frozenset({"", "0", "false"})
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_PREFIX: Final = "TOPICS_"
+_READ: Final = (
+    *("HOST", "PORT", "PORT_FILE", "DATA_DIR", "COLD_DIR", "LOG"),
+    *("API_KEYS", "PROBE_AUTH", "ALLOW_INSECURE_NO_AUTH", "ALLOWED_HOSTS"),
+    *("WAL_SHARDS", "SEGMENT_MAX_EVENTS", "SEGMENT_MAX_BYTES", "SEGMENT_MAX_AGE_MS"),
+    *("HOT_RETAIN_SEGMENTS", "HOT_RETAIN_BYTES"),
+    *("MAX_BODY_BYTES", "MAX_TOPICS", "MAX_ROUTERS", "MAX_INFLIGHT_PER_KEY", "MAX_TOTAL_BYTES"),
+    *("MAX_WATCH_SESSIONS", "MAX_SSE_CONNECTIONS", "MAX_SSE_CONNECTIONS_PER_KEY", "TEST_MIN_HEARTBEAT_MS"),
+)
+_NOT_READ: Final = frozenset(
+    {
+        # Of the contract, for what is not there yet or cannot be set.
+        *("MAX_BATCH_RECORDS", "MAX_RECORD_BYTES", "MAX_META_BYTES", "MAX_TAG_BYTES", "MAX_NODE_BYTES"),
+        *("MAX_LIMIT", "MAX_WATCH_TOPICS", "MAX_CLAIM"),
+        # Of the client, which may well have the same environment.
+        *("URL", "API_KEY"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Everything `penstock topics serve` needs to know."""
+
+    host: str = "127.0.0.1"
+    port: int = 4000
+    port_file: str | None = None
+    keys: Keyring = field(default_factory=Keyring)
+    probes_need_key: bool = False
+    allow_no_keys: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Without keys: names in `Host` and `Origin` besides addresses, localhost and this machine's name;
+    `*` for any."""
+    body_bytes_max: int = 64 * 1024**2
+    in_flight_per_key_max: int = 1000
+    streams: StreamLimits = field(default_factory=StreamLimits)
+    log_level: str = "info"
+    engine: EngineConfig
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> ServerSettings:
+        """Raises `ConfigError`, which names the variable."""
+        env = _Environment(environ)
+        host, port = env.address()
+        return cls(
+            host=host,
+            port=port,
+            port_file=env.text("TOPICS_PORT_FILE"),
+            keys=Keyring.parse(env.text("TOPICS_API_KEYS") or ""),
+            probes_need_key=env.flag("TOPICS_PROBE_AUTH"),
+            allow_no_keys=env.flag("TOPICS_ALLOW_INSECURE_NO_AUTH"),
+            allowed_hosts=env.hosts(),
+            body_bytes_max=env.number("TOPICS_MAX_BODY_BYTES", 64 * 1024**2, least=1),
+            in_flight_per_key_max=env.number("TOPICS_MAX_INFLIGHT_PER_KEY", 1000),
+            streams=env.streams(),
+            log_level=env.level("TOPICS_LOG"),
+            engine=env.engine(),
+        )
+
+
+class _Environment:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str) -> str | None:
+        return self._environ.get(name, "").strip() or None
+
+    def flag(self, name: str) -> bool:
+        text = (self.text(name) or "").lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise ConfigError(f"{name} is {text!r}: write 1 or true, 0 or false")
+
+    def hosts(self) -> tuple[str, ...]:
+        text = self.text("TOPICS_ALLOWED_HOSTS")
+        return allowed_hosts(text.split(","), "TOPICS_ALLOWED_HOSTS") if text else ()
+
+    def number(self, name: str, default: int, *, least: int = 0) -> int:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) >= least):
+            raise ConfigError(f"{name} is {text!r}: write a whole number of at least {least}")
+        return int(text)
+
+    def level(self, name: str) -> str:
+        text = (self.text(name) or "info").lower()
+        level = "warning" if text == "warn" else text
+        if level not in _LEVELS:
+            raise ConfigError(f"{name} is {text!r}: write one of {', '.join(_LEVELS)}")
+        return level
+
+    def shards(self) -> int:
+        """What cannot be read, or is 0, is the default: so says the contract."""
+        text = self.text("TOPICS_WAL_SHARDS") or ""
+        digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+        if not digits:
+            return min(os.cpu_count() or 1, 8)
+        if len(digits) > 4 or int(digits) > WAL_SHARDS_MAX:
+            raise ConfigError(f"TOPICS_WAL_SHARDS is {text[:20]!r}: write 1 to {WAL_SHARDS_MAX}")
+        return int(digits)
+
+    def cold_dir(self) -> str | None:
+        place = self.text("TOPICS_COLD_DIR")
+        if place is not None and "://" in place:
+            try:
+                StoreAddress.parse(place)
+            except ConfigError as error:
+                raise ConfigError(f"TOPICS_COLD_DIR: {str(error).removeprefix('store: ')}") from error
+        return place
+
+    def address(self) -> tuple[str, int]:
+        host = self.text("TOPICS_HOST") or "127.0.0.1"
+        port = self.number("TOPICS_PORT", 4000)
+        if ":" in host and not _is_ip(host):
+            host, _, text = host.rpartition(":")
+            if not (text.isascii() and text.isdigit()):
+                raise ConfigError(f"TOPICS_HOST ends in {text!r}, which is not a port: write host:port")
+            port = int(text)
+        if port > 65535:
+            raise ConfigError(f"the port is {port}: write one from 0 to 65535")
+        return host.removeprefix("[").removesuffix("]"), port
+
+    def streams(self) -> StreamLimits:
+        known = StreamLimits()
+        floor = self.number("TOPICS_TEST_MIN_HEARTBEAT_MS", known.heartbeat_ms_min, least=1)
+        return StreamLimits(
+            sessions_max=self.number("TOPICS_MAX_WATCH_SESSIONS", known.sessions_max),
+            connections_max=self.number("TOPICS_MAX_SSE_CONNECTIONS", known.connections_max),
+            connections_per_key_max=self.number(
+                "TOPICS_MAX_SSE_CONNECTIONS_PER_KEY", known.connections_per_key_max
+            ),
+            heartbeat_ms_min=min(floor, known.heartbeat_ms_min),
+        )
+
+    def engine(self) -> EngineConfig:
+        try:
+            return self._engine()
+        except ConfigError as error:
+            # The engine speaks of its fields; they have the names of the variables.
+            field_name, _, rest = str(error).partition(":")
+            known = field_name in EngineConfig.__dataclass_fields__
+            raise ConfigError(f"{_PREFIX}{field_name.upper()}:{rest}" if known else str(error)) from error
+
+    def _engine(self) -> EngineConfig:
+        known = EngineConfig(data_dir=self.text("TOPICS_DATA_DIR") or "./topics-data")
+        return EngineConfig(
+            data_dir=known.data_dir,
+            cold_dir=self.cold_dir(),
+            wal_shards=self.shards(),
+            segment_max_events=self.number("TOPICS_SEGMENT_MAX_EVENTS", known.segment_max_events, least=1),
+            segment_max_bytes=self.number("TOPICS_SEGMENT_MAX_BYTES", known.segment_max_bytes, least=1),
+            segment_max_age_ms=self.number("TOPICS_SEGMENT_MAX_AGE_MS", known.segment_max_age_ms),
+            hot_retain_segments=self.number("TOPICS_HOT_RETAIN_SEGMENTS", known.hot_retain_segments),
+            hot_retain_bytes=self.number("TOPICS_HOT_RETAIN_BYTES", known.hot_retain_bytes),
+            segment_process=True,
+            max_topics=self.number("TOPICS_MAX_TOPICS", known.max_topics),
+            max_routers=self.number("TOPICS_MAX_ROUTERS", known.max_routers),
+            max_total_bytes=self.number("TOPICS_MAX_TOTAL_BYTES", known.max_total_bytes),
+        )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each `TOPICS_*` that means nothing; it never quotes a value, which may be a secret."""
+    names = sorted(name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX))
+    sentences = []
+    for name in names:
+        if name in _READ or name in _NOT_READ:
+            continue
+        nearest = difflib.get_close_matches(name, _READ, n=1)
+        hint = f"; did you mean {_PREFIX}{nearest[0]}?" if nearest else ""
+        sentences.append(f"{_PREFIX}{name} is set and has no meaning{hint}")
+    return sentences
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Raises `ConfigError` if others could reach a server without keys."""
+    if len(settings.keys) or settings.allow_no_keys or is_loopback(settings.host):
+        return
+    raise ConfigError(
+        f"TOPICS_HOST {settings.host!r} can be reached from other machines and there are no keys: "
+        "set TOPICS_API_KEYS, or bind to 127.0.0.1, "
+        "or set TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+    )
+
+
+def check_places(settings: ServerSettings) -> None:
+    """Raises `ConfigError` if a directory of the settings is something else."""
+    places = {"TOPICS_DATA_DIR": settings.engine.data_dir, "TOPICS_COLD_DIR": settings.engine.cold_dir}
+    for name, place in places.items():
+        if place is None or "://" in place:
+            continue
+        path = os.path.expanduser(place) if name == "TOPICS_COLD_DIR" else place
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise ConfigError(f"{name} is {place!r}, which is no directory")

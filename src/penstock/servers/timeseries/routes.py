@@ -1,0 +1,203 @@
+"""What stands at each path of Prometheus' HTTP API, and at those of writers and operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from penstock import __version__
+from penstock.clock import Clock
+from penstock.errors import Unavailable
+from penstock.http.message import Response
+from penstock.http.routes import Router
+from penstock.metrics import Registry
+from penstock.servers.auth import Scope
+from penstock.servers.timeseries.app import Call, Route, TimeSeriesApp, response_of
+from penstock.servers.timeseries.settings import TimeSeriesSettings
+from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
+from penstock.servers.timeseries.writing import WriteApi
+from penstock.timeseries import TimeSeries
+from penstock.timeseries.api import (
+    Answer,
+    Parameters,
+    SeriesRequest,
+    federation_answer,
+    instant_request,
+    labels_request,
+    metadata_answer,
+    metadata_request,
+    names_answer,
+    query_answer,
+    range_request,
+    reads_any_name,
+    series_answer,
+    series_request,
+)
+from penstock.timeseries.promql import QueryResult, is_read_at_once
+
+__all__ = ["TimeSeriesApi", "timeseries_app"]
+
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_INLINE_ITEMS: Final = 200
+"""Below this many points or names, writing an answer costs less than a hop to a thread."""
+
+
+class TimeSeriesApi:
+    """The handlers. `database` is None until it is open."""
+
+    def __init__(self, settings: TimeSeriesSettings, *, clock: Clock, registry: Registry) -> None:
+        self.database: TimeSeries | None = None
+        self.draining = False
+        self._clock = clock
+        self._registry = registry
+        self.writing = WriteApi(lambda: self._db, settings, registry)
+
+    def check_ready(self) -> None:
+        """Raises `Unavailable` while requests cannot be served."""
+        if self.database is None:
+            raise Unavailable("the database is being opened")
+        if self.database.failed is not None:
+            raise Unavailable(f"the database has stopped: {self.database.failed}")
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+
+    @property
+    def _db(self) -> TimeSeries:
+        self.check_ready()
+        assert self.database is not None
+        return self.database
+
+    # Readers
+
+    async def query(self, call: Call) -> Response:
+        asked = instant_request(call.parameters(), self._clock.now_ms())
+        warnings: list[str] = []
+        result = await self._db.query(asked.query, asked.at_ms, timeout_s=asked.timeout_s, warnings=warnings)
+        return await _written(partial(query_answer, result, warnings), _points(result))
+
+    async def query_range(self, call: Call) -> Response:
+        asked = range_request(call.parameters())
+        warnings: list[str] = []
+        result = await self._db.query_range(
+            asked.query,
+            asked.start_ms,
+            asked.end_ms,
+            asked.step_ms,
+            timeout_s=asked.timeout_s,
+            warnings=warnings,
+        )
+        return await _written(partial(query_answer, result, warnings), _points(result))
+
+    async def series(self, call: Call) -> Response:
+        asked = await _selected(series_request, call)
+        warnings: list[str] = []
+        found = await self._db.series(
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
+        )
+        return await _written(partial(series_answer, found, asked.limit, warnings), len(found))
+
+    async def labels(self, call: Call) -> Response:
+        asked = await _selected(labels_request, call)
+        warnings: list[str] = []
+        found = await self._db.label_names(
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
+        )
+        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
+
+    async def label_values(self, call: Call) -> Response:
+        asked = await _selected(labels_request, call)
+        warnings: list[str] = []
+        found = await self._db.label_values(
+            call.name,
+            asked.selectors,
+            start_ms=asked.start_ms,
+            end_ms=asked.end_ms,
+            limit=asked.read_max,
+            warnings=warnings,
+        )
+        return await _written(partial(names_answer, found, asked.limit, warnings), len(found))
+
+    async def metadata(self, call: Call) -> Response:
+        asked = metadata_request(call.parameters())
+        found = self._db.metadata(asked.metric)
+        write = partial(metadata_answer, found, asked.limit, asked.limit_per_metric)
+        return await _written(write, len(found))
+
+    async def federate(self, call: Call) -> Response:
+        asked = await _selected(series_request, call)
+        newest = await self._db.newest(asked.selectors, self._clock.now_ms())
+        any_name = reads_any_name(call.request.headers.get(b"accept", b"").decode("latin-1"))
+        return await _written(partial(federation_answer, newest, any_name=any_name), len(newest))
+
+    async def build_info(self, call: Call) -> Response:
+        """What Grafana asks first, to know which features there are."""
+        body = f'{{"status":"success","data":{{"version":"{__version__}","application":"penstock"}}}}'
+        return response_of(Answer(200, body.encode()))
+
+    # Operators
+
+    async def metrics(self, call: Call) -> Response:
+        return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
+
+    async def healthy(self, call: Call) -> Response:
+        return Response(200, b"Penstock is healthy.\n", content_type=b"text/plain")
+
+    async def ready(self, call: Call) -> Response:
+        self.check_ready()
+        return Response(200, b"Penstock is ready.\n", content_type=b"text/plain")
+
+
+def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeriesApp:
+    """Every route of the API."""
+    router: Router[Route] = Router()
+    for path, handler in (
+        (b"/api/v1/query", api.query),
+        (b"/api/v1/query_range", api.query_range),
+        (b"/api/v1/series", api.series),
+        (b"/api/v1/labels", api.labels),
+    ):
+        for method in (b"GET", b"POST"):
+            router.add(method, path, Route(handler=handler))
+    for path, handler in (
+        (b"/api/v1/label/{name}/values", api.label_values),
+        (b"/api/v1/metadata", api.metadata),
+        (b"/api/v1/status/buildinfo", api.build_info),
+        (b"/federate", api.federate),
+    ):
+        router.add(b"GET", path, Route(handler=handler))
+    router.add(b"POST", REMOTE_WRITE_PATH, Route(handler=api.writing.remote_write, scope=Scope.WRITE))
+    router.add(b"POST", OTLP_PATH, Route(handler=api.writing.otlp, scope=Scope.WRITE))
+    router.add(b"POST", b"/-/flush", Route(handler=api.writing.flush, scope=Scope.ADMIN))
+    router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
+    router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
+    router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
+    return TimeSeriesApp(
+        router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max
+    )
+
+
+async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:
+    """What is asked for; selectors that take long are read by a thread."""
+    parameters = call.parameters()
+    if is_read_at_once(*parameters.get("match[]", ())):
+        return read(parameters)
+    return await asyncio.to_thread(read, parameters)
+
+
+async def _written(write: Callable[[], Answer], size: int) -> Response:
+    """The answer as a response; what is large is written by a thread, so that others are served meanwhile."""
+    return response_of(write() if size < _INLINE_ITEMS else await asyncio.to_thread(write))
+
+
+def _points(result: QueryResult) -> int:
+    return sum(len(one.values) for one in result.series)

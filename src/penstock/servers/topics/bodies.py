@@ -1,0 +1,247 @@
+"""Request bodies and queries, checked. Payloads stay JSON text: they are never turned into objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Generic, TypeVar
+
+import msgspec
+
+from penstock.http.message import JSON, Request
+from penstock.jsontext import json_problem, parts_problem
+from penstock.limits import JSON_DEPTH_MAX
+from penstock.servers.errors import UnsupportedMediaType
+from penstock.topics.config import Durability, TopicConfig
+from penstock.topics.errors import InvalidRequest
+from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
+from penstock.topics.model import BareRecord, NewRecord
+from penstock.topics.names import FreeText
+
+__all__ = [
+    "DeleteBody",
+    "DiffBody",
+    "WireRecord",
+    "WriteBody",
+    "query_flag",
+    "query_number",
+    "read_config",
+    "read_delete",
+    "read_diff",
+    "read_json",
+    "read_write",
+]
+
+T = TypeVar("T")
+
+# The decoder knows no bound of 64 bits; `_check_u64` is the other half.
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class WireRecord(NewRecord, gc=False):
+    """`meta` as the decoder takes it: JSON text, `null` included, which the engine takes for absent."""
+
+    meta: msgspec.Raw = None  # type: ignore[assignment]
+
+
+R = TypeVar("R", bound=BareRecord)
+
+
+class WriteBody(msgspec.Struct, Generic[R]):
+    """The body of a write."""
+
+    records: list[R]
+    node: FreeText | None = None
+    idempotency_key: FreeText | None = None
+    create: bool | None = None
+    config: TopicConfig | None = None
+    disable_backpressure: bool = False
+
+
+class DiffBody(msgspec.Struct):
+    """The body of a diff."""
+
+    from_seq: _U64 = 0
+    limit: _U32 = 0
+    node: FreeText | list[FreeText] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: _U32 = 0
+    max_batch_bytes: _U64 = 0
+    match: object = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        if self.node is None:
+            return ()
+        return (self.node,) if isinstance(self.node, str) else tuple(self.node)
+
+
+class DeleteBody(msgspec.Struct):
+    """The body of a delete of records; at least one selector is there."""
+
+    before_seq: _U64 | None = None
+    match: object = None
+
+
+_WRITE: Final = msgspec.json.Decoder(WriteBody[WireRecord])
+_WRITE_BARE: Final = msgspec.json.Decoder(WriteBody[BareRecord])
+_DIFF: Final = msgspec.json.Decoder(DiffBody)
+_DELETE: Final = msgspec.json.Decoder(DeleteBody)
+_CONFIG: Final = msgspec.json.Decoder(TopicConfig)
+
+_CHOICES: Final = {
+    "type": ("log", "queue"),
+    "discard": ("old", "reject"),
+    "durability": tuple(durability.value for durability in Durability),
+}
+_WRONG_CHOICE: Final = re.compile(
+    r"^Invalid enum value .* - at `\$\.(?:config\.)?(?P<field>\w+)`$", re.DOTALL
+)
+_TRUNCATED: Final = "Input data was truncated"
+_TOO_DEEP: Final = (
+    f"the body is nested more than {JSON_DEPTH_MAX} levels deep; send JSON of at most {JSON_DEPTH_MAX} levels"
+)
+_MALFORMED: Final = "JSON is malformed"
+_TOLD_OF_HALF_PAIR: Final = ("surrogate pair", "end of hex escape")
+_HALF_PAIR: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_RECORD_LEVELS: Final = 3
+"""What is around the data of a record in the body of a write."""
+_TAIL_BYTES: Final = 32
+"""So near its end the decoder takes half of a pair for the end of the body."""
+
+
+def read_write(request: Request) -> WriteBody[BareRecord] | WriteBody[WireRecord]:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    text = _text(request)
+    body: WriteBody[BareRecord] | WriteBody[WireRecord]
+    try:
+        body = _WRITE_BARE.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        # Some record has more than data, or something is wrong: the other decoder says what.
+        body = _read(_WRITE, request)
+    else:
+        _check_records(text, body)
+    if body.idempotency_key is None:
+        body.idempotency_key = _key_of_header(request)
+    return body
+
+
+def read_diff(request: Request) -> DiffBody:
+    """An empty body asks for everything. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    if not request.body:
+        return DiffBody()
+    body = _read(_DIFF, request)
+    _check_u64("from_seq", body.from_seq)
+    _check_u64("max_batch_bytes", body.max_batch_bytes)
+    for node in body.nodes:
+        if len(node.encode()) > NODE_BYTES_MAX:
+            raise InvalidRequest(f"a node has at most {NODE_BYTES_MAX} bytes")
+    return body
+
+
+def read_delete(request: Request) -> DeleteBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`, also when nothing is selected."""
+    body = _read(_DELETE, request)
+    if body.before_seq is None and body.match is None:
+        raise InvalidRequest("say what to delete: before_seq, match, or both")
+    if body.before_seq is not None:
+        _check_u64("before_seq", body.before_seq)
+    return body
+
+
+def read_config(request: Request) -> TopicConfig:
+    """An empty body is the default config. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    return _read(_CONFIG, request) if request.body else TopicConfig()
+
+
+def query_flag(query: Mapping[str, str], name: str, default: bool) -> bool:
+    """`true` or `1`, `false` or `0`; anything else is the default."""
+    text = query.get(name)
+    if text in ("true", "1"):
+        return True
+    return False if text in ("false", "0") else default
+
+
+def query_number(query: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number; anything else is the default."""
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else default
+
+
+def read_json(decoder: msgspec.json.Decoder[T], request: Request) -> T:
+    """The body as this decoder reads it. Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    return _read(decoder, request)
+
+
+def _read(decoder: msgspec.json.Decoder[T], request: Request) -> T:
+    text = _text(request)
+    problem = json_problem(text)
+    if problem is not None:
+        raise InvalidRequest(f"the body {problem}")
+    return _decoded(decoder, text)
+
+
+def _check_records(text: bytes, body: WriteBody[BareRecord] | WriteBody[WireRecord]) -> None:
+    """Raise `InvalidRequest` for a record that a later stage might not decode."""
+    records = body.records
+    if len(records) == 1:
+        problem = json_problem(text)
+    else:
+        parts = [record.data for record in records]
+        parts += [record.meta for record in records if isinstance(record, WireRecord) and record.meta]
+        problem = parts_problem(text, parts, levels=_RECORD_LEVELS)
+    if problem is not None:
+        raise InvalidRequest(f"the body {problem}")
+
+
+def _text(request: Request) -> bytes:
+    content_type = request.headers.get(b"content-type", b"")
+    if content_type != JSON and not content_type.lstrip().lower().startswith(JSON):
+        raise UnsupportedMediaType("send the body as `Content-Type: application/json`")
+    body = request.body
+    if not body.isascii():
+        # The decoder does not look into the text of payloads.
+        try:
+            str(body, "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    return body
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise InvalidRequest(_TOO_DEEP) from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(_what_is_wrong(body, str(error))) from None
+
+
+def _what_is_wrong(body: bytes, told: str) -> str:
+    """The decoder's words, or better ones where it takes one mistake for another."""
+    if not body.strip():
+        return "the body is empty; send a JSON object"
+    if told.startswith(_MALFORMED) and any(words in told for words in _TOLD_OF_HALF_PAIR):
+        return f"text with half of a surrogate pair has no UTF-8 form: {told}"
+    if told == _TRUNCATED and _HALF_PAIR.search(body[-_TAIL_BYTES:]):
+        return "text with half of a surrogate pair has no UTF-8 form; it is near the end of the body"
+    if (place := _WRONG_CHOICE.search(told)) and (choices := _CHOICES.get(place["field"])):
+        told = f"{told}; expected one of {', '.join(choices)}"
+    return f"the body is not what it should be: {told}"
+
+
+def _check_u64(name: str, value: int) -> None:
+    if value > SEQ_MAX:
+        raise InvalidRequest(f"{name} must be below 2^64")
+
+
+def _key_of_header(request: Request) -> str | None:
+    header = request.headers.get(b"idempotency-key")
+    if not header:
+        return None
+    try:
+        return header.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the Idempotency-Key header is not UTF-8") from None

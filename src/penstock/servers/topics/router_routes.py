@@ -1,0 +1,148 @@
+"""The endpoints of routers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.http.message import Request, Response
+from penstock.http.routes import Router
+from penstock.servers.app import Call, Route
+from penstock.servers.auth import Principal, Scope
+from penstock.servers.topics.answers import elapsed_ms
+from penstock.servers.topics.bodies import query_number, read_json
+from penstock.servers.topics.cursor import read_cursor, write_cursor
+from penstock.servers.topics.seam import TopicsEngine
+from penstock.topics.errors import RouterNotFound
+from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from penstock.topics.names import TopicName, check_router_name, names_in
+from penstock.topics.predicate import canonical, parse_match
+from penstock.topics.router import RouterConfig, RouterState
+
+__all__ = ["RouterApi"]
+
+_ROUTER: Final = b"/v0/routers/{name}"
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class _PutBody(msgspec.Struct):
+    source: TopicName
+    dest: TopicName
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: object = None
+    allow_cycle: bool = False
+    guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
+
+    def config(self) -> RouterConfig:
+        return RouterConfig(
+            source=self.source,
+            dest=self.dest,
+            preserve_node=self.preserve_node,
+            preserve_tag=self.preserve_tag,
+            create_dest=self.create_dest,
+            filter=None if self.filter is None else parse_match(self.filter),
+            allow_cycle=self.allow_cycle,
+            guarantee=self.guarantee,
+        )
+
+
+_PUT: Final = msgspec.json.Decoder(_PutBody)
+
+
+class RouterApi:
+    """The handlers, over one engine."""
+
+    def __init__(self, engine: TopicsEngine) -> None:
+        self._engine = engine
+
+    def add_routes(self, router: Router[Route]) -> None:
+        router.add(b"PUT", _ROUTER, Route(handler=self.put, scope=Scope.ADMIN))
+        router.add(b"GET", _ROUTER, Route(handler=self.get, scope=Scope.READ))
+        router.add(b"GET", b"/v0/routers", Route(handler=self.list, scope=Scope.READ))
+        router.add(b"DELETE", _ROUTER, Route(handler=self.remove, scope=Scope.DELETE))
+
+    async def put(self, call: Call) -> Response:
+        body = read_json(_PUT, call.request)
+        config = body.config()
+        check_router_name(call.name)
+        call.principal.require_names(names_in(body))
+        with contextlib.suppress(RouterNotFound):  # a refusal tells its ends
+            _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
+        result = await self._engine.put_router(call.name, config)
+        shown = {"router": result.router, "created": result.created, **_shown(result.config)}
+        return _answer(call.request, shown, 201 if result.created else 200)
+
+    async def get(self, call: Call) -> Response:
+        _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
+        state = await self._engine.router(call.name)
+        body = {
+            "router": state.router,
+            **_shown(state.config),
+            "forwarded_total": state.forwarded_total,
+        }
+        return _answer(call.request, body)
+
+    async def list(self, call: Call) -> Response:
+        query, principal = call.request.query(), call.principal
+        size = query_number(query, "page_size", PAGE_SIZE_DEFAULT)
+
+        def allowed(state: RouterState) -> bool:
+            names = (state.router, state.config.source, state.config.dest)
+            return all(principal.may_name(name) for name in names)
+
+        states, after = self._engine.routers(
+            prefix=query.get("prefix", ""),
+            after=read_cursor(query.get("cursor", "")),
+            limit=min(max(size, 1), PAGE_SIZE_MAX),
+            source=query.get("source"),
+            dest=query.get("dest"),
+            allowed=allowed if principal.prefixes else None,
+        )
+        body: dict[str, object] = {
+            "routers": [
+                {
+                    "router": state.router,
+                    "source": state.config.source,
+                    "dest": state.config.dest,
+                    "guarantee": state.config.guarantee,
+                    "forwarded_total": state.forwarded_total,
+                }
+                for state in states
+            ]
+        }
+        if after is not None:
+            body["next_cursor"] = write_cursor(after)
+        return _answer(call.request, body)
+
+    async def remove(self, call: Call) -> Response:
+        try:
+            _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
+        except RouterNotFound:
+            return _answer(call.request, {"router": call.name, "deleted": False})
+        result = await self._engine.remove_router(call.name)
+        return _answer(call.request, {"router": result.router, "deleted": result.deleted})
+
+
+def _require_ends(principal: Principal, config: RouterConfig) -> None:
+    principal.require_names((config.source, config.dest))
+
+
+def _shown(config: RouterConfig) -> dict[str, object]:
+    return {
+        "source": config.source,
+        "dest": config.dest,
+        "preserve_node": config.preserve_node,
+        "preserve_tag": config.preserve_tag,
+        "filter": None if config.filter is None else canonical(config.filter),
+        "allow_cycle": config.allow_cycle,
+        "guarantee": config.guarantee,
+    }
+
+
+def _answer(request: Request, body: dict[str, object], status: int = 200) -> Response:
+    body["performance"] = {"server_total_ms": round(elapsed_ms(request), 3)}
+    return Response(status, _ENCODE(body))

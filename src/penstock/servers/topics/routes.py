@@ -1,0 +1,247 @@
+"""The endpoints of `/v0`: each reads its request, asks the engine, and words the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import penstock
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.http.message import Request, Response
+from penstock.http.routes import Router
+from penstock.servers.app import App, Call, Deliver, Route
+from penstock.servers.auth import Keyring, Scope
+from penstock.servers.caps import InFlight, StreamLimits
+from penstock.servers.errors import response_to
+from penstock.servers.topics import answers, bodies, metrics
+from penstock.servers.topics.cursor import read_cursor
+from penstock.servers.topics.damage import damaged_in
+from penstock.servers.topics.live import LiveApi
+from penstock.servers.topics.queue_routes import QueueApi
+from penstock.servers.topics.router_routes import RouterApi
+from penstock.servers.topics.seam import TopicsEngine
+from penstock.topics.errors import Damaged, NotReady, ShuttingDown
+from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from penstock.topics.model import Page, WriteResult
+from penstock.topics.names import names_in
+from penstock.topics.predicate import parse_match
+
+__all__ = ["TopicsApi", "topics_app"]
+
+_TOPIC: Final = b"/v0/topics/{name}"
+
+
+class TopicsApi:
+    """The handlers, over one engine. `drain` ends every long poll with what there is."""
+
+    def __init__(
+        self, engine: TopicsEngine, *, clock: Clock = SYSTEM_CLOCK, streams: StreamLimits | None = None
+    ) -> None:
+        self._engine = engine
+        self.live = LiveApi(engine, clock, streams)
+        self.queues = QueueApi(engine, clock, self.live.caps)
+        self.routers = RouterApi(engine)
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._polls: set[asyncio.Task[object]] = set()
+        self._is_draining = False
+
+    def check_ready(self) -> None:
+        """Raises `NotReady` while the log is replayed, `ShuttingDown` after `drain`."""
+        if self._is_draining:
+            raise ShuttingDown("the server is shutting down; nothing was applied")
+        if not self._engine.ready:
+            progress = round(self._engine.replay_progress, 4)
+            raise NotReady("the log is being replayed", {"replay_progress": progress})
+
+    def drain(self) -> None:
+        """Refuse new requests, wake every long poll and end every stream."""
+        self._is_draining = True
+        self.live.drain()
+        self.queues.drain()
+        for poll in self._polls:
+            poll.cancel()
+
+    @property
+    def uptime_ms(self) -> int:
+        return int((self._clock.monotonic() - self._started_s) * 1000)
+
+    # --- topics --------------------------------------------------------------------------------------------
+
+    async def put_topic(self, call: Call) -> Response:
+        config = bodies.read_config(call.request)
+        call.principal.require_names(names_in(config))
+        return answers.put_answer(call.request, await self._engine.put_topic(call.name, config))
+
+    async def get_topic(self, call: Call) -> Response:
+        touch = bodies.query_flag(call.request.query(), "touch", True)
+        await self._engine.drain(call.name)
+        return answers.state_answer(call.request, self._engine.state(call.name, touch=touch))
+
+    async def list_topics(self, call: Call) -> Response:
+        query = call.request.query()
+        size = bodies.query_number(query, "page_size", PAGE_SIZE_DEFAULT)
+        states, after = self._engine.topics(
+            prefix=query.get("prefix", ""),
+            after=read_cursor(query.get("cursor", "")),
+            limit=min(max(size, 1), PAGE_SIZE_MAX),
+            touch=bodies.query_flag(query, "touch", False),
+            allowed=call.principal.name_filter,
+        )
+        return answers.list_answer(call.request, states, after)
+
+    async def remove_topic(self, call: Call) -> Response:
+        if_empty = bodies.query_flag(call.request.query(), "if_empty", False)
+        result = await self._engine.remove_topic(call.name, if_empty=if_empty)
+        return answers.remove_answer(call.request, result)
+
+    # --- records -------------------------------------------------------------------------------------------
+
+    def begin_write(self, call: Call, deliver: Deliver) -> bool:
+        """A write into a topic that is there, and that nothing but the commit has to be waited for."""
+        request = call.request
+        call.body = body = bodies.read_write(request)
+        if body.idempotency_key is not None or body.config is not None:
+            return False
+        return_seqs = _returns_seqs(request)
+
+        def written(outcome: WriteResult | PenstockError) -> None:
+            if isinstance(outcome, WriteResult):
+                deliver(answers.write_answer(request, outcome, return_seqs=return_seqs))
+            else:
+                deliver(response_to(outcome))
+
+        return self._engine.begin_write(
+            call.name,
+            body.records,
+            written,
+            node=body.node,
+            parsed=True,
+            insist=body.disable_backpressure,
+        )
+
+    async def write(self, call: Call) -> Response:
+        request, body = call.request, call.body
+        assert isinstance(body, bodies.WriteBody)
+        create, config = body.create, body.config
+        call.principal.require_names(names_in(body))
+        if config is not None and Scope.ADMIN not in call.principal.scopes:
+            if not self._engine.exists(call.name):
+                call.principal.require(Scope.ADMIN)
+            # Should the topic go before the write has its place, this key may make it anew, not configure it.
+            create, config = config.auto_create if create is None else create, None
+        result = await self._engine.write(
+            call.name,
+            body.records,
+            node=body.node,
+            idempotency_key=body.idempotency_key,
+            create=create,
+            config=config,
+            parsed=True,
+            insist=body.disable_backpressure,
+        )
+        return answers.write_answer(request, result, return_seqs=_returns_seqs(request))
+
+    async def diff(self, call: Call) -> Response:
+        body = bodies.read_diff(call.request)
+        try:
+            if body.wait_ms:
+                page = await self._poll(call.name, body)
+            else:
+                page = await self._page(call.name, body, 0)
+        except Damaged as error:
+            raise damaged_in(call.name, error) from error
+        return answers.page_answer(call.request, page)
+
+    async def _page(self, name: str, body: bodies.DiffBody, wait_ms: int) -> Page:
+        return await self._engine.diff(
+            name,
+            body.from_seq,
+            limit=body.limit,
+            node=body.nodes,
+            include_tags=body.include_tags,
+            include_meta=body.include_meta,
+            wait_ms=wait_ms,
+            max_batch_bytes=body.max_batch_bytes,
+            match=None if body.match is None else parse_match(body.match),
+        )
+
+    async def _poll(self, name: str, body: bodies.DiffBody) -> Page:
+        await asyncio.sleep(0)  # in a task from here on, so that it ends when the client leaves
+        task = asyncio.current_task()
+        assert task is not None
+        self._polls.add(task)
+        try:
+            return await self._page(name, body, 0 if self._is_draining else body.wait_ms)
+        except asyncio.CancelledError:
+            if not self._is_draining:
+                raise
+            task.uncancel()
+            return await self._page(name, body, 0)
+        finally:
+            self._polls.discard(task)
+
+    async def delete(self, call: Call) -> Response:
+        body = bodies.read_delete(call.request)
+        match = None if body.match is None else parse_match(body.match)
+        try:
+            result = await self._engine.delete(call.name, before_seq=body.before_seq, match=match)
+        except Damaged as error:
+            raise damaged_in(call.name, error) from error
+        return answers.delete_answer(call.request, result)
+
+    # --- operations ----------------------------------------------------------------------------------------
+
+    async def health(self, call: Call) -> Response:
+        return metrics.health_answer(penstock.__version__, self.uptime_ms)
+
+    async def ready(self, call: Call) -> Response:
+        self.check_ready()
+        await self._engine.check_writable()
+        return metrics.ready_answer(self._engine.topic_count)
+
+    async def metrics(self, call: Call) -> Response:
+        as_json = b"application/json" in call.request.headers.get(b"accept", b"")
+        return metrics.metrics_answer(
+            self._engine,
+            self.uptime_ms,
+            as_json=as_json,
+            allowed=call.principal.name_filter,
+            connections=self.live.connections,
+            sessions=self.live.sessions,
+            waiting=self.live.waiting,
+        )
+
+
+def _returns_seqs(request: Request) -> bool:
+    return not request.query_text or bodies.query_flag(request.query(), "return_seqs", True)
+
+
+def topics_app(
+    api: TopicsApi, keys: Keyring, *, in_flight_per_key_max: int = 1000, probes_need_key: bool = False
+) -> App:
+    """The `/v0` API as an application for a listener."""
+    router: Router[Route] = Router()
+    router.add(b"PUT", _TOPIC, Route(handler=api.put_topic, scope=Scope.ADMIN))
+    router.add(b"GET", _TOPIC, Route(handler=api.get_topic, scope=Scope.READ))
+    router.add(b"GET", b"/v0/topics", Route(handler=api.list_topics, scope=Scope.READ))
+    router.add(b"DELETE", _TOPIC, Route(handler=api.remove_topic, scope=Scope.DELETE))
+    router.add(b"POST", _TOPIC, Route(handler=api.write, prompt=api.begin_write, scope=Scope.WRITE))
+    router.add(b"POST", _TOPIC + b"/diff", Route(handler=api.diff, scope=Scope.READ))
+    router.add(b"POST", _TOPIC + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
+    api.queues.add_routes(router)
+    api.routers.add_routes(router)
+    api.live.add_routes(router, keys)
+    router.add(b"GET", b"/v0/metrics", Route(handler=api.metrics, scope=Scope.READ, is_operation=True))
+    for path in (b"/v0/health", b"/healthz"):
+        router.add(b"GET", path, Route(handler=api.health, is_operation=True, is_probe=True))
+    for path in (b"/v0/ready", b"/readyz"):
+        router.add(b"GET", path, Route(handler=api.ready, is_operation=True, is_probe=True))
+    return App(
+        router,
+        keys,
+        check_ready=api.check_ready,
+        in_flight=InFlight(in_flight_per_key_max),
+        probes_need_key=probes_need_key,
+    )

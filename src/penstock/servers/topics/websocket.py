@@ -1,0 +1,412 @@
+"""`/v0/ws`: commands in, records out, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.http.flight import Flight
+from penstock.http.live import TunnelSink
+from penstock.http.message import Response
+from penstock.servers.app import Call
+from penstock.servers.auth import Principal, Scope
+from penstock.servers.caps import LongLived
+from penstock.servers.errors import response_to
+from penstock.servers.topics import ws_messages as messages
+from penstock.servers.topics.damage import damaged_in
+from penstock.servers.topics.fanout import Hub
+from penstock.servers.topics.outlet import Follower, Outlet
+from penstock.servers.topics.seam import TopicsEngine
+from penstock.servers.topics.step import Step
+from penstock.servers.topics.watch_bodies import check_starts, prefix_of, want_of
+from penstock.servers.topics.ws_messages import InvalidMessage, Ping, Publish, Subscribe, Unsubscribe
+from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame
+from penstock.topics.errors import Damaged, InvalidRequest, ShuttingDown, Throttled, TopicNotFound
+from penstock.topics.limits import WATCH_TOPICS_MAX
+from penstock.topics.model import WriteResult
+from penstock.topics.names import names_in
+
+__all__ = ["WebSocketApi"]
+
+PING_S: Final = 20.0
+"""A client that says nothing for so long is asked; if it says nothing again it is gone."""
+PUBLISHING_MAX: Final = 64
+PUBLISHING_BYTES_MAX: Final = 8 * 1024**2
+"""What one client may have under way; it is read no further until some of that is decided."""
+FOLLOWING_MAX: Final = 4096
+_HELD_FROM_BYTES: Final = 64 * 1024
+_ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
+
+
+class WebSocketApi:
+    """Opens WebSockets."""
+
+    def __init__(self, engine: TopicsEngine, hub: Hub, caps: LongLived) -> None:
+        self._engine = engine
+        self._hub = hub
+        self._caps = caps
+
+    async def open(self, call: Call) -> Response:
+        """`GET /v0/ws`: the handshake, 429, then the connection speaks WebSocket."""
+        headers = handshake(call.request)
+        self._caps.check(call.principal)
+        socket = WebSocket(self._engine, self._hub, self._caps, call.principal)
+        return Response(101, headers=headers, tunnel=socket)
+
+
+class WebSocket(Outlet):
+    """One client. Its commands are begun in the order in which they came, publishes side by side.
+
+    A publish to a topic that is not there yet holds up what came behind it, because that must come later in
+    the topic too.
+    """
+
+    def __init__(self, engine: TopicsEngine, hub: Hub, caps: LongLived, principal: Principal) -> None:
+        super().__init__(hub, caps, principal, beat_s=PING_S)
+        self._engine = engine
+        self._framing = Framing()
+        self._client: TunnelSink | None = None
+        self._waiting: deque[bytes] = deque()
+        self._publishing = 0
+        self._publishing_bytes = 0
+        self._barrier: object = None
+        """A publish that must have its place before anything behind it is begun."""
+        self._is_working = False
+        self._is_paused = False
+        self._is_leaving = False
+        self._was_heard = True
+        self._unread_bytes = 0
+
+    # ---- the connection ------------------------------------------------------------------------------
+
+    def connect(self, sink: TunnelSink) -> None:
+        self._client = sink
+        self.attach(sink)
+
+    def begin(self) -> None:
+        """The client speaks first."""
+
+    def received(self, data: bytes) -> None:
+        self._was_heard = True
+        self._unread_bytes += len(data)
+        for is_text, message in self._framing.receive(data):
+            self._unread_bytes = 0
+            self._take(is_text, message)
+        self._count_unread()
+        self._flush()
+        self._work()
+
+    def _take(self, is_text: bool, message: bytes) -> None:
+        if not is_text:
+            self._say(messages.error_message(b"null", "unsupported_message", "send text, not binary frames"))
+            return
+        try:
+            if not message.isascii():
+                str(message, "utf-8")
+        except UnicodeDecodeError:
+            self._framing.reject_text()
+            return
+        self._waiting.append(message)
+
+    def _count_unread(self) -> None:
+        """A message that comes in pieces counts in the budget of all connections."""
+        size = self._unread_bytes if self._unread_bytes > _HELD_FROM_BYTES else 0
+        if self._client is not None and not self._client.hold(size):
+            self._framing.overload()
+
+    def _flush(self) -> None:
+        if replies := self._framing.replies():
+            self.send(replies)
+        if self._framing.is_over:
+            self.end()
+
+    def left(self) -> None:
+        self._waiting.clear()
+        self._client = None
+
+    def _say(self, message: bytes) -> None:
+        if self._framing.is_open:
+            self.send(text_frame(message))
+
+    def beat(self) -> None:
+        if not self._was_heard:
+            self.cut()
+            return
+        self._was_heard = False
+        self._framing.ping()
+        self._flush()
+
+    def shut_down(self) -> None:
+        """What is under way is answered before the connection ends."""
+        self._is_leaving = True
+        self._waiting.clear()
+        text = "the server is shutting down; reconnect"
+        self._say(messages.error_message(b"null", "server_shutting_down", text))
+        self._leave_when_done()
+
+    def _leave_when_done(self) -> None:
+        if self._is_leaving and not self._publishing:
+            self._framing.leave()
+            self._flush()
+            self.end()
+
+    # ---- commands ------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Begin what waits, as far as what is under way allows."""
+        if self._is_working:
+            return  # a publish that was decided at once: the loop below goes on
+        self._is_working = True
+        while self._waiting and not self._is_full:
+            self._obey(self._waiting.popleft())
+        self._is_working = False
+        if self._client is not None and self._is_paused != bool(self._waiting):
+            self._is_paused = bool(self._waiting)
+            if self._is_paused:
+                self._client.pause()
+            else:
+                self._client.resume()
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            self._barrier is not None
+            or self._publishing >= PUBLISHING_MAX
+            or self._publishing_bytes >= PUBLISHING_BYTES_MAX
+        )
+
+    def _obey(self, message: bytes) -> None:
+        try:
+            command = messages.read_command(message)
+        except InvalidMessage as error:
+            self._say(messages.error_message(error.request_id, error.code, str(error)))
+            return
+        try:
+            if isinstance(command, Publish):
+                self._publish(command, len(message))
+            elif isinstance(command, Subscribe):
+                self._begin_subscribe(command)
+            elif isinstance(command, Unsubscribe):
+                self._unsubscribe(command)
+            elif isinstance(command, Ping):
+                self._say(messages.pong_message(command.request_id))
+        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
+            self._refuse(command.request_id, error)
+
+    def _refuse(self, request_id: msgspec.Raw, error: Exception) -> None:
+        self._say(_error_of(bytes(request_id), error))
+
+    def _require(self, scope: Scope, *names: str) -> None:
+        if self._is_leaving:
+            raise ShuttingDown("the server is shutting down; nothing was applied")
+        self.principal.require(scope)
+        self.principal.require_names(names)
+
+    # ---- following -----------------------------------------------------------------------------------
+
+    def _begin_subscribe(self, command: Subscribe) -> None:
+        """What routers still have to bring belongs to what is there when the subscription begins."""
+        fed = [name for name in command.starts() if self._engine.is_fed(name)]
+        if not fed:
+            self._subscribe(command)
+            return
+        self._require(Scope.READ, *command.starts())
+        barrier = self._barrier = object()
+
+        async def drain() -> Response:
+            with contextlib.suppress(PenstockError):  # a topic that left is told of by the subscription
+                for name in fed:
+                    await self._engine.drain(name)
+            return Response(200)
+
+        def drained(_: Response) -> None:
+            if self._barrier is not barrier or self._client is None:
+                return
+            self._barrier = None
+            try:
+                self._subscribe(command)
+            except Exception as error:  # noqa: BLE001 - see `_obey`
+                self._refuse(command.request_id, error)
+            self._work()
+
+        Flight(drained).run(drain())
+
+    def _subscribe(self, command: Subscribe) -> None:
+        starts = command.starts()
+        if not 1 <= len(starts) <= WATCH_TOPICS_MAX:
+            raise InvalidRequest(f"subscribe to 1 to {WATCH_TOPICS_MAX} topics, not {len(starts)}")
+        for name in starts:
+            if prefix_of(name) is not None:
+                raise InvalidRequest(f"a WebSocket follows topics by name; POST /v0/watch follows {name}")
+        self._require(Scope.READ, *starts)
+        check_starts(starts)
+        want = want_of(
+            node=command.node,
+            limit=command.limit,
+            max_batch_bytes=command.max_batch_bytes,
+            include_meta=command.include_meta,
+            include_data=command.include_data,
+            include_tags=command.include_tags,
+            match=command.match,
+        )
+        missing = [name for name in starts if not self._engine.exists(name)]
+        if missing and not command.lenient:
+            raise TopicNotFound(missing[0])
+        if len(self.followers) + len(starts) > FOLLOWING_MAX:
+            raise Throttled(f"one connection follows at most {FOLLOWING_MAX} topics")
+        told = {}
+        for name in sorted(starts.keys() - set(missing)):
+            start, feed = starts[name], self._engine.feed(name)
+            feed.refresh()
+            state = self._engine.state(name, touch=False)
+            cursor = state.head_seq if start.tail else start.from_seq
+            told[name] = {
+                "from_seq": cursor,
+                "head_seq": state.head_seq,
+                "earliest_seq": state.earliest_seq,
+            }
+            if name in self.followers:
+                self.hub.unfollow(self.followers[name])
+            self.hub.follow(self, feed, cursor, want)
+        # Followers are visited in the next turn: this comes before their first record.
+        self._say(messages.subscribed_message(command.request_id, told))
+
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        names = command.names()
+        for name in names:
+            if name in self.followers:
+                self.hub.unfollow(self.followers[name])
+        self._say(messages.unsubscribed_message(command.request_id, names))
+
+    # ---- publishing ----------------------------------------------------------------------------------
+
+    def _publish(self, command: Publish, size: int) -> None:
+        began_s = time.perf_counter()
+        self._require(Scope.WRITE, *names_in(command))
+        if command.config is not None:
+            self.principal.require(Scope.ADMIN)
+        self._publishing += 1
+        self._publishing_bytes += size
+
+        def done(outcome: WriteResult | Exception) -> None:
+            self._publishing -= 1
+            self._publishing_bytes -= size
+            if isinstance(outcome, WriteResult):
+                total_ms = (time.perf_counter() - began_s) * 1000
+                self._say(
+                    messages.ack_message(
+                        command.request_id, outcome, return_seqs=command.return_seqs, total_ms=total_ms
+                    )
+                )
+            else:
+                self._refuse(command.request_id, outcome)
+
+        def done_later(outcome: WriteResult | Exception) -> None:
+            done(outcome)
+            self._leave_when_done()
+            if self._waiting:
+                self._work()
+
+        try:
+            self._begin(command, done_later)
+        except Exception as error:  # noqa: BLE001 - see `_obey`
+            done(error)
+
+    def _begin(self, command: Publish, done: Callable[[WriteResult | Exception], None]) -> None:
+        if command.idempotency_key is None and self._engine.begin_write(
+            command.topic,
+            command.records,
+            done,
+            node=command.node,
+            parsed=True,
+            insist=command.disable_backpressure,
+        ):
+            return
+        barrier = self._barrier = object()
+
+        def lift() -> None:
+            if self._barrier is barrier:
+                self._barrier = None
+                self._work()
+
+        self._flight(command, done, lift)
+        if command.idempotency_key is not None and self._engine.exists(command.topic):
+            # It has its place by now; no need to wait for its commit.
+            asyncio.get_running_loop().call_soon(lift)
+
+    def _flight(
+        self, command: Publish, done: Callable[[WriteResult | Exception], None], lift: Callable[[], None]
+    ) -> None:
+        """A publish that may have to wait for more than its commit."""
+        outcome: list[WriteResult | Exception] = []
+
+        async def write() -> Response:
+            try:
+                result: WriteResult | Exception = await self._engine.write(
+                    command.topic,
+                    command.records,
+                    node=command.node,
+                    idempotency_key=command.idempotency_key,
+                    create=command.create,
+                    config=command.config,
+                    parsed=True,
+                    insist=command.disable_backpressure,
+                )
+            except Exception as error:  # noqa: BLE001 - it is told to the client
+                result = error
+            outcome.append(result)
+            return Response(200)
+
+        def landed(_: Response) -> None:
+            done(outcome[0])
+            lift()
+
+        Flight(landed).run(write())
+
+    # ---- what the client is told ---------------------------------------------------------------------
+
+    def tell(self, follower: Follower, step: Step, *, caught_up: bool) -> None:
+        if not self._framing.is_open:
+            return
+        key = ("ws", caught_up)
+        frames = step.frames.get(key)
+        if frames is None:
+            frames = step.frames[key] = self._frames(follower.feed.name, step, caught_up)
+        self.send(frames)
+
+    def _frames(self, name: str, step: Step, caught_up: bool) -> bytes:
+        gap = step.tombstone
+        parts = [] if gap is None else [messages.tombstone_message(name, gap)]
+        if step.has_records:
+            parts.append(messages.record_message(step))
+        if caught_up:
+            parts.append(messages.caught_up_message(name, step.to_seq))
+        return b"".join(map(text_frame, parts))
+
+    def tell_caught_up(self, follower: Follower) -> None:
+        self._say(messages.caught_up_message(follower.feed.name, follower.cursor))
+
+    def over(self, follower: Follower) -> None:
+        self.hub.unfollow(follower)
+        self._say(messages.deleted_message(follower.feed.name))
+
+    def fail(self, follower: Follower, error: PenstockError) -> None:
+        """The topic is followed no longer; the client may subscribe behind the trouble, or later."""
+        self.hub.unfollow(follower)
+        told = damaged_in(follower.feed.name, error) if isinstance(error, Damaged) else error
+        self._say(_error_of(b"null", told))
+
+
+def _error_of(request_id: bytes, error: Exception) -> bytes:
+    """The same code and sentence that HTTP has for it."""
+    body = response_to(error).body
+    assert isinstance(body, bytes)
+    problem = _ERROR.decode(body)["error"]
+    return messages.error_message(request_id, problem.code, problem.message)

@@ -1,0 +1,109 @@
+"""A work stream over server-sent events: jobs as they come, and back into the queue when the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.errors import PenstockError
+from penstock.http.live import Sink
+from penstock.servers.errors import told
+from penstock.servers.topics.sse import RETRY, event
+from penstock.topics.errors import ShuttingDown, TopicNotFound
+from penstock.topics.jobs import ClaimResult
+from penstock.topics.work import WorkStream
+
+__all__ = ["WorkFeed"]
+
+_LOG = logging.getLogger(__name__)
+_HEARTBEAT_S: Final = 15.0
+_ENCODE: Final = msgspec.json.Encoder().encode
+_GONE: Final = "the queue was deleted"
+_SILENT: Final = "leases ran out and nothing was heard of the worker; reconnect when it is there again"
+_BROKEN: Final = "the stream broke; the server's log says why; reconnect"
+_LEAVING: Final = "the server is shutting down; reconnect"
+
+
+class WorkFeed:
+    """The live part of the response. One task asks for jobs, so a client that does not read asks for none."""
+
+    def __init__(self, work: WorkStream, topic: str, clock: Clock) -> None:
+        self._work = work
+        self._topic = topic
+        self._clock = clock
+        self._sink: Sink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._emptied: asyncio.Event = asyncio.Event()
+        self.on_opened: Callable[[WorkFeed], None] = lambda _: None
+        self.on_closed: Callable[[WorkFeed], None] = lambda _: None
+
+    def attach(self, sink: Sink) -> None:
+        self._sink = sink
+        self.on_opened(self)
+        sink.write(RETRY)
+        self._task = asyncio.get_running_loop().create_task(self._run(sink))
+
+    def writable(self) -> None:
+        self._emptied.set()
+
+    def closed(self) -> None:
+        """The client has left: its jobs go back at once, even while it is being asked for more."""
+        if self._sink is None:
+            return
+        self._sink = None
+        self.on_closed(self)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def shut_down(self) -> None:
+        """Say that the server leaves, and end."""
+        self._end("server_shutting_down", _LEAVING)
+
+    def _end(self, code: object, error: str) -> None:
+        if self._sink is not None:
+            data = _ENCODE({"code": code, "error": error, "topic": self._topic})
+            self._sink.write(event(b"error", data))
+            self._sink.end()
+            self.closed()
+
+    async def _run(self, sink: Sink) -> None:
+        try:
+            while True:
+                await self._wait_for_client(sink)
+                jobs = await self._work.next(_HEARTBEAT_S)
+                if self._work.is_silent:
+                    self._end(408, _SILENT)
+                    return
+                sink.write(b": hb %d\n\n" % self._clock.now_ms() if jobs is None else self._frames(jobs))
+        except TopicNotFound:
+            self._end(409, _GONE)
+        except ShuttingDown:
+            self.shut_down()
+        except PenstockError as error:
+            self._end(503, told(error))
+        except Exception:  # noqa: BLE001 - a bug must not leave a client waiting for jobs that never come
+            _LOG.exception('the work stream of "%s" broke; its jobs go back', self._topic)
+            self._end(500, _BROKEN)
+        finally:
+            with contextlib.suppress(PenstockError):
+                await self._work.close()
+
+    async def _wait_for_client(self, sink: Sink) -> None:
+        while not sink.is_writable:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def _frames(self, jobs: ClaimResult) -> bytes:
+        lead = b'{"topic":%b,' % _ENCODE(self._topic)
+        return b"".join(
+            [
+                event(b"job", lead + fragment[1:], b"%d" % seq)
+                for seq, fragment in zip(jobs.seqs, jobs.fragments, strict=True)
+            ]
+        )

@@ -1,0 +1,228 @@
+"""What a WebSocket client says and what it is told, as JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from penstock.jsontext import json_problem
+from penstock.servers.topics.answers import write_performance
+from penstock.servers.topics.bodies import WireRecord
+from penstock.servers.topics.step import Step, quoted
+from penstock.servers.topics.watch_bodies import Start
+from penstock.topics.config import TopicConfig
+from penstock.topics.model import Tombstone, WriteResult
+from penstock.topics.names import FreeText, TopicName
+
+__all__ = [
+    "Command",
+    "InvalidMessage",
+    "Ping",
+    "Problem",
+    "Publish",
+    "Subscribe",
+    "Unsubscribe",
+    "ack_message",
+    "caught_up_message",
+    "deleted_message",
+    "error_message",
+    "pong_message",
+    "read_command",
+    "record_message",
+    "subscribed_message",
+    "tombstone_message",
+    "unsubscribed_message",
+]
+
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_ENCODE: Final = msgspec.json.Encoder().encode
+_NULL: Final = msgspec.Raw(b"null")
+_BOOL: Final = (b"false", b"true")
+_LIMIT_DEFAULT: Final = 1000
+_ACK: Final = (
+    b'{"op":"ack","request_id":%b,"topic":%b,"first_seq":%d,"last_seq":%d,"seqs":%b,"head_seq":%d,"count":%d,'
+    b'"created":%b,"deduped":%b,'
+    b'"performance":%b}'
+)
+
+
+class _Op(msgspec.Struct, tag_field="op", kw_only=True):
+    request_id: msgspec.Raw = _NULL
+    """Any JSON; what is told about this message carries it back."""
+
+
+class Subscribe(_Op, tag="subscribe"):
+    """Follow topics; one that is followed already starts over at the new place."""
+
+    topic: TopicName | None = None
+    topics: dict[TopicName, Start] | None = None
+    from_seq: _U64 = 0
+    tail: bool = False
+    node: FreeText | list[FreeText] | None = None
+    limit: _U32 = _LIMIT_DEFAULT
+    max_batch_bytes: _U64 = 0
+    include_data: bool = True
+    include_tags: bool = False
+    include_meta: bool = True
+    lenient: bool = False
+    match: object = None
+
+    def starts(self) -> dict[str, Start]:
+        """Where to begin in each topic; an entry of the map wins."""
+        single = {} if self.topic is None else {self.topic: Start(from_seq=self.from_seq, tail=self.tail)}
+        return single | (self.topics or {})
+
+
+class Unsubscribe(_Op, tag="unsubscribe"):
+    """Follow these no longer."""
+
+    topic: TopicName | None = None
+    topics: list[TopicName] = []
+
+    def names(self) -> list[str]:
+        single = [] if self.topic is None else [self.topic]
+        return list(dict.fromkeys([*single, *self.topics]))
+
+
+class Publish(_Op, tag="publish"):
+    """Append records; as a write over HTTP."""
+
+    topic: TopicName
+    records: list[WireRecord]
+    node: FreeText | None = None
+    idempotency_key: FreeText | None = None
+    create: bool | None = None
+    config: TopicConfig | None = None
+    disable_backpressure: bool = False
+    return_seqs: bool = True
+
+
+class Ping(_Op, tag="ping"):
+    """Are you there?"""
+
+
+Command: TypeAlias = Subscribe | Unsubscribe | Publish | Ping
+
+_COMMAND: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
+
+
+class _Known(msgspec.Struct):
+    request_id: msgspec.Raw = _NULL
+
+
+_KNOWN: Final = msgspec.json.Decoder(_Known)
+_IS_SHAPE: Final = ("missing required field", "at `$.op`", "malformed", "truncated")
+_IS_NO_OBJECT: Final = re.compile(r"Expected `object`, got `\w+`")
+
+
+class Problem(msgspec.Struct):
+    """What an error says over HTTP, of which a message has the code and the sentence."""
+
+    code: str
+    message: str
+
+
+class InvalidMessage(Exception):
+    """A message that is no command; `code` and `request_id` are for the answer."""
+
+    def __init__(self, message: str, code: str, request_id: bytes) -> None:
+        super().__init__(message)
+        self.code = code
+        self.request_id = request_id
+
+
+def read_command(text: bytes) -> Command:
+    """Raises `InvalidMessage`, with the id of the request if there is one."""
+    problem = json_problem(text)
+    if problem is not None:
+        raise InvalidMessage(f"the message {problem}", "invalid_json", _request_id(text))
+    try:
+        command = _COMMAND.decode(text)
+    except RecursionError:
+        raise InvalidMessage("the message is nested too deeply", "invalid_json", b"null") from None
+    except msgspec.MsgspecError as error:
+        told = str(error)
+        is_shape = any(words in told for words in _IS_SHAPE) or _IS_NO_OBJECT.fullmatch(told)
+        code = "invalid_json" if is_shape else "invalid_request"
+        raise InvalidMessage(
+            f"the message is not what it should be: {told}", code, _request_id(text)
+        ) from None
+    if isinstance(command, Subscribe) and command.topic is None and command.topics is None:
+        raise InvalidMessage("subscribe needs a topic, or topics", "invalid_json", bytes(command.request_id))
+    return command
+
+
+def _request_id(text: bytes) -> bytes:
+    try:
+        request_id = bytes(_KNOWN.decode(text).request_id)
+        return request_id if json_problem(request_id) is None else b"null"
+    except (msgspec.MsgspecError, RecursionError):
+        return b"null"
+
+
+# ---- what the client is told --------------------------------------------------------------------------
+
+
+def record_message(step: Step) -> bytes:
+    return b'{"op":"record",' + step.records
+
+
+def caught_up_message(topic: str, head_seq: int) -> bytes:
+    return b'{"op":"caught_up","topic":%b,"head_seq":%d}' % (quoted(topic), head_seq)
+
+
+def tombstone_message(topic: str, gap: Tombstone) -> bytes:
+    return _ENCODE(
+        {
+            "op": "tombstone",
+            "topic": topic,
+            "reason": gap.reason,
+            "gap_from": gap.gap_from,
+            "gap_to": gap.gap_to,
+            "earliest_seq": gap.earliest_seq,
+            "head_seq": gap.head_seq,
+        }
+    )
+
+
+def deleted_message(topic: str) -> bytes:
+    return b'{"op":"topic_deleted","topic":%b,"head_seq":0,"reason":"deleted"}' % quoted(topic)
+
+
+def subscribed_message(request_id: msgspec.Raw, topics: dict[str, dict[str, int]]) -> bytes:
+    return _ENCODE({"op": "subscribed", "request_id": request_id, "topics": topics})
+
+
+def unsubscribed_message(request_id: msgspec.Raw, topics: list[str]) -> bytes:
+    return _ENCODE({"op": "unsubscribed", "request_id": request_id, "topics": topics})
+
+
+def pong_message(request_id: msgspec.Raw) -> bytes:
+    return _ENCODE({"op": "pong", "request_id": request_id})
+
+
+def error_message(request_id: bytes, code: str, message: str) -> bytes:
+    return b'{"op":"error","request_id":%b,"code":%b,"message":%b}' % (
+        request_id,
+        _ENCODE(code),
+        _ENCODE(message),
+    )
+
+
+def ack_message(request_id: msgspec.Raw, result: WriteResult, *, return_seqs: bool, total_ms: float) -> bytes:
+    seqs = _ENCODE(list(range(result.first_seq, result.last_seq + 1))) if return_seqs else b"null"
+    return _ACK % (
+        bytes(request_id),
+        quoted(result.topic),
+        result.first_seq,
+        result.last_seq,
+        seqs,
+        result.head_seq,
+        result.count,
+        _BOOL[result.created],
+        _BOOL[result.deduped],
+        write_performance(result, total_ms),
+    )

@@ -1,0 +1,8 @@
+"""A vector collection over HTTP: upserts, deletions, searches, in JSON."""
+
+from __future__ import annotations
+
+from penstock.servers.vector.process import serve
+from penstock.servers.vector.settings import VectorSettings
+
+__all__ = ["VectorSettings", "serve"]

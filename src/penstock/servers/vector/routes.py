@@ -1,0 +1,210 @@
+"""What stands at each path of the vector API, and at those of operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final, TypeVar
+
+from penstock.clock import Clock
+from penstock.coordinator import Durability
+from penstock.errors import NotFound, Unavailable
+from penstock.http.message import Response
+from penstock.http.routes import Router
+from penstock.metrics import Registry
+from penstock.servers.auth import Scope
+from penstock.servers.decoding import DecodedBytes
+from penstock.servers.errors import PayloadTooLarge, UnsupportedMediaType
+from penstock.servers.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
+from penstock.servers.vector.settings import VectorSettings
+from penstock.vector import VectorStore, Write
+from penstock.vector.api import (
+    decoded_size,
+    deleted_answer,
+    parse_delete,
+    parse_recall,
+    parse_search,
+    parse_write,
+    recall_answer,
+    search_answer,
+    search_bytes_max,
+    upserted_answer,
+    vector_answer,
+)
+
+__all__ = ["VectorApi", "vector_app"]
+
+T = TypeVar("T")
+
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_TAKEN: Final = (PROTOBUF_JSON, JSON)
+_INLINE_BYTES: Final = 64 * 1024
+"""Below this, reading a body costs less than a hop to a thread."""
+_INLINE_HITS: Final = 100
+"""More hits are worded on a thread."""
+_ROOT: Final = b"/api/v1/vector"
+
+
+class VectorApi:
+    """The handlers. `store` is None until it is open."""
+
+    def __init__(self, settings: VectorSettings, *, clock: Clock, registry: Registry) -> None:
+        self.store: VectorStore | None = None
+        self.draining = False
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._searches = registry.histogram("vector.search_duration_seconds", "Searches, as served.")
+        self._upserted = registry.counter("vector.vectors_upserted", "Vectors taken from requests.")
+        self._deleted = registry.counter("vector.vectors_deleted", "Ids taken from requests to delete.")
+        self._decoded = DecodedBytes(
+            settings.decoded_bytes_max,
+            registry.gauge("vector.decoded_bytes", "What bodies of requests under way take in memory."),
+        )
+        self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
+
+    def check_ready(self) -> None:
+        """Raises `Unavailable` while requests cannot be served."""
+        if self.store is None:
+            raise Unavailable("the collection is being opened")
+        if self.store.failed is not None:
+            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+
+    @property
+    def _open(self) -> VectorStore:
+        self.check_ready()
+        assert self.store is not None
+        return self.store
+
+    async def write(self, call: Call) -> Response:
+        count = await self._settled(call, parse_write)
+        self._upserted.inc(count)
+        return call.answer(200, upserted_answer(count))
+
+    async def delete(self, call: Call) -> Response:
+        count = await self._settled(call, parse_delete)
+        self._deleted.inc(count)
+        return call.answer(200, deleted_answer(count))
+
+    async def _settled(self, call: Call, parse: Callable[[bytes], Write]) -> int:
+        """How many entries a write has, when it is as safe as an acknowledgement promises.
+
+        Raises `Unavailable` if late.
+        """
+        holding = contextlib.AsyncExitStack()
+        async with holding:
+            write = await holding.enter_async_context(self._reading(call, parse))
+            store, level = self._open, self._settings.level
+            async with self._in_time(level):
+                await store.write(write, timeout=self._settings.write_timeout_s)
+                await holding.aclose()  # what was read is the delta's now
+                if level > Durability.APPLIED:
+                    await store.flush(durable=level is Durability.DURABLE)
+        return len(write.entries)
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
+        """What the body says; it counts until the end. Raises `Unavailable` if there is no room for it."""
+        _check_type(call)
+        body = call.request.body
+        with self._decoded.holding(len(body)) as held:
+            inline = len(body) <= _INLINE_BYTES
+            size = decoded_size(body) if inline else await asyncio.to_thread(decoded_size, body)
+            if size > self._settings.decoded_bytes_max:
+                raise PayloadTooLarge(
+                    f"the body would take about {size:,} bytes in memory, and there is room for "
+                    f"{self._settings.decoded_bytes_max:,} over all requests: send fewer at a time"
+                )
+            held.grow_to(size)
+            yield parse(body) if inline else await asyncio.to_thread(parse, body)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, level: Durability) -> AsyncIterator[None]:
+        """A storage that does not answer must not keep its callers, and all their places, for ever."""
+        seconds = self._settings.acknowledge_timeout_s
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Unavailable(
+                f"not {level.name.lower()} within {seconds:g} s: the outcome is unknown. Send it again: a "
+                "write that is stored twice is as one stored once"
+            ) from None
+
+    async def search(self, call: Call) -> Response:
+        began = self._clock.monotonic()
+        async with self._reading(call, parse_search) as asked:
+            hits = await self._open.search(
+                asked.vector,
+                asked.k,
+                filter=asked.filter,
+                include_fields=asked.include_fields,
+                nprobe=asked.nprobe,
+            )
+        self._searches.observe(self._clock.monotonic() - began)
+        if len(hits) <= _INLINE_HITS:
+            return call.answer(200, search_answer(hits))
+        return call.answer(200, await asyncio.to_thread(search_answer, hits))
+
+    def search_bytes_max(self) -> int:
+        """What a search of this collection may have as its body."""
+        return search_bytes_max(self._open.collection.dimensions)
+
+    async def recall(self, call: Call) -> Response:
+        asked = parse_recall(call.request.query())
+        measured = await self._open.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
+        return call.answer(200, recall_answer(measured))
+
+    async def get(self, call: Call) -> Response:
+        vector = await self._open.get(call.name)
+        if vector is None:
+            raise NotFound(f"there is no vector {call.name!r}")
+        return call.answer(200, vector_answer(vector))
+
+    async def flush(self, call: Call) -> Response:
+        async with self._in_time(Durability.DURABLE):
+            await self._open.flush()
+        return call.answer(200, b'{"status":"success"}')
+
+    async def healthy(self, call: Call) -> Response:
+        """Whether the process does its work; one whose collection has stopped should be started again."""
+        if self.store is not None and self.store.failed is not None:
+            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        return call.answer(200, b'{"status":"healthy"}')
+
+    async def ready(self, call: Call) -> Response:
+        self.check_ready()
+        return call.answer(200, b'{"status":"ready"}')
+
+    async def metrics(self, call: Call) -> Response:
+        if self.store is not None:
+            self._held.set(len(self.store))
+        return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
+
+
+def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
+    """The application that serves `api`."""
+    router: Router[Route] = Router()
+    router.add(b"POST", _ROOT + b"/write", Route(handler=api.write, scope=Scope.WRITE))
+    router.add(b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
+    router.add(b"POST", _ROOT + b"/search", Route(handler=api.search, body_bytes_max=api.search_bytes_max))
+    router.add(b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get))
+    router.add(b"GET", _ROOT + b"/recall", Route(handler=api.recall))
+    router.add(b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN))
+    router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
+    router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
+    router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
+    return VectorApp(router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max)
+
+
+def _check_type(call: Call) -> None:
+    """A body is JSON, or says nothing about itself. Raises `UnsupportedMediaType`."""
+    kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind and kind not in _TAKEN:
+        raise UnsupportedMediaType("the body is application/protobuf+json or application/json")

@@ -1,0 +1,508 @@
+"""An ordered stream of frames in preallocated files, which never believes a failed write.
+
+Every frame that `append` returned for is found by `scan` after a crash of the process; every frame that was
+synced is found after a power cut. What was not delivered never comes back once something later was.
+
+A write or a sync that fails breaks the active file: it takes nothing more, because nobody knows what the
+kernel kept of it. The next append starts a new file. Its header says that the broken file counts up to where
+it was durable, and it begins with a copy of the frames that were delivered but not yet durable there. Only
+when that file and its name are durable does anything go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+
+from penstock.errors import Conflict, MediaError, NotFound, PenstockError, StorageFull
+from penstock.storage.fs import Buffer, FileSystem, FileView, LogFile
+from penstock.storage.log_extent import ExtentFile
+from penstock.storage.log_file import LogHeader, LogPosition
+from penstock.storage.log_format import LogFormat
+from penstock.storage.log_layout import LogLayout, NumberedLayout
+from penstock.storage.log_scan import LogScan, repair_tail, scan
+
+__all__ = ["AppendLog"]
+
+_FILE_BYTES = 64 * 1024**2
+# A log is open within milliseconds because its first file is small; the next one is made at once.
+_FIRST_FILE_BYTES = 4 * 1024**2
+_PREPARED = "next-"
+_ERASED_BYTES = 64
+_SPARE_BYTES = 64 * 1024
+"""Kept free in every file for what must be possible when the device is full."""
+_BULK_BYTES = 512 * 1024
+"""From such appends on, to write the zeros costs more than they save: a sync has mostly data to carry, and a
+file is full before the next one is made.
+"""
+
+
+class AppendLog:
+    """The log of one directory, open for appending.
+
+    One thread appends, syncs, marks and rotates, and asks for ends. `view`, `files`, `drop_before` and
+    `prepare_next` may be called from others.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        fmt: LogFormat,
+        *,
+        file_bytes: int,
+        next_frame: int,
+        salt: Callable[[], int],
+        layout: LogLayout,
+        reserve_only: bool,
+        extent: ExtentFile | None = None,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._fmt = fmt
+        self._layout = layout
+        self._reserve_only = reserve_only
+        self._extent = extent
+        self._file_bytes = file_bytes
+        self._new_file_bytes = min(file_bytes, _FIRST_FILE_BYTES)
+        self._next_frame = next_frame
+        self._salt_of = salt
+        self._mark_bytes = len(fmt.mark(0))
+        self._spare_bytes = min(_SPARE_BYTES, file_bytes // 16)
+        self._mutex = threading.Condition()
+        self._views: dict[int, memoryview | FileView] = {}
+        self._keep: set[int] = set()
+        self._uncarried: MediaError | None = None
+        """Why what was delivered and is not durable cannot be carried into the next file."""
+        self._strays: list[int] = []
+        self._prepared: str | None = None
+        self._preparing = False
+        self._file: LogFile | None = None
+        self._broken = False
+        self._number = self._end = self._durable = self._vouched = self._salt = 0
+        self._appends = 0
+        """How many the active file has."""
+        self._frames_end = 0
+        """Where the last frame of it ends that is not the log's own."""
+        self.rotations = 0
+        self.syncs = 0
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: str,
+        fmt: LogFormat,
+        *,
+        found: LogScan | None = None,
+        file_bytes: int = _FILE_BYTES,
+        next_frame: int = 1,
+        salt: Callable[[], int] = lambda: secrets.randbits(64),
+        layout: LogLayout | None = None,
+        reserve_only: bool = False,
+        extent: ExtentFile | None = None,
+    ) -> AppendLog:
+        """Continue the log behind what a scan `found` (made here if not given), always in a new file.
+
+        Cuts a torn tail, and removes what unfinished work left behind. Damage that the scan reported stays
+        where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound
+        for the number of the new file. A `layout` is the one of the scan; without it files are numbered ones.
+        With `reserve_only` new files are not filled with zeros ahead: better for entries of many kilobytes.
+        Without it they are, unless the appends to the last file were large ones. An `extent` is kept up to
+        date, so that the next scan can be compared with it.
+        """
+        fs.make_dirs(directory)
+        layout = layout or NumberedLayout(fmt)
+        if found is None:
+            found = scan(fs, directory, fmt, layout=layout)
+        repair_tail(fs, found)
+        first = max(next_frame, found.next_frame)
+        if extent is not None:
+            first = max(first, extent.last_file + 3)
+            extent.settle(found)
+        log = cls(
+            fs,
+            directory,
+            fmt,
+            file_bytes=file_bytes,
+            next_frame=first,
+            salt=salt,
+            layout=layout,
+            reserve_only=reserve_only,
+            extent=extent,
+        )
+        log._clear_leftovers()
+        # An older snapshot may need them; `drop_before` removes them.
+        log._views = dict.fromkeys(found.older, memoryview(b""))
+        log._views.update({file.number: file.view for file in found.files})
+        log._keep = {damage.file for damage in found.damage}
+        log._strays = list(found.strays)
+        log._number, log._end, log._durable = *found.end, found.end.offset
+        log._start_file(b"", 0)
+        for file in found.files:
+            log._retire(file.number, file.end)
+        return log
+
+    @property
+    def end(self) -> LogPosition:
+        """Where the next frame goes, unless it starts a new file."""
+        return LogPosition(self._number, self._end)
+
+    @property
+    def durable_end(self) -> LogPosition:
+        """Everything before it survives a power cut."""
+        return LogPosition(self._number, self._durable)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether everything that was appended survives a power cut."""
+        return self._durable == self._end
+
+    @property
+    def room(self) -> int:
+        """How many bytes one append may have without starting a new file; -1 while none can be made."""
+        last_room = self._last_room
+        if last_room <= self._spare_bytes:
+            return -1 if last_room < 0 else 0
+        return last_room - self._spare_bytes
+
+    @property
+    def _last_room(self) -> int:
+        """The same, with the reserve that is kept for what makes room again."""
+        if self._file is None or self._broken:
+            return -1
+        return self._file.size - self._end - self._mark_bytes
+
+    @property
+    def wants_next(self) -> bool:
+        """Whether it is time to call `prepare_next`."""
+        if self._file is None or self._prepared is not None or self._preparing:
+            return False
+        return self._end * 2 > self._file.size or self._file.size < self._file_bytes
+
+    def reserve(self, byte_count: int, *, urgent: bool = False) -> None:
+        """Make sure that one append of so many bytes needs no new file; start one if it would.
+
+        On a full device an urgent one, such as a deletion, gets the reserve at the end of the file instead.
+        Raises what starting a file raises; nothing that was delivered is touched then.
+        """
+        if self._broken:
+            self._replace_broken(byte_count)
+        elif byte_count > self.room:
+            try:
+                self._rotate(byte_count)
+            except StorageFull:
+                if not urgent or byte_count > self._last_room:
+                    raise
+
+    def append(
+        self,
+        buffers: Sequence[Buffer],
+        byte_count: int,
+        frame_count: int,
+        *,
+        sync: bool,
+        urgent: bool = False,
+    ) -> LogPosition:
+        """Write whole frames and return where they begin; with `sync` they are durable then.
+
+        After an error they are not delivered, may come back after a crash that follows at once, and never do
+        after something else was appended. Raises `StorageFull` or another error of the file system.
+        """
+        if byte_count > self.room:
+            self.reserve(byte_count, urgent=urgent)
+        marked = self._durable > self._vouched
+        if marked:
+            buffers = [self._fmt.mark(self._durable ^ self._salt), *buffers]
+        start = self._end + (self._mark_bytes if marked else 0)
+        end = start + byte_count
+        self._write(buffers, sync=sync)
+        if marked:
+            self._vouched = self._durable
+        self._next_frame += frame_count + marked
+        self._appends += 1
+        self._end = end
+        if frame_count:
+            self._frames_end = end
+        if sync:
+            self._durable = end
+            self.syncs += 1
+            self._reached()
+        return LogPosition(self._number, start)
+
+    def sync(self) -> None:
+        """Return when everything appended so far is durable. A failure breaks the file, not what it holds."""
+        if self._durable == self._end:
+            return
+        if self._broken:
+            self._replace_broken(0)
+            return
+        try:
+            self._active().datasync()
+        except BaseException:
+            self._break()
+            raise
+        self._durable = self._end
+        self.syncs += 1
+        self._reached()
+
+    def _reached(self) -> None:
+        """Tell the extent what is durable. It never fails what it tells of."""
+        if self._extent is not None:
+            self._extent.reach(self._frames_end)
+
+    @property
+    def wants_mark(self) -> bool:
+        """Whether `mark` would do something."""
+        return self._durable > self._vouched and self._durable == self._end and self.room >= 0
+
+    def mark(self) -> None:
+        """Vouch for everything that is durable, durably, so that damage to it can be told from a torn write.
+
+        Every sync is vouched for by the append that follows it; this is for a log that has nothing to append.
+        """
+        if self.wants_mark:
+            self.append([], 0, 0, sync=True)
+            self._vouched = self._durable
+            if self._extent is not None:
+                self._extent.sync()
+
+    def rotate(self) -> None:
+        """Start a new file; the old one is durable then."""
+        if self._broken:
+            self._replace_broken(0)
+        else:
+            self._rotate(0)
+
+    def prepare_next(self) -> None:
+        """Allocate the next file ahead of its use. May take as long as writing a whole file."""
+        with self._mutex:
+            if self._prepared is not None or self._preparing:
+                return
+            self._preparing = True
+        path: str | None = None
+        try:
+            path = self._allocate(self._file_bytes)
+        finally:
+            with self._mutex:
+                self._prepared = path
+                self._preparing = False
+                self._mutex.notify_all()
+
+    def discard_prepared(self) -> None:
+        """Remove the file that was allocated ahead, if there is one: nothing more is appended."""
+        path = self._take_prepared()
+        if path is not None:
+            self._discard(path)
+
+    def view(self, file: int) -> memoryview | FileView:
+        """The bytes of a file that is still here. Raises `KeyError` for one that was dropped.
+
+        Ask again rather than keep it: after a failed sync the file's bytes are kept in memory instead.
+        """
+        return self._views[file]
+
+    def path(self, file: int) -> str | None:
+        """Where a file is on disk; None if it was dropped, or if its bytes are kept in memory instead."""
+        is_read = isinstance(self._views.get(file), FileView)
+        return self._path(self._layout.name(file)) if is_read else None
+
+    def files(self) -> list[int]:
+        """The numbers of the files that are here, in order; the last one is active."""
+        with self._mutex:
+            return sorted(self._views)
+
+    def drop_before(self, file: int) -> None:
+        """Remove the files before this one, oldest first, durably. The active file always stays.
+
+        A file that is damaged is renamed, not removed: it is evidence.
+        """
+        for number in self.files():
+            if number >= min(file, self._number):
+                break
+            self._remove(number)
+            with self._mutex:
+                del self._views[number]
+        if self._extent is not None:
+            self._extent.forget_before(min(file, self._number))
+
+    def close(self) -> None:
+        """Release the active file. Syncs nothing; `sync` and `mark` come before."""
+        if self._extent is not None:
+            is_known = self._durable == self._end and not self._broken
+            self._extent.close(self._frames_end if is_known else None)
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, buffers: Sequence[Buffer], *, sync: bool) -> None:
+        file = self._active()
+        try:
+            if sync and self._durable == self._end:
+                file.write_durably_at(self._end, buffers)
+                return
+            file.write_at(self._end, buffers)
+            if sync:
+                file.datasync()
+        except BaseException:
+            self._break()
+            raise
+
+    def _break(self) -> None:
+        """Nothing more goes into the active file; what was delivered from it stays readable, from memory.
+
+        The start of what failed is erased if that is possible, so that it does not come back even if nothing
+        is ever appended again. That it cannot come back otherwise does not depend on this.
+        """
+        self._broken = True
+        self._keep_in_memory()
+        with contextlib.suppress(PenstockError):
+            file = self._fs.open_log(self._path(self._layout.name(self._number)))
+            try:
+                room = min(_ERASED_BYTES, file.size - self._end)
+                file.write_durably_at(self._end, [bytes(room)])
+            finally:
+                file.close()
+
+    def _keep_in_memory(self) -> None:
+        view = self._views[self._number]
+        if isinstance(view, FileView):
+            kept = view[: self._end]
+            try:
+                view.read_exactly(self._durable, self._end)
+            except MediaError as error:
+                self._uncarried = error
+            if not view.bad:
+                # What is in memory is taken for sound.
+                self._views[self._number] = kept
+
+    def _replace_broken(self, byte_count: int) -> None:
+        if self._uncarried is not None:
+            raise self._uncarried
+        self._start_file(bytes(self._views[self._number][self._durable : self._end]), byte_count)
+
+    def _rotate(self, byte_count: int) -> None:
+        self.sync()
+        self._start_file(b"", byte_count)
+
+    def _start_file(self, carried: bytes, byte_count: int) -> None:
+        """A new active file that begins with `carried` and has room for `byte_count` more.
+
+        Until the new name may be visible, a failure leaves everything as it was. From then on the new file
+        says where the old one ends, so the old one takes nothing more, even if the new one is not used.
+        """
+        header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
+        number = self._layout.number_after(self._number, self._next_frame)
+        head = self._layout.head(number, header, carried)
+        staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count + self._spare_bytes)
+        self._next_frame = max(number, self._next_frame) + 3
+        self._broken = True
+        try:
+            view = self._fs.open_view(staged)
+            self._layout.install(self._fs, self._directory, staged, number)
+            if self._extent is not None:
+                self._extent.start_file(number, len(head), file.size, header.previous)
+        except PenstockError:
+            self._strays += self._layout.left_behind(number)
+            self._discard(staged)
+            file.close()
+            raise
+        view.path = self._path(self._layout.name(number))
+        self._activate(number, file, view, header.salt, len(head))
+
+    def _activate(self, number: int, file: LogFile, view: FileView, salt: int, end: int) -> None:
+        old, self._file = self._file, file
+        replaced, counted = self._number, self._durable
+        with self._mutex:
+            self._views[number] = view
+            self._number = number
+        self._new_file_bytes = self._file_bytes
+        self._salt = salt
+        self._end = self._durable = self._frames_end = end
+        self._vouched = end
+        self._appends = 0
+        self._broken = False
+        self.rotations += old is not None
+        if old is not None:
+            with contextlib.suppress(PenstockError):
+                old.close()
+            self._retire(replaced, counted)
+        self._clear_strays()
+
+    def _staged(self, buffers: Sequence[Buffer], byte_count: int) -> tuple[str, LogFile]:
+        """A file with these first bytes, durable, under a name that recovery ignores."""
+        path = self._take_prepared() if byte_count <= self._file_bytes else None
+        if path is None:
+            path = self._allocate(max(byte_count, self._new_file_bytes))
+        file: LogFile | None = None
+        try:
+            file = self._fs.open_log(path)
+            file.write_durably_at(0, buffers)
+        except PenstockError:
+            if file is not None:
+                file.close()
+            self._discard(path)
+            raise
+        return path, file
+
+    def _take_prepared(self) -> str | None:
+        """The file that was made ahead, also when it is just being made; None if there is none."""
+        with self._mutex:
+            self._mutex.wait_for(lambda: not self._preparing)
+            path, self._prepared = self._prepared, None
+            return path
+
+    def _allocate(self, size: int) -> str:
+        path = self._path(f"{_PREPARED}{uuid.uuid4().hex}.tmp")
+        is_bulk = 0 < self._appends * _BULK_BYTES <= self._end
+        self._fs.allocate(path, size, reserve_only=self._reserve_only or is_bulk)
+        return path
+
+    def _discard(self, path: str) -> None:
+        with contextlib.suppress(PenstockError):
+            self._fs.unlink(path)
+
+    def _retire(self, number: int, end: int) -> None:
+        with contextlib.suppress(PenstockError):
+            self._layout.retire(self._fs, self._directory, number, end)
+
+    def _remove(self, number: int) -> None:
+        path = self._path(self._layout.name(number))
+        kept = self._layout.evidence(number) if self._is_damaged(number) else None
+        with contextlib.suppress(NotFound):
+            if kept is not None:
+                self._fs.rename(path, self._path(kept))
+            else:
+                self._fs.unlink(path)
+        # One at a time: a power cut must not leave an older file behind a gap.
+        self._fs.sync_dir(self._directory)
+
+    def _is_damaged(self, number: int) -> bool:
+        view = self._views.get(number)
+        return number in self._keep or (isinstance(view, FileView) and bool(view.bad))
+
+    def _clear_strays(self) -> None:
+        """Files that were started and not used, or are not needed any more. What fails is tried again with
+        the next file.
+        """
+        with contextlib.suppress(PenstockError):
+            while self._strays:
+                self._remove(self._strays[0])
+                del self._strays[0]
+
+    def _clear_leftovers(self) -> None:
+        for name, _ in self._fs.list_files(self._directory):
+            unfinished = name.startswith(_PREPARED) or self._layout.is_leftover(name)
+            if unfinished and "/" not in name:
+                self._fs.unlink(self._path(name))
+
+    def _active(self) -> LogFile:
+        if self._file is None:
+            raise Conflict(f"the log in {self._directory} is not open")
+        return self._file
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)

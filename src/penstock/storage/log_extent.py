@@ -1,0 +1,248 @@
+"""How far a log reached, kept beside its files: a log that lost its end cannot say so itself.
+
+The last file of a log ends where its frames end. If synced bytes are removed from it, nothing that is left
+shows that they were there: they look like a write that was cut off. So a second file, `EXTENT`, names every
+file of the log with the most bytes it can have held, and the offset up to which the active one was durable.
+
+The names and bounds are made durable when a file is started, which syncs anyway. The offset is written after
+every sync and not synced itself, so it may be old after a power cut, and is never ahead of the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from penstock.errors import MediaError, NotFound, PenstockError
+from penstock.storage.atomic import write_durably
+from penstock.storage.fs import FileSystem, LogFile
+from penstock.storage.log_file import LogDamage, LogPosition
+from penstock.storage.log_scan import LogScan
+
+__all__ = ["EXTENT", "Extent", "ExtentFile", "FileExtent", "LostBytes", "lost_bytes", "read_extent"]
+
+EXTENT: Final = "EXTENT"
+FILE_BYTES_UNKNOWN: Final = 64 * 1024**2
+"""How much a lost file is taken to have held where nothing says how large it was."""
+
+_MAGIC: Final = b"EXT1"
+_HEAD = struct.Struct("<4sI")
+_FILE = struct.Struct("<QQQ")
+_SLOT = struct.Struct("<QQB")
+_SUM = struct.Struct("<Q")
+_ALIGN: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FileExtent:
+    """One file: it was durable at least up to `durable`, and never held a frame behind `bound`."""
+
+    durable: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What is known of a log's files, by number. `readable` is False of a file that is damaged."""
+
+    files: dict[int, FileExtent] = field(default_factory=dict)
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostBytes:
+    """From `position` on, at most `count` bytes of frames are lost."""
+
+    position: LogPosition
+    count: int
+
+
+def encode_table(files: dict[int, FileExtent]) -> bytes:
+    """The part that is durable, padded so that the offset behind it is in a sector of its own."""
+    body = _HEAD.pack(_MAGIC, len(files))
+    body += b"".join(_FILE.pack(number, one.durable, one.bound) for number, one in sorted(files.items()))
+    body += _SUM.pack(xxh3_64_intdigest(body))
+    return body + bytes(-len(body) % _ALIGN)
+
+
+def encode_slot(number: int, durable: int, *, closed: bool) -> bytes:
+    """The offset up to which the active file is durable; `closed` if nothing was appended after it."""
+    body = _SLOT.pack(number, durable, closed)
+    return body + _SUM.pack(xxh3_64_intdigest(body))
+
+
+def decode_extent(raw: bytes) -> Extent:
+    """What a file says; a slot that is torn says nothing."""
+    if len(raw) < _HEAD.size:
+        return Extent(readable=False)
+    magic, count = _HEAD.unpack_from(raw)
+    end = _HEAD.size + count * _FILE.size
+    if magic != _MAGIC or end + _SUM.size > len(raw):
+        return Extent(readable=False)
+    if _SUM.unpack_from(raw, end)[0] != xxh3_64_intdigest(raw[:end]):
+        return Extent(readable=False)
+    files = {
+        number: FileExtent(durable, bound)
+        for number, durable, bound in _FILE.iter_unpack(raw[_HEAD.size : end])
+    }
+    at = end + _SUM.size
+    at += -at % _ALIGN
+    slot = raw[at : at + _SLOT.size + _SUM.size]
+    if len(slot) == _SLOT.size + _SUM.size:
+        number, durable, closed = _SLOT.unpack_from(slot)
+        is_sound = _SUM.unpack_from(slot, _SLOT.size)[0] == xxh3_64_intdigest(slot[: _SLOT.size])
+        if is_sound and number in files and durable <= files[number].bound:
+            files[number] = FileExtent(durable, durable if closed else files[number].bound)
+    return Extent(files=files)
+
+
+def read_extent(fs: FileSystem, directory: str) -> Extent:
+    """The extent of the log in a directory; an empty one of a log that was written without."""
+    try:
+        return decode_extent(fs.read(os.path.join(directory, EXTENT)))
+    except NotFound:
+        return Extent()
+    except MediaError:
+        return Extent(readable=False)
+
+
+def lost_bytes(
+    extent: Extent, found: LogScan, start: LogPosition, synced: LogPosition
+) -> tuple[list[LogDamage], list[LostBytes]]:
+    """What a scan does not have of what was durable, and how much may be lost with it.
+
+    `start` is where a snapshot takes over from the log, and `synced` is what the snapshot knows to have been
+    durable; both are (0, 0) without one. Damage that the scan reported is counted and not reported again.
+    Nothing before `start` is lost with the log.
+    """
+    damage: list[LogDamage] = []
+    lost: list[LostBytes] = []
+    ends = {file.number: file.end for file in found.files}
+    missing = {one.file for one in found.damage if one.end is None}
+
+    def lose(number: int, low: int, bound: int) -> None:
+        low = max(low, found.first_offset, start.offset if number == start.file else 0)
+        if bound > low:
+            lost.append(LostBytes(position=LogPosition(number, low), count=bound - low))
+
+    for one in found.damage:
+        if one.end is not None and one.file >= start.file:
+            lose(one.file, one.start, one.end)
+    named = {*extent.files, *missing, *([synced.file] if synced.file in ends else [])}
+    for number in sorted(number for number in named if number >= start.file):
+        known = extent.files.get(number, FileExtent(0, 0))
+        durable, end = known.durable, ends.get(number, 0)
+        if number == synced.file:
+            durable = max(durable, synced.offset)
+            if _is_blank_before(found, synced):
+                end = min(end, synced.offset - 1)
+        if number in ends and end >= durable:
+            continue
+        if number in ends:
+            reason = "the file ends before what was durable in it"
+            damage.append(_damage(found, number, end, durable, reason))
+        elif number not in missing:
+            damage.append(_damage(found, number, 0, None, "the file is missing"))
+        lose(number, end, max(known.bound or durable + FILE_BYTES_UNKNOWN, durable))
+    return damage, lost
+
+
+def _damage(found: LogScan, number: int, start: int, end: int | None, reason: str) -> LogDamage:
+    return LogDamage(file=number, start=start, end=end, reason=reason, name=found.name_of(number))
+
+
+def _is_blank_before(found: LogScan, place: LogPosition) -> bool:
+    """Whether the frame that ended here is gone: its checksum is zeros, or past the end of the file."""
+    view = next((file.view for file in found.files if file.number == place.file), None)
+    if view is None or place.offset <= found.first_offset:
+        return False
+    tail = view[place.offset - _SUM.size : place.offset]
+    return len(tail) < _SUM.size or not any(tail)
+
+
+class ExtentFile:
+    """The extent of a log that is open for appending.
+
+    The loss of an update only makes it say less, so only `start_file` raises.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._files = read_extent(fs, directory).files
+        self._needed_from = 0
+        self._slot_at = 0
+        self._number = 0
+        self._file: LogFile | None = None
+
+    @property
+    def last_file(self) -> int:
+        """The highest number of a file that was ever named, as far as it is still known."""
+        return max(self._files, default=0)
+
+    def settle(self, found: LogScan) -> None:
+        """A scan found these files. One that has lost its end stays as it was known before."""
+        for file in found.files:
+            known = self._files.get(file.number, FileExtent(0, 0))
+            ends = [one.end for one in found.damage if one.file == file.number and one.end is not None]
+            durable = max([known.durable, *ends])
+            if file.end >= durable:
+                self._files[file.number] = FileExtent(file.end, file.end)
+            else:
+                bound = max(known.bound or durable + FILE_BYTES_UNKNOWN, durable)
+                self._files[file.number] = FileExtent(durable, bound)
+
+    def start_file(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
+        """Name a new active file, durably. The one that it replaces counts up to `replaced.offset`."""
+        files = {one: known for one, known in self._files.items() if one >= self._needed_from}
+        if replaced.file and replaced.file == self._number:
+            files[replaced.file] = FileExtent(replaced.offset, replaced.offset)
+        files[number] = FileExtent(durable, bound)
+        table = encode_table(files)
+        slot = encode_slot(number, durable, closed=False)
+        path = os.path.join(self._directory, EXTENT)
+        write_durably(self._fs, path, [table, slot], staging=self._directory)
+        self._release()
+        self._files, self._number, self._slot_at = files, number, len(table)
+        with contextlib.suppress(PenstockError):
+            self._file = self._fs.open_log(path)
+
+    def reach(self, durable: int) -> None:
+        """The active file is durable up to here."""
+        self._write(durable, closed=False)
+
+    def forget_before(self, number: int) -> None:
+        """Files before this one are not needed any more. May be called from another thread."""
+        self._needed_from = number
+
+    def sync(self) -> None:
+        """Make the offset durable; done when the log is idle."""
+        if self._file is not None:
+            with contextlib.suppress(PenstockError):
+                self._file.datasync()
+
+    def close(self, durable: int | None) -> None:
+        """Nothing is appended any more. `durable` is where the log ends, None if that is not known."""
+        if durable is not None:
+            self._write(durable, closed=True)
+            self.sync()
+        self._release()
+
+    def _write(self, durable: int, *, closed: bool) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write_at(self._slot_at, [encode_slot(self._number, durable, closed=closed)])
+        except PenstockError:
+            self._release()
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(PenstockError):
+                file.close()

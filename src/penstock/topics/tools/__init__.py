@@ -1,0 +1,1 @@
+"""Operator tools on a data directory: verify, backup, restore."""

@@ -1,0 +1,304 @@
+"""A consistent copy of a data directory, taken while its server runs.
+
+A backup is what a crash at one moment would have left: a snapshot, the segments it names as far as it names
+them, and the log from the positions it records up to a frame that was complete when it was read. Its
+`backup.json` is written last; a directory without it is no backup. Until then there is `backup.unfinished`,
+which tells the next attempt that it may begin by removing what is there.
+
+The order makes it consistent. 1. The snapshot says which segments count, and how much of them. 2. Those bytes
+never change, so they can be copied at leisure; where a segment has vanished there is a newer snapshot, or
+soon will be, and the copy starts over from it. 3. The log is read last: whatever was done to the segments
+since the snapshot, such as a deletion, is in the log before it is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import Conflict, MediaError, NotFound, PenstockError, Rejected
+from penstock.storage import Buffer, DirectoryLock, FileSystem, LogScan, write_durably
+from penstock.storage.fs import stage
+from penstock.storage.log_file import CURRENT, file_name
+from penstock.topics.data_directory import (
+    META,
+    UNFINISHED,
+    LogGroup,
+    check_data_directory,
+    data_store,
+    is_in_use,
+    log_groups,
+    remove_files,
+    removed_topics,
+    scan_log,
+    segment_path,
+    snapshot_numbers,
+    snapshot_path,
+)
+from penstock.topics.errors import Damaged
+from penstock.topics.segment import Part, SegmentEntry, checksum
+from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
+from penstock.topics.segment_store import SegmentStore
+from penstock.topics.snapshot import LoadedSnapshot, TopicEntry, encode_snapshot, load_latest
+from penstock.topics.tools.backup_cut import agree
+from penstock.topics.tools.backup_manifest import MANIFEST, BackupManifest, CopiedFile, is_backup_path
+from penstock.topics.tools.verify import verify_files
+
+__all__ = ["backup"]
+
+_ROUNDS_MAX: Final = 10
+_NEWER_SNAPSHOT_S: Final = 90.0
+"""A server that has removed a segment writes a snapshot without it within its checkpoint interval."""
+_LOOK_EVERY_S: Final = 0.2
+
+
+class _Moved(Exception):
+    """What the snapshot names is no longer there."""
+
+
+def backup(
+    fs: FileSystem,
+    directory: str,
+    target: str,
+    *,
+    cold: SegmentRoot | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    sleep: Callable[[float], None] = time.sleep,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> BackupManifest:
+    """Copy a data directory to `target`, which must be empty or not exist; durable and checked on return.
+
+    Records in the cold tier are copied from `cold`; a backup never depends on it. Raises `Rejected` when
+    `directory` is no data directory, `target` has something else in it, or `cold` is needed and not given,
+    `Damaged` when the directory, or the copy, does not stand up to its checksums, `LockHeld` when another
+    backup is being written there, and `Conflict` when the server moved on faster than it could be copied. A
+    failed call removes what it wrote; what it could not remove, the next one does.
+    """
+    check_data_directory(fs, directory)
+    _check_target(fs, target)
+    with DirectoryLock(fs, target, name=UNFINISHED, note="pid="):
+        _check_target(fs, target)  # nobody writes here from now on
+        remove_files(fs, target, _remains(fs, target))
+        try:
+            copy = _Copy(fs, directory, target, cold, on_progress)
+            manifest = _copy_in_rounds(copy, fs, directory, clock, sleep)
+        except BaseException:
+            with contextlib.suppress(PenstockError):
+                remove_files(fs, target, [*_remains(fs, target), UNFINISHED])
+            raise
+        fs.unlink(os.path.join(target, UNFINISHED))
+    return manifest
+
+
+def _check_target(fs: FileSystem, target: str) -> None:
+    names = [name for name, _ in fs.list_files(target)]
+    if not names:
+        return
+    strangers = [name for name in names if name != UNFINISHED and not _is_ours(name)]
+    if strangers or UNFINISHED not in names:
+        raise Rejected(
+            f"{target} is not empty (it has {(strangers or names)[0]}); a backup needs a directory of its own"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an unfinished backup may have left this file: a part of it, or its list before it counted."""
+    return is_backup_path(name) or name.startswith(f"{MANIFEST}.")
+
+
+def _remains(fs: FileSystem, target: str) -> list[str]:
+    return [name for name, _ in fs.list_files(target) if _is_ours(name)]
+
+
+def _copy_in_rounds(
+    copy: _Copy, fs: FileSystem, directory: str, clock: Clock, sleep: Callable[[float], None]
+) -> BackupManifest:
+    for _ in range(_ROUNDS_MAX):
+        loaded = load_latest(fs, os.path.join(directory, META))
+        try:
+            topics = copy.take(loaded)
+        except _Moved as moved:
+            _await_newer(fs, directory, loaded.number, str(moved), sleep)
+            continue
+        return copy.finish(loaded.number, topics, clock.now_ms())
+    raise Conflict(f"the server on {directory} moved on {_ROUNDS_MAX} times while it was copied; try again")
+
+
+def _await_newer(
+    fs: FileSystem, directory: str, number: int, why: str, sleep: Callable[[float], None]
+) -> None:
+    """Return when there is a newer snapshot. Raises `Damaged` if there is nobody to write one."""
+    waited_s = 0.0
+    while max(snapshot_numbers(fs, directory), default=0) <= number:
+        if waited_s >= _NEWER_SNAPSHOT_S or not is_in_use(fs, directory):
+            raise Damaged(why)
+        sleep(_LOOK_EVERY_S)
+        waited_s += _LOOK_EVERY_S
+
+
+class _Copy:
+    """A backup in the making. What was copied once and still counts is not copied again."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        target: str,
+        cold: SegmentRoot | None,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._target = target
+        self._hot = LocalSegmentRoot(fs, directory)
+        self._cold = cold
+        self._tell = on_progress
+        self._done: dict[str, CopiedFile] = {}
+        self._wanted: set[str] = set()
+        self._unreadable: list[str] = []
+        """What the device cannot read: every file and range, so that one attempt names them all."""
+
+    def take(self, loaded: LoadedSnapshot) -> int:
+        """Everything that one snapshot needs; returns the number of its topics. Raises `_Moved`."""
+        self._wanted = set()
+        snapshot = loaded.snapshot
+        self._unreadable = []
+        kept, missing = self._take_topics(() if snapshot is None else snapshot.topics)
+        groups = log_groups(self._fs, self._directory, snapshot)
+        try:
+            logs = {group.path: self._read_log(group) for group in groups}
+        except _Moved as moved:
+            if self._unreadable:
+                self._unreadable.append(str(moved))
+                raise self._refused() from moved
+            raise
+        if self._unreadable:
+            raise self._refused()
+        agreed = agree(logs, snapshot)
+        removed: set[int] = set()
+        for path, log in agreed.logs.items():
+            removed |= self._take_log(path, log)
+        if snapshot is None:
+            if snapshot_numbers(self._fs, self._directory):
+                raise _Moved("the log was cut while it was copied")
+            return 0
+        # A topic that was deleted since the snapshot may have lost its segments already. If copies are made
+        # of it there is a newer snapshot, which has them.
+        left_out = removed - agreed.referred
+        for topic_id in missing.keys() - left_out:
+            raise _Moved(missing[topic_id])
+        topics = tuple(topic for topic in kept.values() if topic.id not in left_out)
+        content = encode_snapshot(msgspec.structs.replace(snapshot, topics=topics))
+        self._put(snapshot_path(loaded.number), content)
+        return len(topics)
+
+    def _refused(self) -> Damaged:
+        return Damaged(f"there is no backup, because it would not be whole: {'; '.join(self._unreadable)}")
+
+    def finish(self, number: int, topics: int, now_ms: int) -> BackupManifest:
+        """Make it durable, check it, and only then call it a backup."""
+        for path in self._done.keys() - self._wanted:
+            self._fs.unlink(os.path.join(self._target, path))
+            del self._done[path]
+        if not self._done:
+            raise Rejected(f"there is nothing in {self._directory} to back up yet")
+        for folder in {os.path.dirname(path) for path in self._done}:
+            self._fs.sync_dir(os.path.join(self._target, folder))
+        report = verify_files(self._fs, self._target, on_progress=self._tell)
+        if report.problems:
+            raise Damaged(f"the copy is damaged, and so may be the original: {report.problems[0]}")
+        files = [self._done[path] for path in sorted(self._done)]
+        manifest = BackupManifest(created_ms=now_ms, snapshot=number, topics=topics, files=files)
+        content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        write_durably(self._fs, os.path.join(self._target, MANIFEST), [content], staging=self._target)
+        return manifest
+
+    def _take_topics(self, topics: tuple[TopicEntry, ...]) -> tuple[dict[int, TopicEntry], dict[int, str]]:
+        """By id: the topics whose segments are copied, and what is missing of the others."""
+        kept: dict[int, TopicEntry] = {}
+        missing: dict[int, str] = {}
+        for topic in topics:
+            try:
+                kept[topic.id] = self._take_topic(topic)
+            except NotFound as error:
+                missing[topic.id] = f"a segment of {topic.name} is missing: {error}"
+        return kept, missing
+
+    def _take_topic(self, topic: TopicEntry) -> TopicEntry:
+        """Copy its segments; the entry says afterwards that none of them is in the cold tier."""
+        for entry in topic.segments:
+            self._tell(f"copying {topic.name}: {len(self._done):,} files so far")
+            self._take_segment(topic, entry)
+        segments = tuple(msgspec.structs.replace(entry, cold=False) for entry in topic.segments)
+        return msgspec.structs.replace(topic, segments=segments)
+
+    def _take_segment(self, topic: TopicEntry, entry: SegmentEntry) -> None:
+        hot, data = self._hot.topic(topic.id), data_store(topic, entry, self._hot, self._cold)
+        if data is None:
+            raise Rejected(
+                f"{topic.name} has records in the cold tier, and the backup must have them too; "
+                "name it with --cold"
+            )
+        for part, store, size in ((Part.DATA, data, entry.data_bytes), (Part.IDX, hot, entry.idx_bytes)):
+            path = segment_path(topic, entry, part)
+            known = self._done.get(path)
+            if known is not None and known.size == size:
+                self._wanted.add(path)
+            else:
+                self._take_part(topic, entry, part, store, size)
+        # Of a segment that still grows the tags may be ahead of the snapshot; they can be made again.
+        for part in (Part.TAGS, Part.DEL) if entry.sealed else (Part.DEL,):
+            with contextlib.suppress(NotFound):
+                self._take_part(topic, entry, part, hot, None)
+
+    def _take_part(
+        self, topic: TopicEntry, entry: SegmentEntry, part: Part, store: SegmentStore, size: int | None
+    ) -> None:
+        """Copy a file, or as much of it as counts. One that the device cannot read is reported at the end."""
+        path, first_seq = segment_path(topic, entry, part), entry.first_seq
+        try:
+            content = (
+                store.view(first_seq, part) if size is None else store.read_range(first_seq, part, 0, size)
+            )
+        except Damaged as error:
+            if not isinstance(error.__cause__, MediaError):
+                raise
+            self._unreadable.append(str(error))
+        else:
+            self._put(path, content)
+
+    def _read_log(self, group: LogGroup) -> LogScan:
+        """A log up to its last whole frame."""
+        self._tell(f"copying the log in {group.path}")
+        try:
+            found = scan_log(self._fs, self._directory, group, needed_only=True)
+        except NotFound as error:
+            raise _Moved(f"the log in {group.path} was cut while it was copied: {error}") from error
+        if found.damage:
+            raise _Moved(f"the log is damaged: {os.path.join(group.path, str(found.damage[0]))}")
+        return found
+
+    def _take_log(self, path: str, found: LogScan) -> set[int]:
+        """Copy a log as far as it was read; returns the topics that it deletes."""
+        for file in found.files:
+            self._put(os.path.join(path, file_name(file.number)), file.bytes_of(0, file.end))
+        if found.files:
+            active = f"{file_name(found.files[-1].number)}\n".encode()
+            self._put(os.path.join(path, CURRENT), active)
+        return removed_topics(found)
+
+    def _put(self, path: str, content: Buffer) -> None:
+        target = os.path.join(self._target, path)
+        if path in self._done:
+            self._fs.unlink(target)
+        else:
+            self._fs.make_dirs(os.path.dirname(target))
+        stage(self._fs, target, [content])
+        self._done[path] = CopiedFile(path=path, size=len(content), xxh3=f"{checksum(content):016x}")
+        self._wanted.add(path)

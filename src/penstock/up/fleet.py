@@ -1,0 +1,155 @@
+"""All parts of a machine: started together, each on its own feet, stopped in the direction of the flow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.ids import SYSTEM_RNG
+from penstock.up.journal import Journal
+from penstock.up.parts import Plan, stage_of
+from penstock.up.runner import Runner
+from penstock.up.status import (
+    FleetEvent,
+    FleetMap,
+    Level,
+    LogLine,
+    PartKind,
+    PartState,
+    PartStatus,
+)
+
+__all__ = ["OWN_NAME", "Fleet"]
+
+OWN_NAME: Final = "up"
+"""What the fleet is called in its own log."""
+_TICK_S: Final = 1.0
+
+
+class Fleet:
+    """The parts of a plan, as processes. Implements `FleetView`.
+
+    `command` is what runs a part's arguments; `disabled` says of parts that are not run why, with what would
+    change that. What runs in this process itself is told by `own`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        command: Sequence[str],
+        *,
+        disabled: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self.journal = Journal(clock=clock, secrets=plan.secrets)
+        self._own: dict[str, PartStatus] = {}
+        self._runners = [
+            Runner(
+                part,
+                command,
+                self.journal,
+                clock=clock,
+                rng=rng,
+                topics_address=self._topics_address,
+                disabled_why=(disabled or {}).get(part.name),
+            )
+            for part in plan.parts
+        ]
+
+    @property
+    def map(self) -> FleetMap:
+        """See `FleetView.map`."""
+        return self._plan.map
+
+    def parts(self) -> Sequence[PartStatus]:
+        """See `FleetView.parts`."""
+        return [*(runner.status for runner in self._runners), *self._own.values()]
+
+    def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
+        """See `FleetView.log`."""
+        return self.journal.lines(after, limit)
+
+    def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
+        """See `FleetView.subscribe`."""
+        return self.journal.subscribe(listener)
+
+    def own(self, status: PartStatus) -> None:
+        """Tell of a part that runs in this process."""
+        self._own[status.name] = status
+        self.journal.changed(status)
+
+    def not_ready(self) -> list[PartStatus]:
+        """The parts that ought to do their work and do not."""
+        fine = (PartState.READY, PartState.DISABLED)
+        return [part for part in self.parts() if part.state not in fine]
+
+    def say(self, text: str, level: Level = Level.INFO) -> None:
+        """A line of the fleet itself."""
+        self.journal.say(OWN_NAME, level, text)
+
+    def try_again(self) -> None:
+        """Start every part now that waits for it, or was left alone."""
+        self.say("every part that has failed is started again")
+        for runner in self._runners:
+            runner.try_again()
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Run every part until `stop`, then stop them stage by stage; `hurry` ends what is left at once.
+
+        Nothing of it is left running, also when this is cancelled.
+        """
+        for status in self.parts():
+            self.journal.changed(status)
+        living = [asyncio.create_task(runner.live()) for runner in self._runners]
+        ticking = asyncio.create_task(self._tick())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await self._until(stopping, living)
+            self.say("stopping: nothing more is taken, and what was taken goes on its way as far as it can")
+            await self._drain(hurry)
+            await asyncio.gather(*living)
+        finally:
+            for task in [*living, ticking, stopping]:
+                task.cancel()
+            await asyncio.gather(*living, ticking, stopping, return_exceptions=True)
+            self.journal.tell_left_out()
+
+    async def _until(self, stopping: asyncio.Task[bool], living: Sequence[asyncio.Task[None]]) -> None:
+        """Until it is to stop. Raises what a runner raises, which is a fault of this program."""
+        waiting = {stopping, *living}
+        while stopping not in (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]:
+            for task in [task for task in living if task in waiting and task.done()]:
+                task.result()
+                waiting.discard(task)
+
+    async def _drain(self, hurry: asyncio.Event) -> None:
+        hurrying = asyncio.create_task(self._stop_all(hurry))
+        try:
+            for stage in sorted({stage_of(runner.plan.kind) for runner in self._runners}):
+                members = [runner for runner in self._runners if stage_of(runner.plan.kind) == stage]
+                await asyncio.gather(*(runner.stop(hurry) for runner in members))
+        finally:
+            hurrying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await hurrying
+
+    async def _stop_all(self, hurry: asyncio.Event) -> None:
+        await hurry.wait()
+        self.say("stopping at once: what is under way is done again after the next start", Level.WARNING)
+        await asyncio.gather(*(runner.stop(hurry) for runner in self._runners))
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(_TICK_S)
+            self.journal.tell_left_out()
+
+    def _topics_address(self) -> str | None:
+        topics = [runner for runner in self._runners if runner.plan.kind is PartKind.TOPICS]
+        return topics[0].address if topics else None

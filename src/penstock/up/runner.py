@@ -1,0 +1,342 @@
+"""Keeps one part running: starts its process, watches it, starts it again, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.units import format_duration
+from penstock.up import life as lives
+from penstock.up.child import Child
+from penstock.up.journal import Journal
+from penstock.up.life import Act, Exit, Life
+from penstock.up.lines import Said, event_of
+from penstock.up.noise import Listener
+from penstock.up.parts import TOPICS_URL, PartPlan
+from penstock.up.probe import ask, reachable
+from penstock.up.status import Level, PartKind, PartState, PartStatus
+
+__all__ = ["Runner"]
+
+_ASK_SOON_S: Final = 0.2
+_ASK_S: Final = 2.0
+_HURRY_S: Final = 5.0
+_LATE_S: Final = 5.0
+"""Woken up so much later than it asked for, this process itself stood still."""
+_READY_EVENTS: Final = {
+    PartKind.COLLECTOR: "ready",
+    PartKind.RELAY: "progress",
+    PartKind.PIPELINE: "started",
+}
+_ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
+"""From the loop of a part without a probe, also while it has nothing to do or is at a long batch."""
+_QUIET_EVENTS: Final = frozenset({"progress", "batch"})
+"""Too many for the log; the last of them is in the part's status."""
+_GOOD_ENDS: Final = (0, 130, 143)
+
+
+class Runner:
+    """One part. Everything of it happens in the loop's thread."""
+
+    def __init__(
+        self,
+        plan: PartPlan,
+        command: Sequence[str],
+        journal: Journal,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        topics_address: Callable[[], str | None],
+        disabled_why: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.plan = plan
+        self._command = command
+        self._journal = journal
+        self._clock = clock
+        self._rng = rng
+        self._topics_address = topics_address
+        self._disabled_why = disabled_why
+        self._environ = environ
+        self._life = lives.new_life(clock.monotonic(), enabled=disabled_why is None)
+        self._since_ms = clock.now_ms()
+        self._child: Child | None = None
+        self._address: str | None = None
+        self._error: tuple[str, int] | None = None
+        self._errors_heard = 0
+        self._has_verdict = False
+        self._hung = False
+        self._progress: Mapping[str, object] = {}
+        self._listener = Listener()
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> PartStatus:
+        life, now_s = self._life, self._clock.monotonic()
+        waits_s = None if life.next_start_s is None else max(0.0, life.next_start_s - now_s)
+        is_waiting = waits_s is not None and life.state in (PartState.RESTARTING, PartState.FAILED)
+        return PartStatus(
+            name=self.plan.name,
+            kind=self.plan.kind,
+            state=life.state,
+            since_ms=self._since_ms,
+            pid=self._child.pid if self._child is not None else None,
+            restarts=life.restarts,
+            next_start_ms=self._clock.now_ms() + int(1000 * (waits_s or 0.0)) if is_waiting else None,
+            last_error=self._error[0] if self._error else None,
+            last_error_ms=self._error[1] if self._error else None,
+            address=self._address,
+            disabled_why=self._disabled_why,
+            progress=self._progress,
+        )
+
+    @property
+    def address(self) -> str | None:
+        return self._address
+
+    async def live(self) -> None:
+        """Run it until it is stopped."""
+        try:
+            while await self._is_due():
+                child = await self._start()
+                if child is not None:
+                    await self._accompany(child)
+        finally:
+            self._over.set()
+
+    async def _is_due(self) -> bool:
+        """Wait until it is to be started; false when that will not be."""
+        while not self._life.is_over:
+            now_s = self._clock.monotonic()
+            is_due = lives.next_act(self._life, now_s) is Act.START
+            if is_due and not (self.plan.needs_topics and self._topics_address() is None):
+                return True
+            at_s = self._life.next_start_s
+            wait_s = None if at_s is None else max(_ASK_SOON_S if is_due else 0.0, at_s - now_s)
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+        return False
+
+    async def _start(self) -> Child | None:
+        try:
+            self._forget_run()
+            child = await Child.start(
+                [*self._command, *self._arguments()],
+                {**self._environ, **self.plan.environment},
+                heard=self._heard,
+                logged=self._logged,
+            )
+        except OSError as error:
+            self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
+            return None
+        if self._life.is_over:  # it was stopped while the process was made
+            child.kill()
+            await child.wait()
+            return None
+        self._child = child
+        self._journal.say(self.plan.name, Level.DEBUG, f"runs as process {child.pid}")
+        self._set(lives.started(self._life, self._clock.monotonic()))
+        self._publish()
+        return child
+
+    def _forget_run(self) -> None:
+        """What was true of the process before this one."""
+        self._address = self.plan.address
+        self._progress = {}
+        self._listener = Listener()
+        self._errors_heard = 0
+        self._has_verdict = False
+        self._hung = False
+        if self.plan.port_file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.plan.port_file)
+
+    def _arguments(self) -> list[str]:
+        url = f"http://{reachable(self._topics_address() or '')}"
+        return [url if argument == TOPICS_URL else argument for argument in self.plan.arguments]
+
+    async def _accompany(self, child: Child) -> None:
+        asking = asyncio.create_task(self._keep_asking(child))
+        try:
+            how = await child.wait()
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+        finally:
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+            self._hear_all(self._listener.release())
+            self._child = None
+            self._progress = {}
+            if self.plan.address is None:
+                self._address = None
+        self._ended(how)
+
+    async def _keep_asking(self, child: Child) -> None:
+        """Ask its probe for ever, if it has one, and kill it when it hangs."""
+        while True:
+            wait_s = _ASK_S if self._life.state is PartState.READY else _ASK_SOON_S
+            due_s = self._clock.monotonic() + wait_s
+            await self._clock.sleep(wait_s)
+            if self._clock.monotonic() - due_s > _LATE_S:
+                self._set(lives.excused(self._life, self._clock.monotonic()))
+            self._hear_all(self._listener.overdue(self._clock.monotonic()))
+            if self._address is None and self.plan.port_file is not None:
+                self._look_for_address(self.plan.port_file)
+            if self.plan.probe is not None and self._address is not None:
+                answer = await ask(self._address, self.plan.probe)
+                self._set(lives.answered(self._life, answer, self._clock.monotonic()))
+            if why := lives.why_killed(self._life, self._clock.monotonic()):
+                self._err(why)
+                self._hung = True
+                child.kill()
+                return
+
+    def _look_for_address(self, port_file: str) -> None:
+        with contextlib.suppress(OSError):
+            text = Path(port_file).read_text(encoding="ascii").strip()
+            if text:
+                self._address = text
+                self._publish()
+
+    def _heard(self, line: str) -> None:
+        event = event_of(line)
+        if event is None:
+            if line.strip():
+                self._journal.hear(self.plan.name, Said(Level.INFO, line))
+            return
+        name, now_s = str(event["event"]), self._clock.monotonic()
+        if name == "progress":
+            self._progress = {key: value for key, value in event.items() if key != "event"}
+        if self.plan.probe is None and name in _ALIVE_EVENTS:
+            self._set(lives.told_alive(self._life, now_s))
+        if self.plan.probe is None and name == _READY_EVENTS.get(self.plan.kind):
+            self._set(lives.told_ready(self._life, now_s))
+        if name == "restarting":
+            self._set(lives.told_trouble(self._life, now_s))
+        self._tell_event(name, event)
+        if name == "progress":
+            self._publish()
+
+    def _tell_event(self, name: str, event: Mapping[str, object]) -> None:
+        error = event.get("error")
+        if isinstance(error, str) or name in ("failed", "restarting"):
+            text = error if isinstance(error, str) else event.get("message")
+            self._hear(Said(Level.ERROR, str(text or name), is_verdict=True))
+        elif isinstance(message := event.get("message"), str) and name not in _QUIET_EVENTS:
+            self._hear(Said(Level.INFO, message))
+
+    def _logged(self, line: str) -> None:
+        if line.strip():
+            self._hear_all(self._listener.hear(line, self._clock.monotonic()))
+
+    def _hear_all(self, lines: Sequence[Said]) -> None:
+        for said in lines:
+            self._hear(said)
+
+    def _hear(self, said: Said) -> None:
+        if said.level >= Level.ERROR:
+            self._errors_heard += 1
+        if said.level >= Level.ERROR and self._is_news(said):
+            self._has_verdict = said.is_verdict
+            self._error = (self._journal.shown(said.text), self._clock.now_ms())
+        if self._journal.hear(self.plan.name, said) and said.level >= Level.ERROR:
+            self._publish()
+
+    def _is_news(self, said: Said) -> bool:
+        """Whether it is to be the last error: a trace that follows the reason of a failure is not."""
+        return said.is_verdict or not self._has_verdict or self._life.state is PartState.READY
+
+    def _ended(self, how: Exit) -> None:
+        if self._life.state is PartState.STOPPING:
+            self._set(lives.ended(self._life, how, self._clock.monotonic(), self._rng))
+            is_good = how.code in _GOOD_ENDS or how.signal == signal.SIGTERM
+            level = Level.INFO if is_good else Level.WARNING
+            self._journal.say(self.plan.name, level, f"stopped ({how})")
+            return
+        self._failed(f"was {how}" if how.signal is not None else f"ended by itself ({how})", how)
+
+    def _failed(self, what: str, how: Exit) -> None:
+        now_s = self._clock.monotonic()
+        self._set(lives.ended(self._life, how, now_s, self._rng))
+        at_s = self._life.next_start_s
+        then = "is not started again" if at_s is None else f"is started again in {_wait(at_s - now_s)}"
+        why = lives.why_failed(how)
+        text = f"{what}{f': {why}' if why else ''}"
+        if not self._errors_heard or (how.signal is not None and not self._hung):
+            self._error = (text, self._clock.now_ms())
+        self._journal.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
+        self._publish()
+
+    def _err(self, text: str) -> None:
+        self._errors_heard += 1
+        self._error = (text, self._clock.now_ms())
+        self._journal.say(self.plan.name, Level.ERROR, text)
+
+    def try_again(self) -> None:
+        """Start it now if it waits for that, or was left alone."""
+        self._set(lives.try_again(self._life, self._clock.monotonic()))
+        self._wake.set()
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Stop it and wait until it has ended; the second call waits for the first."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(hurry))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, hurry: asyncio.Event) -> None:
+        self._set(lives.ask_to_stop(self._life, self._clock.monotonic()))
+        self._wake.set()
+        child = self._child
+        if child is not None:
+            child.terminate()
+            if not await self._is_over_within(self.plan.grace_s, hurry):
+                if hurry.is_set():
+                    child.terminate()
+                if not hurry.is_set() or not await self._is_over_within(_HURRY_S, None):
+                    grace_s = _HURRY_S if hurry.is_set() else self.plan.grace_s
+                    self._err(f"did not stop within {_wait(grace_s)} and is killed")
+                    child.kill()
+        await self._over.wait()
+
+    async def _is_over_within(self, grace_s: float, hurry: asyncio.Event | None) -> bool:
+        """Whether it ends in time; false as soon as there is none."""
+        over = asyncio.create_task(self._over.wait())
+        events = [over, *([asyncio.create_task(hurry.wait())] if hurry is not None else [])]
+        try:
+            await asyncio.wait(events, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            return self._over.is_set()
+        finally:
+            for event in events:
+                event.cancel()
+
+    def _set(self, life: Life) -> None:
+        before, self._life = self._life, life
+        if life.state is before.state:
+            return
+        self._since_ms = self._clock.now_ms()
+        if life.state is PartState.READY:
+            where = f" on {self._address}" if self._address else ""
+            self._journal.say(self.plan.name, Level.INFO, f"ready{where}")
+        elif life.state is PartState.NOT_READY:
+            self._journal.say(self.plan.name, Level.WARNING, "runs, and says that it is not ready")
+        self._publish()
+
+    def _publish(self) -> None:
+        self._journal.changed(self.status)
+
+
+def _wait(seconds: float) -> str:
+    return format_duration(max(0.0, round(seconds, 1)))

@@ -1,0 +1,224 @@
+"""What parts print, as lines of the one log."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.testing import ManualClock
+from penstock.up.journal import Journal
+from penstock.up.lines import Levels, Said, Splitter, Throttle, event_of, shown
+from penstock.up.noise import HELD_MAX_S, Listener
+from penstock.up.status import FleetEvent, Level, LogLine
+
+
+def test_lines_are_whole_however_they_arrive() -> None:
+    splitter = Splitter()
+    assert list(splitter.feed(b"one\ntw")) == ["one"]
+    assert list(splitter.feed(b"o\r\n\nthree")) == ["two", ""]
+    assert splitter.rest() == "three"
+    assert splitter.rest() is None
+
+
+def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
+    splitter = Splitter(line_max=10)
+    assert list(splitter.feed(b"0123456789abcde")) == []
+    assert list(splitter.feed(b"fgh\nnext\n")) == ["0123456789 … (8 more bytes)", "next"]
+
+
+def test_bytes_that_are_no_text_stay_a_line() -> None:
+    assert list(Splitter().feed(b"a\xff\xfeb\n")) == ["a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b"]
+
+
+def test_a_part_cannot_command_the_terminal() -> None:
+    assert "\x1b" not in shown("\x1b[2Jgone\x07\x9b1m")
+    assert shown("a\tb é") == "a\tb é"
+
+
+def test_levels_come_from_the_line_itself() -> None:
+    levels = Levels()
+    assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == Said(Level.WARNING, "it is late")
+    assert levels.of("  more of it").level is Level.WARNING
+    assert levels.of("2026-01-02 03:04:05,678 CRITICAL down").level is Level.ERROR
+    assert levels.of("error: no such file") == Said(Level.ERROR, "no such file", is_verdict=True)
+    assert levels.of("hint: look there") == Said(Level.INFO, "hint: look there")
+    assert levels.of("anything").level is Level.INFO
+
+
+def test_a_trace_is_an_error_to_its_last_line() -> None:
+    levels = Levels()
+    trace = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: no"]
+    assert [levels.of(line).level for line in trace] == [Level.ERROR] * 3
+    assert levels.of("and now something else").level is Level.INFO
+
+
+def test_events_are_objects_with_a_name_and_nothing_else_is() -> None:
+    assert event_of('{"event":"ready","port":1}') == {"event": "ready", "port": 1}
+    for line in ("ready", '{"port":1}', '{"event":1}', '{"event":', "[1]", "{}"):
+        assert event_of(line) is None
+
+
+def test_a_flood_is_limited_and_counted() -> None:
+    throttle = Throttle(per_s=10, burst=5)
+    assert [throttle.admits(0.0) for _ in range(8)] == [True] * 5 + [False] * 3
+    assert throttle.admits(0.1)
+    assert throttle.take_left_out() == 3
+    assert throttle.take_left_out() == 0
+
+
+def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
+    journal = Journal(clock=ManualClock())
+    heard: list[FleetEvent] = []
+    end = journal.subscribe(heard.append)
+    for number in range(600):
+        journal.hear("noisy", Said(Level.INFO, str(number)))
+    journal.hear("quiet", Said(Level.INFO, "here"))
+    journal.tell_left_out()
+    lines = [line for line in heard if isinstance(line, LogLine)]
+    assert [line.text for line in lines][-2:] == [
+        "here",
+        "100 lines were left out: it prints too many of them",
+    ]
+    assert [line.number for line in lines] == list(range(1, 503))
+    end()
+    journal.say("up", Level.INFO, "nobody hears this")
+    assert len(heard) == 502
+
+
+def test_a_listener_that_fails_hears_nothing_more_and_the_others_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = Journal(clock=ManualClock())
+    heard: list[FleetEvent] = []
+
+    def fail(event: FleetEvent) -> None:
+        raise ValueError("no")
+
+    journal.subscribe(fail)
+    journal.subscribe(heard.append)
+    journal.say("up", Level.INFO, "one")
+    journal.say("up", Level.INFO, "two")
+    assert len(heard) == 2
+    assert len(caplog.records) == 1
+
+
+def test_the_journal_keeps_the_last_lines_and_numbers_them() -> None:
+    journal = Journal(clock=ManualClock(), kept=5)
+    for number in range(8):
+        journal.say("up", Level.INFO, str(number))
+    assert [line.number for line in journal.lines()] == [4, 5, 6, 7, 8]
+    assert [line.text for line in journal.lines(after=6)] == ["6", "7"]
+    assert [line.text for line in journal.lines(limit=1)] == ["7"]
+    assert journal.lines(limit=0) == []
+
+
+SPARK_NOISE = [
+    "Traceback (most recent call last):",
+    '  File "/x/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager',
+    "    code = worker(sock, authenticated)",
+    "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+    '  File "/x/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker',
+    "    outfile.flush()",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+]
+
+
+def levels(lines: list[str]) -> list[tuple[str, Level]]:
+    """Every line with its level, in the order in which they are said."""
+    listener = Listener()
+    heard = [said for line in lines for said in listener.hear(line, 0.0)] + listener.release()
+    return [(said.text, said.level) for said in heard]
+
+
+@pytest.mark.parametrize("kept", [SPARK_NOISE, [line for line in SPARK_NOISE if line[:4] != "    "]])
+def test_the_noise_of_sparks_daemon_is_debug_as_one_block(kept: list[str]) -> None:
+    assert levels([*kept, "next"]) == [*((line, Level.DEBUG) for line in kept), ("next", Level.INFO)]
+
+
+JAVA_LOG = "12:00:01 WARN TaskSetManager: Stage 1 contains a task of very large size"
+OTHER_TRACE = [
+    "Traceback (most recent call last):",
+    '  File "/x/mine.py", line 1, in f',
+    "    f()",
+    "ValueError: no",
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_noise_of_several_workers_is_debug_however_its_lines_mix(seed: int) -> None:
+    rng = random.Random(seed)
+    streams = [list(SPARK_NOISE) for _ in range(rng.randint(2, 4))] + [[JAVA_LOG]]
+    mixed: list[str] = []
+    while any(streams):
+        mixed.append(rng.choice([stream for stream in streams if stream]).pop(0))
+    told = levels(mixed)
+    assert sorted(text for text, _ in told) == sorted(mixed)
+    assert {level for text, level in told if text != JAVA_LOG} == {Level.DEBUG}
+
+
+def test_an_error_between_the_lines_of_the_noise_is_an_error_and_the_noise_is_none() -> None:
+    told = levels([*SPARK_NOISE[:5], *OTHER_TRACE, *SPARK_NOISE[5:]])
+    assert [text for text, level in told if level is Level.ERROR] == OTHER_TRACE
+    told = levels([*OTHER_TRACE[:2], *SPARK_NOISE[:3], *OTHER_TRACE[2:], *SPARK_NOISE[3:]])
+    assert [text for text, level in told if level is Level.ERROR] == OTHER_TRACE
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # The work itself has lost its connection.
+        [*SPARK_NOISE[:5], '  File "/x/pyspark/worker.py", line 9, in main', SPARK_NOISE[-1]],
+        # Another error of the daemon.
+        [*SPARK_NOISE[:-1], "MemoryError"],
+        # A pipe of somebody else.
+        [SPARK_NOISE[0], '  File "/x/mine.py", line 1, in f', SPARK_NOISE[-1]],
+        [SPARK_NOISE[0], SPARK_NOISE[-1]],
+        # A new trace begins within one.
+        [*SPARK_NOISE[:2], SPARK_NOISE[0], '  File "a.py", line 1, in f', "ValueError: no"],
+    ],
+)
+def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
+    told = levels(lines)
+    assert sorted(text for text, _ in told) == sorted(lines)
+    assert {level for _, level in told} == {Level.ERROR}
+
+
+def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
+    listener = Listener()
+    assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:3]] == [[], [], []]
+    assert listener.overdue(12.0) == []
+    heard = [said for line in SPARK_NOISE[3:] for said in listener.hear(line, 14.0)]
+    assert {said.level for said in heard} == {Level.DEBUG}
+    assert len(heard) == len(SPARK_NOISE)
+
+
+def test_what_is_held_for_a_block_is_told_when_nothing_more_comes() -> None:
+    listener = Listener()
+    assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:2]] == [[], []]
+    assert [said.level for said in listener.overdue(10.0 + HELD_MAX_S)] == [Level.ERROR] * 2
+    assert listener.release() == []
+
+
+def test_a_reason_is_told_from_a_trace() -> None:
+    listener = Listener()
+    (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
+    assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)
+    traced = [said for line in OTHER_TRACE for said in listener.hear(line, 0.0)]
+    assert not any(said.is_verdict for said in traced)
+
+
+def test_text_turns_no_direction_and_fits_every_encoding() -> None:
+    assert shown("a\u202eb\u2028c\ud800d\u2066").replace("\N{REPLACEMENT CHARACTER}", "") == "abcd"
+
+
+def test_an_event_nested_beyond_reason_is_a_line_like_any_other() -> None:
+    assert event_of('{"event":' + "[" * 4000) is None
+    assert event_of('{"event":' + '{"a":' * 4000) is None
+
+
+def test_a_secret_is_in_no_line_whoever_prints_it() -> None:
+    journal = Journal(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
+    journal.hear("careless", Said(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key"))
+    journal.say("up", Level.INFO, "own-key-1234")
+    assert [line.text for line in journal.lines()] == ["sent ***, then *** as the key", "***"]

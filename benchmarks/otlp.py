@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.otlp import Signal, decode, encode, view
-from penstock.otlp.encode import fill
 from penstock.otlp.messages import parse
 from penstock.otlp.proto_to_arrow_py import walk
+from penstock.otlp.to_proto import fill
 from penstock.testing.otlp_kit import telemetry
 from rounds import interleave
 from sections import Section, option_parser, run_sections

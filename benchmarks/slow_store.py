@@ -200,7 +200,7 @@ async def _fleet(
                 if footer.entry_count:
                     left = manifest.dequeue(raw, footer.next_sequence - 1)
                     await store.put_if_match(_MANIFEST, left, blob.version)
-                    locations.extend(entry.location for entry in manifest.decode(raw).entries)
+                    locations.extend(entry.location for entry in manifest.decode_manifest(raw).entries)
             except (Conflict, NotFound):
                 continue
             if last:

@@ -35,10 +35,10 @@ import yaml
 from tests.console_books import deliver, pipeline_settings
 
 from penstock.buffer import Producer, ProducerConfig
-from penstock.cli.console.books import open_books
-from penstock.cli.console.child import run_penstock
 from penstock.cli.pipeline_file import read_pipeline
 from penstock.console import Console, ConsoleSettings
+from penstock.console.books import open_books
+from penstock.console.command import run_penstock
 from penstock.console.seam import (
     Books,
     Change,

@@ -84,7 +84,7 @@ class HookedStore(MemoryStore):
         return version
 
     async def entries(self) -> tuple[manifest.Entry, ...]:
-        return manifest.decode(bytes((await MemoryStore.get(self, MANIFEST)).data)).entries
+        return manifest.decode_manifest(bytes((await MemoryStore.get(self, MANIFEST)).data)).entries
 
 
 def once(action: Callable[[], Awaitable[None]], *, op: str = "write", key: str = MANIFEST) -> Hook:
@@ -341,7 +341,7 @@ async def _foreign_consumer(store: HookedStore) -> list[str]:
     """Dequeue everything as another implementation does: the format alone, no ledger, no floor, no book."""
     blob = await MemoryStore.get(store, MANIFEST)
     raw = bytes(blob.data)
-    taken = [entry.location for entry in manifest.decode(raw).entries]
+    taken = [entry.location for entry in manifest.decode_manifest(raw).entries]
     last = manifest.read_footer(raw).next_sequence - 1
     await MemoryStore.put_if_match(store, MANIFEST, manifest.dequeue(raw, last), blob.version)
     return taken
@@ -635,7 +635,7 @@ async def test_a_queue_below_the_prefix_keeps_its_unread_batches(
     await outer.release()
     assert report.deleted == ()
     raw = bytes((await store.get("ingest/eu/manifest")).data)
-    (entry,) = manifest.decode(raw).entries
+    (entry,) = manifest.decode_manifest(raw).entries
     assert await store.head(entry.location)
 
 
@@ -728,14 +728,14 @@ def test_a_damaged_footer_is_not_a_manifest() -> None:
     raw = manifest.append(manifest.EMPTY_MANIFEST, [manifest.NewEntry(location="ingest/x", metadata=())])
     for cut in range(len(raw)):
         with pytest.raises(errors.Corrupt):
-            manifest.decode(raw[:cut])
+            manifest.decode_manifest(raw[:cut])
 
 
 def test_a_hole_in_the_numbering_is_not_a_manifest() -> None:
     item = manifest.NewEntry(location="ingest/x", metadata=())
     raw = manifest.encode_entry(1, item) + manifest.encode_entry(3, item)
     with pytest.raises(errors.Corrupt):
-        manifest.decode(raw + manifest.Footer(entry_count=2, next_sequence=3, epoch=0).pack())
+        manifest.decode_manifest(raw + manifest.Footer(entry_count=2, next_sequence=3, epoch=0).pack())
 
 
 # Transactions

@@ -140,7 +140,7 @@ class Plant:
     async def _check_queue(self) -> manifest.Manifest:
         store = LocalStore(self.root / "store")
         try:
-            decoded = manifest.decode(bytes((await store.get("ingest/manifest")).data))
+            decoded = manifest.decode_manifest(bytes((await store.get("ingest/manifest")).data))
             for entry in decoded.entries:
                 decode_batch((await store.get(entry.location)).data)
         except NotFound as error:

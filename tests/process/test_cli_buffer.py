@@ -218,7 +218,7 @@ def test_stat_tells_length_lag_and_garbage(queue: Path) -> None:
 
 def test_dump_prints_exactly_the_agreed_object_from_a_store_and_from_a_file(queue: Path) -> None:
     dumped = json.loads(penstock("buffer", "dump", queue).stdout)
-    decoded = manifests.decode((queue / "ingest" / "manifest").read_bytes())
+    decoded = manifests.decode_manifest((queue / "ingest" / "manifest").read_bytes())
     (meta,) = decoded.entries[0].metadata
     assert dumped == {
         "version": 1,

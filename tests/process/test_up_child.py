@@ -13,7 +13,7 @@ from tests.process.cli_runner import environment
 
 SCRIPT = """
 import asyncio
-from penstock.cli.console.child import run_penstock
+from penstock.console.command import run_penstock
 asyncio.run(run_penstock(["topics", "serve"], print))
 """
 LEAVING_S = 20.0

@@ -44,7 +44,7 @@ def everything_about_a_manifest(raw: bytes) -> None:
             operation()
         except SerializationError:
             pass
-    decoded = m.decode(raw)
+    decoded = m.decode_manifest(raw)
     assert len(decoded.entries) == decoded.footer.entry_count
     assert list(m.index(raw).locations()) == [(e.sequence, e.location) for e in decoded.entries]
 

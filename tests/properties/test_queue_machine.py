@@ -222,7 +222,7 @@ class QueueMachine(RuleBasedStateMachine):
         raw = self.shared._entries[MANIFEST].data if MANIFEST in self.shared._entries else m.EMPTY_MANIFEST
         return [
             (e.sequence, decode_batch(memoryview(self.shared._entries[e.location].data)).to_list())
-            for e in m.decode(raw).entries
+            for e in m.decode_manifest(raw).entries
         ]
 
     @invariant()

@@ -56,7 +56,7 @@ class Watchtower:
             self.violations.append(violation)
 
     def _check_manifest(self, old_raw: bytes, new_raw: bytes, owner_epoch: int | None) -> None:
-        old, new = manifests.decode(old_raw), manifests.decode(new_raw)
+        old, new = manifests.decode_manifest(old_raw), manifests.decode_manifest(new_raw)
         self.must(new.footer.next_sequence >= old.footer.next_sequence, "I3: numbers went back")
         self.must(new.footer.epoch >= old.footer.epoch, "I5: the epoch went back")
         before = {entry.sequence: entry for entry in old.entries}
@@ -73,7 +73,8 @@ class Watchtower:
 
     def gone(self, keys: Iterable[str]) -> None:
         referenced = {
-            e.location for e in manifests.decode(self.now.get(MANIFEST, manifests.EMPTY_MANIFEST)).entries
+            e.location
+            for e in manifests.decode_manifest(self.now.get(MANIFEST, manifests.EMPTY_MANIFEST)).entries
         }
         for key in keys:
             self.must(key not in referenced, f"I6: {key} was deleted while the manifest names it")

@@ -12,37 +12,74 @@
 
 from __future__ import annotations
 
-from penstock.buffer.append import Appended, append_batches, last_version
-from penstock.buffer.batch import CompressionType
-from penstock.buffer.config import BadBatchPolicy, ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from penstock.buffer.consumer import Consumer
-from penstock.buffer.dead_letter import DeadLetter
-from penstock.buffer.errors import (
-    BatchMissing,
-    BufferError,
-    FencedError,
-    InvalidInputError,
-    ManifestFull,
-    OutcomeUnknown,
-    OutOfOrderAck,
-    ProducerClosed,
-    RetriesExhausted,
-    SerializationError,
-    StaleTransaction,
-    StorageError,
-    StorageRejected,
-    StorageUnavailable,
-)
-from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
-from penstock.buffer.gc import GarbageCollector, GcReport
-from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
-from penstock.buffer.manifest import Metadata
-from penstock.buffer.producer import Producer
-from penstock.buffer.sharded import ShardedConsumer, ShardedProducer
-from penstock.buffer.stored_batch import StoredBatch, store_batch
-from penstock.buffer.transaction import Transaction
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.buffer.append import Appended, append_batches, last_version
+    from penstock.buffer.batch import (
+        BATCH_VERSION,
+        FOOTER_BYTES,
+        CompressionType,
+        batch_minted_ms,
+        decode_batch,
+        record_count,
+    )
+    from penstock.buffer.book import fetch_book
+    from penstock.buffer.config import (
+        BadBatchPolicy,
+        ConsumerConfig,
+        GarbageCollectorConfig,
+        ProducerConfig,
+        QueueConfig,
+        config_from_mapping,
+    )
+    from penstock.buffer.consumer import Consumer
+    from penstock.buffer.dead_letter import DeadLetter, dead_sequences, store_dead_letter
+    from penstock.buffer.errors import (
+        BatchMissing,
+        BufferError,
+        FencedError,
+        InvalidInputError,
+        ManifestFull,
+        OutcomeUnknown,
+        OutOfOrderAck,
+        ProducerClosed,
+        RetriesExhausted,
+        SerializationError,
+        StaleTransaction,
+        StorageError,
+        StorageRejected,
+        StorageUnavailable,
+        storage_error,
+    )
+    from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+    from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
+    from penstock.buffer.fsck import Finding, Severity, audit
+    from penstock.buffer.gc import GarbageCollector, GcReport
+    from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
+    from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
+    from penstock.buffer.manifest import (
+        MANIFEST_VERSION,
+        Entry,
+        EntryIndex,
+        Manifest,
+        Metadata,
+        decode_manifest,
+    )
+    from penstock.buffer.manifest_file import ManifestFile, Snapshot
+    from penstock.buffer.producer import Producer
+    from penstock.buffer.sharded import ShardedConsumer, ShardedProducer, read_layout, shard_config, shard_of
+    from penstock.buffer.stored_batch import StoredBatch, store_batch
+    from penstock.buffer.transaction import NO_VERSION, Transaction, find_tag, newest_version
 
 __all__ = [
+    "BATCH_VERSION",
+    "FOOTER_BYTES",
+    "MANIFEST_VERSION",
+    "NO_FLOOR",
+    "NO_VERSION",
     "Appended",
     "BadBatchPolicy",
     "BatchDescriptor",
@@ -54,12 +91,18 @@ __all__ = [
     "ConsumerConfig",
     "DeadLetter",
     "DurabilityWatcher",
+    "Entry",
+    "EntryIndex",
     "FencedError",
     "FetchHandle",
+    "Finding",
+    "Floor",
     "GarbageCollector",
     "GarbageCollectorConfig",
     "GcReport",
     "InvalidInputError",
+    "Manifest",
+    "ManifestFile",
     "ManifestFull",
     "Metadata",
     "OutOfOrderAck",
@@ -67,10 +110,15 @@ __all__ = [
     "Producer",
     "ProducerClosed",
     "ProducerConfig",
+    "QueueConfig",
+    "QueueReader",
+    "QueueSurvey",
     "RetriesExhausted",
     "SerializationError",
+    "Severity",
     "ShardedConsumer",
     "ShardedProducer",
+    "Snapshot",
     "StaleTransaction",
     "StorageError",
     "StorageRejected",
@@ -80,6 +128,57 @@ __all__ = [
     "WriteHandle",
     "WriteOutcome",
     "append_batches",
+    "audit",
+    "batch_minted_ms",
+    "config_from_mapping",
+    "dead_sequences",
+    "decode_batch",
+    "decode_manifest",
+    "entry_time_ms",
+    "fetch_book",
+    "find_tag",
     "last_version",
+    "newest_version",
+    "read_floor",
+    "read_layout",
+    "record_count",
+    "shard_config",
+    "shard_of",
+    "storage_error",
     "store_batch",
+    "store_dead_letter",
+    "survey",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "append": "Appended append_batches last_version",
+            "batch": "BATCH_VERSION FOOTER_BYTES CompressionType batch_minted_ms decode_batch record_count",
+            "book": "fetch_book",
+            "config": (
+                "BadBatchPolicy ConsumerConfig GarbageCollectorConfig ProducerConfig QueueConfig "
+                "config_from_mapping"
+            ),
+            "consumer": "Consumer",
+            "dead_letter": "DeadLetter dead_sequences store_dead_letter",
+            "errors": (
+                "BatchMissing BufferError FencedError InvalidInputError ManifestFull OutOfOrderAck "
+                "OutcomeUnknown ProducerClosed RetriesExhausted SerializationError StaleTransaction "
+                "StorageError StorageRejected StorageUnavailable storage_error"
+            ),
+            "fetch": "BatchDescriptor ConsumedBatch FetchHandle",
+            "floor": "NO_FLOOR Floor read_floor",
+            "fsck": "Finding Severity audit",
+            "gc": "GarbageCollector GcReport",
+            "handle": "DurabilityWatcher WriteHandle WriteOutcome",
+            "inspect": "QueueReader QueueSurvey entry_time_ms survey",
+            "manifest": "MANIFEST_VERSION Entry EntryIndex Manifest Metadata decode_manifest",
+            "manifest_file": "ManifestFile Snapshot",
+            "producer": "Producer",
+            "sharded": "ShardedConsumer ShardedProducer read_layout shard_config shard_of",
+            "stored_batch": "StoredBatch store_batch",
+            "transaction": "NO_VERSION Transaction find_tag newest_version",
+        },
+    )

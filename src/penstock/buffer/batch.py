@@ -30,7 +30,7 @@ __all__ = [
     "record_count",
 ]
 
-VERSION = 1
+BATCH_VERSION = 1
 _FOOTER = struct.Struct("<BIH")
 FOOTER_BYTES = _FOOTER.size
 _SUFFIX = ".batch"
@@ -107,7 +107,7 @@ def encode_batch(
     if count > BATCH_RECORDS_MAX:
         raise InvalidInputError(f"a batch of {count} records is beyond the format's {BATCH_RECORDS_MAX}")
     table = length_table(np.concatenate([chunk.lengths for chunk in held])) if held else b""
-    footer = _FOOTER.pack(compression, count, VERSION)
+    footer = _FOOTER.pack(compression, count, BATCH_VERSION)
     size = sum(chunk.record_bytes for chunk in held) + 4 * count + len(table)
     if compression is CompressionType.ZSTD:
         body = memoryview(compress(_Parts(held, table), size=size))
@@ -124,8 +124,8 @@ def record_count(footer: memoryview) -> int:
             f"batch of {len(footer)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
         )
     _, count, version = _FOOTER.unpack(footer)
-    if version != VERSION:
-        raise SerializationError(f"batch version {version} is unknown; only version {VERSION} exists")
+    if version != BATCH_VERSION:
+        raise SerializationError(f"batch version {version} is unknown; only version {BATCH_VERSION} exists")
     return int(count)
 
 
@@ -137,8 +137,8 @@ def decode_batch(data: memoryview, *, bytes_max: int = BATCH_BYTES_MAX) -> Block
     if len(data) < FOOTER_BYTES:
         raise SerializationError(f"batch of {len(data)} bytes is shorter than its {FOOTER_BYTES}-byte footer")
     compression, count, version = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
-    if version != VERSION:
-        raise SerializationError(f"batch version {version} is unknown; only version {VERSION} exists")
+    if version != BATCH_VERSION:
+        raise SerializationError(f"batch version {version} is unknown; only version {BATCH_VERSION} exists")
     body = data[: len(data) - FOOTER_BYTES]
     try:
         return index_block(_block(body, compression, bytes_max), count)

@@ -15,9 +15,7 @@ from penstock.buffer.batch import CompressionType
 from penstock.config import Setting, build
 from penstock.errors import ConfigError, InvalidInput
 from penstock.limits import BATCH_BYTES_MAX, MANIFEST_BYTES_MAX
-from penstock.objects import ObjectStore, StoreConfig
-from penstock.objects.keys import normalise_key
-from penstock.objects.settings import StoreAddress
+from penstock.objects import ObjectStore, StoreAddress, StoreConfig, normalise_key
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 __all__ = [

@@ -29,7 +29,7 @@ __all__ = [
     "Metadata",
     "NewEntry",
     "append",
-    "decode",
+    "decode_manifest",
     "dequeue",
     "encode_entry",
     "first_sequence",
@@ -40,7 +40,7 @@ __all__ = [
     "tails",
 ]
 
-VERSION = 1
+MANIFEST_VERSION = 1
 U64_MAX = 2**64 - 1
 
 _FOOTER = struct.Struct("<IQQH")
@@ -90,7 +90,7 @@ class Footer:
     epoch: int
 
     def pack(self) -> bytes:
-        return _FOOTER.pack(self.entry_count, self.next_sequence, self.epoch, VERSION)
+        return _FOOTER.pack(self.entry_count, self.next_sequence, self.epoch, MANIFEST_VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,10 @@ def read_footer(raw: bytes) -> Footer:
             f"manifest of {len(raw)} bytes is shorter than its {FOOTER_BYTES}-byte footer"
         )
     entry_count, next_sequence, epoch, version = _FOOTER.unpack_from(raw, len(raw) - FOOTER_BYTES)
-    if version != VERSION:
+    if version != MANIFEST_VERSION:
         raise SerializationError(
-            f"manifest version {version} is unknown (only version {VERSION} exists), or its end was cut off"
+            f"manifest version {version} is unknown (only version {MANIFEST_VERSION} exists), "
+            "or its end was cut off"
         )
     if entry_count * (4 + _FIXED_AFTER_LEN) > len(raw) - FOOTER_BYTES:
         raise SerializationError(f"manifest of {len(raw)} bytes cannot hold {entry_count} entries")
@@ -294,7 +295,7 @@ def tails(raw: bytes, needle: bytes, through: int | None = None) -> Iterator[tup
         limit = start
 
 
-def decode(raw: bytes) -> Manifest:
+def decode_manifest(raw: bytes) -> Manifest:
     """Everything, checked in full: bounds, UTF-8, numbering."""
     entries = index(raw)
     return Manifest(footer=entries.footer, entries=tuple(entries[n] for n in range(len(entries))))

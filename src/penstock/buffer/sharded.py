@@ -40,8 +40,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
-from penstock.objects import ObjectStore, open_store
-from penstock.objects.keys import normalise_key
+from penstock.objects import ObjectStore, normalise_key, open_store
 
 __all__ = ["SHARDS_MAX", "ShardedConsumer", "ShardedProducer", "read_layout", "shard_config", "shard_of"]
 

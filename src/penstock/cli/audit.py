@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.cli.display import Progress, print_json, print_table
 from penstock.cli.failure import ExitCode
 from penstock.cli.pipeline_file import pipeline_argument, read_pipeline
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.audit import AuditReport
-    from penstock.spark.pipeline.balance import Balance, SinkTotals
-    from penstock.spark.pipeline.books import Finding
+    from penstock.spark import AuditReport, Balance, Finding, SinkTotals
 
 __all__ = ["audit"]
 
@@ -45,7 +43,7 @@ def audit(file: Path, changes: tuple[str, ...], sink: str | None, deep: bool, as
     Changes nothing, needs neither Java nor Spark, and may run beside the pipeline. Exits with 0 if every
     record is accounted for, else with 1 and the sequences that are not.
     """
-    from penstock.spark.pipeline.audit import audit as audit_pipeline
+    from penstock.spark import audit as audit_pipeline
 
     spec = read_pipeline(file, changes)
     with Progress() as progress:

@@ -16,9 +16,7 @@ from penstock.errors import ConfigError, NotFound
 from penstock.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.spec import PipelineSpec
-    from penstock.spark.tables.compact import CompactionReport
-    from penstock.spark.tables.spec import TableSpec
+    from penstock.spark import CompactionReport, PipelineSpec, TableSpec
 
 __all__ = ["compact", "tables_to_compact"]
 
@@ -59,8 +57,8 @@ def compact(
     spec = read_pipeline(file, changes)
     tables = tables_to_compact(spec, only)
     from penstock.cli.run_session import CommandSession
-    from penstock.spark.tables.compact import CompactionReport
-    from penstock.spark.tables.compact import compact as compact_table
+    from penstock.spark import CompactionReport
+    from penstock.spark import compact as compact_table
 
     sessions = CommandSession(
         f"{spec.name} compact",
@@ -98,8 +96,7 @@ def compact(
 
 def tables_to_compact(spec: PipelineSpec, only: str | None) -> dict[str, TableSpec]:
     """The tables that are meant, by the name of their sink. Raises `ConfigError`."""
-    from penstock.spark.pipeline.outputs import table_of
-    from penstock.spark.pipeline.spec import DEAD_LETTERS
+    from penstock.spark import DEAD_LETTERS, table_of
 
     sinks = dict(spec.outputs)
     if spec.letters is not None:

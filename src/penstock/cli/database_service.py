@@ -150,13 +150,13 @@ class DatabaseService(Generic[D]):
 
     def run(self) -> None:
         """Until a signal, or what stops it, which is raised."""
-        from penstock.servers import process
-        from penstock.servers.scheduling import shorten_slice
+        from penstock.http import run
+        from penstock.servers import shorten_slice
 
         shorten_slice()  # SlateDB's threads compute while they store, and writers are not to wait for them
         with self._progress:
             try:
-                process.run(self._main)
+                run(self._main)
             except PenstockError as error:
                 self._tell("stopped", error=str(error), **self._fed())
                 raise

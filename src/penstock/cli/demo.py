@@ -134,8 +134,7 @@ def _require_spark() -> None:
     """Raises `Unsupported`, saying what to install, before anything is started."""
     import importlib.util
 
-    from penstock.spark.formats import check_spark
-    from penstock.spark.java import find_java
+    from penstock.spark import check_spark, find_java
 
     check_spark()
     if importlib.util.find_spec("deltalake") is None:
@@ -153,7 +152,7 @@ def _folder(data: Path | None) -> Path:
 
 def _place(store: str) -> str:
     """A folder in the store that nobody else uses, and that can be removed afterwards."""
-    from penstock.objects.settings import StoreAddress
+    from penstock.objects import StoreAddress
 
     address = StoreAddress.parse(store)
     if address.scheme == "memory":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from penstock.storage.file_access import data_modes
+from penstock.storage import data_modes
 
 __all__ = ["Journal", "JournalReader", "JournalWriter", "Sums", "checksum_of", "read_journal"]
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.cli.demo_plan import Plan
 from penstock.errors import PenstockError
-from penstock.storage.file_access import data_modes
+from penstock.storage import data_modes
 
 __all__ = ["Crew", "DemoFailed", "crew_of", "session_members"]
 

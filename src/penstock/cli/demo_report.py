@@ -25,10 +25,7 @@ def read_books(plan: Plan) -> Balance:
     """The tables against the journals. Raises `DemoFailed` when there is no table."""
     import pyarrow.compute as pc
 
-    from penstock.spark.pipeline.letters import read_letters
-    from penstock.spark.pipeline.outputs import table_of
-    from penstock.spark.pipeline.spec import load_spec
-    from penstock.spark.tables.delta import load_delta
+    from penstock.spark import load_delta, load_spec, read_letters, table_of
 
     spec = load_spec(plan.pipeline_file)
     tables = {name: table_of(sink) for name, sink in spec.outputs.items()}

@@ -11,14 +11,17 @@ from typing import Final, Protocol
 from penstock.cli.demo_journal import Journal, JournalReader
 from penstock.cli.demo_plan import ROWS, Plan, pipeline_text
 from penstock.cli.demo_processes import Crew, DemoFailed, crew_of
-from penstock.spark.pipeline.checkpoint import Checkpoint
-from penstock.spark.pipeline.ledger import BatchLine
-from penstock.spark.pipeline.outputs import table_of
-from penstock.spark.pipeline.pipeline import Pipeline
-from penstock.spark.pipeline.spec import load_spec
-from penstock.spark.queues import Backlog, QueueWatch
-from penstock.spark.tables.table import open_table
-from penstock.storage.fs import OsFileSystem
+from penstock.spark import (
+    Backlog,
+    BatchLine,
+    Checkpoint,
+    Pipeline,
+    QueueWatch,
+    load_spec,
+    open_table,
+    table_of,
+)
+from penstock.storage import OsFileSystem
 
 __all__ = ["Live", "Outcome", "Stage", "run_demo"]
 

@@ -34,7 +34,7 @@ def doctor(
     checks = check_machine()
     asked = store is not None or config is not None or "PENSTOCK_BUFFER__STORE" in os.environ
     if asked:
-        from penstock.buffer.config import ConsumerConfig
+        from penstock.buffer import ConsumerConfig
         from penstock.cli.buffer.target import Target
         from penstock.cli.store_health import check_store
 

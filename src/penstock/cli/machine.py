@@ -13,8 +13,7 @@ import sys
 from penstock import __version__
 from penstock.cli.health import Check, fail, ok
 from penstock.errors import Unsupported
-from penstock.spark.formats import check_spark
-from penstock.spark.java import find_java
+from penstock.spark import check_spark, find_java
 
 __all__ = ["PACKAGES", "check_machine", "release"]
 

@@ -12,7 +12,7 @@ from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.spec import PipelineSpec
+    from penstock.spark import PipelineSpec
 
 __all__ = ["overrides", "pipeline_argument", "read_pipeline", "session_options", "settings"]
 
@@ -54,7 +54,7 @@ def session_options(command: F) -> F:
 
 def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:
     """The pipeline in a file, with changes; relative paths are relative to the file. Raises `ConfigError`."""
-    from penstock.spark.pipeline.spec import read_spec
+    from penstock.spark import read_spec
 
     mapping = merge(load_mapping(file), overrides(changes))
     return read_spec(mapping, where=str(file), base=file.absolute().parent)

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.redrive import Redrive, Redriven
+    from penstock.spark import Redrive, Redriven
 
 __all__ = ["parse_position", "parse_sequences", "parse_since", "redrive"]
 
@@ -60,8 +60,8 @@ def redrive(
     Each letter is redriven once, also if this command is killed: the next one finishes what was begun. The
     letters stay in their table. A record that fails again is a new letter. Needs no Spark.
     """
-    from penstock.spark.pipeline.redrive import redrive as put_back
-    from penstock.spark.pipeline.redrive_plan import Wanted
+    from penstock.spark import Wanted
+    from penstock.spark import redrive as put_back
 
     spec = read_pipeline(file, changes)
     wanted = Wanted(

@@ -12,7 +12,7 @@ import click
 from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark.formats import check_spark
+from penstock.spark import check_spark
 from penstock.units import parse_duration
 
 __all__ = ["run"]
@@ -66,7 +66,7 @@ def run(
     spec = read_pipeline(file, changes)
     check_spark()
     from penstock.cli.run_session import CommandSession, end_children
-    from penstock.spark.pipeline.outputs import check_options
+    from penstock.spark import check_options
 
     check_options(spec)
 
@@ -85,7 +85,7 @@ def run(
 
     from penstock.cli.run_display import choose_display
     from penstock.cli.run_supervisor import Supervisor, cause_of
-    from penstock.spark.pipeline import Pipeline
+    from penstock.spark import Pipeline
 
     signals = StopSignals()
     try:

@@ -12,8 +12,7 @@ from penstock.cli.health import Check, Status
 
 if TYPE_CHECKING:
     from penstock.cli.run_session import CommandSession
-    from penstock.spark.pipeline.check import Finding
-    from penstock.spark.pipeline.spec import PipelineSpec
+    from penstock.spark import CheckFinding, PipelineSpec
 
 __all__ = ["report_checks"]
 
@@ -23,7 +22,7 @@ _WIDTH = 16
 
 def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool) -> int:
     """Print every finding as it is made. 1 if any is in the way."""
-    from penstock.spark.pipeline.check import check_pipeline
+    from penstock.spark import check_pipeline
 
     checks: list[Check] = []
     try:
@@ -43,7 +42,7 @@ def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool
     return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
-def _check(finding: Finding) -> Check:
+def _check(finding: CheckFinding) -> Check:
     return Check(status=Status(finding.status), name=finding.name, text=finding.text, advice=finding.advice)
 
 

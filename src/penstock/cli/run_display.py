@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.spinner import Spinner
 
-    from penstock.spark.pipeline.ledger import BatchLine
+    from penstock.spark import BatchLine
 
 __all__ = ["Display", "JsonLines", "PlainLines", "Screen", "batch_event", "choose_display", "line", "panel"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from penstock.up.noise import NoiseFilter
+from penstock.up import NoiseFilter
 
 __all__ = ["JavaNoise"]
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cli.run_noise import JavaNoise
 from penstock.errors import PenstockError
-from penstock.spark.failures import explain
-from penstock.spark.java_exit import Ending
-from penstock.spark.java_process import forget_java, java_ending
-from penstock.spark.session import build_session
+from penstock.spark import Ending, build_session, explain, forget_java, java_ending
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

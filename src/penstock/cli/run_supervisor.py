@@ -19,15 +19,13 @@ from penstock.cli.run_display import Display
 from penstock.cli.run_signals import LeaveNow, StopSignals
 from penstock.cli.run_totals import Rate, Totals, View
 from penstock.errors import Conflict, OutcomeUnknown, PenstockError, Unavailable
-from penstock.spark.java_exit import Ending, lost
-from penstock.spark.pipeline.errors import explain_pipeline
+from penstock.spark import Ending, explain_pipeline, lost
 from penstock.units import format_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.pipeline.ledger import BatchLine
-    from penstock.spark.pipeline.pipeline import Pipeline, PipelineStatus, RunningPipeline
+    from penstock.spark import BatchLine, Pipeline, PipelineStatus, RunningPipeline
 
 __all__ = ["Sessions", "Supervisor", "backoff_s", "cause_of", "is_passing"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.ledger import BatchLine
-    from penstock.spark.pipeline.pipeline import PipelineStatus
+    from penstock.spark import BatchLine, PipelineStatus
 
 __all__ = ["Rate", "Totals", "View"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.config import Setting
-from penstock.up.parts import DATA_DIR_VARIABLE
+from penstock.up import DATA_DIR_VARIABLE
 
 __all__ = ["DEFAULT_PIPELINE", "default_mapping", "pipeline_text", "starting_text"]
 

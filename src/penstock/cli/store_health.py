@@ -10,14 +10,12 @@ import time
 import uuid
 from pathlib import Path
 
-from penstock.buffer.config import ConsumerConfig
-from penstock.buffer.manifest_file import ManifestFile
+from penstock.buffer import ConsumerConfig, ManifestFile
 from penstock.cli.health import Check, Status, fail, ok, warn
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.objects import ObjectStore, check_conditional_writes, join_key, open_store
-from penstock.storage.file_access import DATA_MODE, data_modes
-from penstock.storage.mounts import VOLATILE, device_kind
+from penstock.storage import DATA_MODE, VOLATILE, data_modes, device_kind
 from penstock.units import format_duration, format_size
 
 __all__ = ["check_directory", "check_store", "clock_check", "room_check"]

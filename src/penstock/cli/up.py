@@ -11,8 +11,7 @@ from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.up_file import Prepared, find_file, prepare
 from penstock.cli.up_log import LogPrinter
-from penstock.up.probe import address_of
-from penstock.up.status import Level
+from penstock.up import Level, address_of
 
 __all__ = ["up"]
 

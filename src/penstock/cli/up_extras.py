@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Final
 
-from penstock.up.status import PartKind
+from penstock.up import PartKind
 
 __all__ = ["is_installed", "missing_extra"]
 

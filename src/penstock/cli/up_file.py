@@ -21,11 +21,8 @@ from penstock.cli.up_map import (
 )
 from penstock.config import Secret, Setting, from_env, load_mapping, merge
 from penstock.errors import ConfigError
-from penstock.servers.exposure import check_reach
-from penstock.up.parts import PartPlan, Plan
-from penstock.up.plan import plan_of, port_faults
-from penstock.up.settings import UpSettings, faults_of, read_settings
-from penstock.up.status import PartKind
+from penstock.servers import check_reach
+from penstock.up import PartKind, PartPlan, Plan, UpSettings, faults_of, plan_of, port_faults, read_settings
 
 __all__ = ["Prepared", "UpFile", "find_file", "prepare"]
 
@@ -165,7 +162,7 @@ def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
     """Keys that no server would take."""
     if missing_extra(PartKind.CONSOLE):
         return []  # no server runs
-    from penstock.servers.auth import Keyring
+    from penstock.servers import Keyring
 
     found = []
     for name in _KEYS:

@@ -15,11 +15,8 @@ from typing import Final
 from penstock.cli.starting_file import DEFAULT_PIPELINE, pipeline_text
 from penstock.cli.up_file import Prepared, UpFile, data_directory
 from penstock.errors import ConfigError, Unavailable
-from penstock.storage.dirlock import DirectoryLock
-from penstock.storage.file_access import data_modes
-from penstock.storage.fs import OsFileSystem
-from penstock.up.parts import Plan
-from penstock.up.plan import wanted_ports
+from penstock.storage import DirectoryLock, OsFileSystem, data_modes
+from penstock.up import Plan, wanted_ports
 
 __all__ = [
     "check_ports",

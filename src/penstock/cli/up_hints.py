@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.up.parts import Plan
-from penstock.up.probe import address_of, reachable
-from penstock.up.status import FleetMap, PartKind, PartStatus
+from penstock.up import FleetMap, PartKind, PartStatus, Plan, address_of, reachable
 
 __all__ = ["hint_of"]
 

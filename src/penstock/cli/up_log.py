@@ -12,8 +12,7 @@ import msgspec
 from penstock.cli.display import time_text
 from penstock.cli.outlet import Outlet
 from penstock.clock import SYSTEM_CLOCK
-from penstock.up.fleet import OWN_NAME
-from penstock.up.status import FleetEvent, Level, LogLine, PartStatus
+from penstock.up import OWN_NAME, FleetEvent, Level, LogLine, PartStatus
 
 __all__ = ["LogPrinter"]
 

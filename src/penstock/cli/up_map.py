@@ -12,33 +12,37 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.up_extras import missing_extra
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
-from penstock.objects.settings import StoreAddress
+from penstock.objects import StoreAddress
 from penstock.units import parse_size
-from penstock.up.parts import DATA_DIR_VARIABLE, PartPlan, Plan, Probe
-from penstock.up.status import FleetMap, PartKind, PipelinePlace, QueuePlace, QuiverPlace
+from penstock.up import (
+    DATA_DIR_VARIABLE,
+    FleetMap,
+    PartKind,
+    PartPlan,
+    PipelinePlace,
+    Plan,
+    Probe,
+    QueuePlace,
+    QuiverPlace,
+    pipeline_environment,
+)
 
 if TYPE_CHECKING:
-    from penstock.collector.config import Plan as CollectorPlan
-    from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
+    from penstock.collector import Plan as CollectorPlan
+    from penstock.spark import BufferSourceSpec, PipelineSpec
 
 __all__ = [
     "collector_faults",
     "database_faults",
-    "pipeline_environment",
     "pipeline_faults",
     "queue_faults",
     "with_places",
 ]
 
 
-def pipeline_environment(data_dir: str) -> dict[str, str]:
-    """What a pipeline's file sees of the environment when a fleet with this data directory runs it."""
-    return {**os.environ, DATA_DIR_VARIABLE: data_dir}
-
-
 def _read_pipeline(file: str, data_dir: str) -> PipelineSpec:
     """The pipeline as the fleet runs it. Raises `ConfigError`."""
-    from penstock.spark.pipeline.spec import load_spec
+    from penstock.spark import load_spec
 
     return load_spec(file, pipeline_environment(data_dir))
 
@@ -190,7 +194,7 @@ def _collector_part(plan: Plan, disabled: Iterable[str]) -> PartPlan | None:
 
 
 def _collector_plan(plan: Plan) -> CollectorPlan:
-    from penstock.collector.config import load_plan, parse_plan
+    from penstock.collector import load_plan, parse_plan
 
     assert plan.collector_file is not None
     if plan.collector_text is not None:
@@ -214,7 +218,7 @@ def _quivers(own: CollectorPlan, part: PartPlan) -> tuple[QuiverPlace, ...]:
 
 def _add_exports(known: dict[str, QueuePlace], own: CollectorPlan, part: PartPlan) -> None:
     """The queues that the collector's exporters append to."""
-    from penstock.collector.settings import BufferSettings
+    from penstock.collector import BufferSettings
 
     for node in own.graph.nodes.values():
         settings = own.settings[node.name]
@@ -247,7 +251,7 @@ def _add_sinks(known: dict[str, QueuePlace], specs: Mapping[str, PipelineSpec]) 
     """Pipelines that write to a queue that is known."""
     if not specs:
         return  # without Spark there is nothing to import
-    from penstock.spark.pipeline.spec import BufferSinkSpec
+    from penstock.spark import BufferSinkSpec
 
     for part, spec in specs.items():
         for sink in spec.outputs.values():

@@ -18,12 +18,10 @@ from penstock.cli.up_hints import hint_of
 from penstock.cli.up_log import LogPrinter
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
-from penstock.up.fleet import Fleet
-from penstock.up.probe import address_of, reachable
-from penstock.up.status import FleetEvent, Level, PartKind, PartState, PartStatus
+from penstock.up import Fleet, FleetEvent, Level, PartKind, PartState, PartStatus, address_of, reachable
 
 if TYPE_CHECKING:
-    from penstock.http.message import Request
+    from penstock.http import Request
 
 __all__ = ["run_fleet"]
 
@@ -41,9 +39,8 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
 
 def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
     """The console's own check of the name that a request comes by."""
-    from penstock.console.access import Access
-    from penstock.servers.auth import Keyring
-    from penstock.servers.exposure import is_loopback
+    from penstock.console import Access
+    from penstock.servers import Keyring, is_loopback
 
     access = Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host), names=names)
     return access.check_host
@@ -119,8 +116,8 @@ class _Up:
         self._tell_front(address_of(*bound))
 
     async def _open_probes(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
-        from penstock.http.listener import Listener
-        from penstock.up.health import Front
+        from penstock.http import Listener
+        from penstock.up import Front
 
         names = self._prepared.plan.settings.allowed_hosts
         listener = Listener(Front(self._fleet, check=_host_check(host, names)))
@@ -133,10 +130,9 @@ class _Up:
         return bound
 
     async def _open_console(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
-        from penstock.cli.up_console import FleetHost
-        from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings
-        from penstock.servers.auth import Keyring
-        from penstock.up.health import Front
+        from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings, FleetHost
+        from penstock.servers import Keyring
+        from penstock.up import Front
 
         keys = self._prepared.plan.settings.console.keys
         names = self._prepared.plan.settings.allowed_hosts

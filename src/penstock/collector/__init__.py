@@ -11,19 +11,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.lazy import lazy_exports
+
 if TYPE_CHECKING:
     from penstock.collector.collector import Collector
     from penstock.collector.config import Plan, load_plan, parse_plan
+    from penstock.collector.dead_letters import DeadLetter, DeadLetters, replay
+    from penstock.collector.exporters.factory import concurrency_of, make_otlp_exporter
+    from penstock.collector.settings import BufferSettings, OtlpExporterSettings
 
-__all__ = ["Collector", "Plan", "load_plan", "parse_plan"]
+__all__ = [
+    "BufferSettings",
+    "Collector",
+    "DeadLetter",
+    "DeadLetters",
+    "OtlpExporterSettings",
+    "Plan",
+    "concurrency_of",
+    "load_plan",
+    "make_otlp_exporter",
+    "parse_plan",
+    "replay",
+]
 
-_PLACES = {"Collector": "collector", "Plan": "config", "load_plan": "config", "parse_plan": "config"}
-
-
-def __getattr__(name: str) -> object:
-    """gRPC and Arrow are loaded by whoever runs a collector, not by whoever asks for help."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"penstock.collector.{_PLACES[name]}"), name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "collector": "Collector",
+            "config": "Plan load_plan parse_plan",
+            "dead_letters": "DeadLetter DeadLetters replay",
+            "exporters.factory": "concurrency_of make_otlp_exporter",
+            "settings": "BufferSettings OtlpExporterSettings",
+        },
+    )

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 
 from penstock.collector.ports import Accepted
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Rejected
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 RESOURCES_MAX: Final = 100_000
 """A request with more outermost fields would hold up everybody else while they are counted."""

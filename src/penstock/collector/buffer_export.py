@@ -26,6 +26,7 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.buffer import (
+    NO_VERSION,
     Producer,
     ProducerConfig,
     StaleTransaction,
@@ -34,7 +35,6 @@ from penstock.buffer import (
     last_version,
     store_batch,
 )
-from penstock.buffer.transaction import NO_VERSION
 from penstock.clock import Clock
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import ExportCounts, Source, SparseLog, payload_of
@@ -45,7 +45,7 @@ from penstock.collector.settings import BufferSettings
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 from penstock.retry import Backoff, RetryPolicy
 from penstock.units import parse_duration, parse_size
 

@@ -30,11 +30,11 @@ from penstock.collector.settings import (
 )
 from penstock.config import Setting, build, load_mapping
 from penstock.errors import ConfigError
-from penstock.http.sites import allowed_hosts
+from penstock.http import allowed_hosts
 from penstock.units import DurationLike, parse_duration
 
 if TYPE_CHECKING:
-    from penstock.quiver.config import QuiverConfig
+    from penstock.quiver import QuiverConfig
 
 _VARIABLE: Final = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
@@ -241,7 +241,7 @@ class _OwnKeys:
 
 
 def _persistence(config: Mapping[str, Setting], place: str) -> PersistenceSettings:
-    from penstock.quiver.config import QuiverConfig
+    from penstock.quiver import QuiverConfig
 
     own = {key: value for key, value in config.items() if key == "validation"}
     rest = {key: value for key, value in config.items() if key not in own}

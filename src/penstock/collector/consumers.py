@@ -13,7 +13,7 @@ from penstock.collector.outcome import Outcome, Verdict
 from penstock.collector.payload import RawPayload
 from penstock.collector.ports import Accepted, ConsumerNode, Exporter, Store
 from penstock.errors import InvalidInput, Unavailable
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 _INLINE_BYTES: Final = 64 * 1024
 """A larger request is decoded on a thread: it would hold up everybody else's answers."""

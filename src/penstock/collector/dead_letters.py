@@ -26,9 +26,8 @@ from penstock.collector.payload import Payload, RawPayload
 from penstock.collector.ports import Exporter
 from penstock.errors import NotFound, PenstockError, PermissionDenied
 from penstock.ids import SYSTEM_RNG, mint_ulid
-from penstock.otlp.schema import Signal
-from penstock.storage import write_durably
-from penstock.storage.fs import FileSystem, OsFileSystem
+from penstock.otlp import Signal
+from penstock.storage import FileSystem, OsFileSystem, write_durably
 
 
 def make_durably(fs: FileSystem, path: str) -> None:

@@ -20,7 +20,7 @@ from penstock.collector.payload import ArrowPayload, JoinedPayload, Payload, Pla
 from penstock.collector.ports import Delivery, Exporter, Store
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 _INTERVAL_S: Final = 10.0
 

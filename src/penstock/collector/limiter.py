@@ -14,7 +14,7 @@ from penstock.collector.status import Draining, Refusal, Unauthorized, refusal_o
 from penstock.config import Secret
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.errors import PenstockError
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 if TYPE_CHECKING:
     import pyarrow as pa

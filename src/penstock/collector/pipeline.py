@@ -25,8 +25,7 @@ from penstock.collector.settings import BufferSettings, OtlpExporterSettings
 from penstock.errors import Corrupt, NotFound
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
-from penstock.storage import write_durably
-from penstock.storage.fs import FileSystem, OsFileSystem
+from penstock.storage import FileSystem, OsFileSystem, write_durably
 
 if TYPE_CHECKING:
     import pyarrow as pa

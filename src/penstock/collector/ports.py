@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.collector.outcome import Outcome
 from penstock.collector.payload import Payload
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 if TYPE_CHECKING:
     import pyarrow as pa

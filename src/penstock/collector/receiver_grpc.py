@@ -15,7 +15,7 @@ from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.settings import Address, TlsSettings
 from penstock.collector.status import DETAILS_TRAILER, retry_trailers, status_bytes
 from penstock.errors import ConfigError, PenstockError, Unavailable
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 METHODS: Final = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": Signal.TRACES,

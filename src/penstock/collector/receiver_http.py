@@ -21,7 +21,7 @@ from penstock.collector.settings import Address
 from penstock.collector.status import RETRY_AFTER_S, Refusal, status_bytes, status_json
 from penstock.errors import Corrupt, InvalidInput, LimitExceeded, PermissionDenied, Unavailable, Unsupported
 from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 _PIECE: Final = 256 * 1024
 _GZIP_WINDOW: Final = 31

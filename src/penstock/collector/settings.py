@@ -16,7 +16,7 @@ from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.outcome import AuthErrors
 from penstock.config import Secret
 from penstock.errors import ConfigError
-from penstock.http.sites import Sites, allowed_hosts
+from penstock.http import Sites, allowed_hosts
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
 _PORTS: Final = {"http": 80, "https": 443}

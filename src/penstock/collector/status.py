@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from penstock import errors
-from penstock.quiver.errors import Closed
+from penstock.quiver import Closed
 
 RETRY_AFTER_S: Final = 1.0
 """The hint where the fault itself names none."""

@@ -31,7 +31,7 @@ from penstock.collector.settings import Address
 from penstock.errors import Unavailable
 from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
 from penstock.metrics import Kind, Registry, Sample
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LIMITS: Final = HttpLimits(body_bytes_max=1024, body_screened_bytes=1024, connections_max=64)

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from penstock.console.console import Console
-from penstock.console.settings import DEFAULT_PORT, KEYS_VARIABLE, ConsoleSettings
+from typing import TYPE_CHECKING
 
-__all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Console", "ConsoleSettings"]
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.console.access import Access
+    from penstock.console.console import Console
+    from penstock.console.fleet_host import FleetHost
+    from penstock.console.settings import DEFAULT_PORT, KEYS_VARIABLE, ConsoleSettings
+
+__all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Access", "Console", "ConsoleSettings", "FleetHost"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "access": "Access",
+            "console": "Console",
+            "fleet_host": "FleetHost",
+            "settings": "DEFAULT_PORT KEYS_VARIABLE ConsoleSettings",
+        },
+    )

@@ -25,10 +25,8 @@ from typing import Final
 import msgspec
 
 from penstock.clock import Clock
-from penstock.http.message import Request
-from penstock.http.sites import Sites
-from penstock.servers.auth import Keyring, Principal, Scope
-from penstock.servers.errors import Forbidden, Unauthorized
+from penstock.http import Request, Sites
+from penstock.servers import Forbidden, Keyring, Principal, Scope, Unauthorized
 
 __all__ = ["Access"]
 

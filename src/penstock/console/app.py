@@ -24,14 +24,14 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.http.message import Fault, HeaderList, Request, Response
-from penstock.http.routes import Router
+from penstock.http import Fault, HeaderList, Request, Response, Router
 from penstock.jsontext import check_json
-from penstock.servers.auth import Principal, Scope
-from penstock.servers.errors import STATUS as _STATUS
-from penstock.servers.errors import (
+from penstock.servers import STATUS as _STATUS
+from penstock.servers import (
     MethodNotAllowed,
+    Principal,
     Refusal,
+    Scope,
     UnknownPath,
     UnsupportedMediaType,
     told,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from penstock.buffer.inspect import QueueSurvey
+from penstock.buffer import QueueSurvey
 from penstock.console.app import Call, json_answer
 from penstock.console.payload import text_fields
 from penstock.console.queues import EntryView, QueueReading
 from penstock.console.sources import QueueWatch, Sources
 from penstock.console.watcher import Watcher
-from penstock.http.message import Response
+from penstock.http import Response
 
 __all__ = ["BuffersPanel"]
 

@@ -30,11 +30,8 @@ from penstock.console.tail import TailPanel
 from penstock.console.topics_panel import TopicsPanel
 from penstock.console.trace import TracePanel
 from penstock.errors import Unavailable
-from penstock.http.limits import HttpLimits
-from penstock.http.listener import Listener
-from penstock.http.message import Application, Response
-from penstock.servers.exposure import is_loopback
-from penstock.servers.topics.sse import HEADERS
+from penstock.http import Application, HttpLimits, Listener, Response
+from penstock.servers import HEADERS, is_loopback
 
 __all__ = ["Console"]
 

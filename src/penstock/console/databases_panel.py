@@ -14,7 +14,7 @@ from penstock.console.overview import backlog_of, feed_position
 from penstock.console.seam import DatabasePlace, PartState
 from penstock.console.sources import MetricsSource, Sources
 from penstock.errors import InvalidInput
-from penstock.http.message import Response
+from penstock.http import Response
 
 __all__ = ["DatabasesPanel"]
 

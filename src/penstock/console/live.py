@@ -15,8 +15,7 @@ from penstock.console.ring import Event, Ring
 from penstock.console.seam import Change, LogLine
 from penstock.console.sources import Attention, Sources
 from penstock.errors import LimitExceeded
-from penstock.servers.errors import told
-from penstock.servers.topics.sse import RETRY, event
+from penstock.servers import RETRY, event, told
 
 __all__ = ["LiveHub", "frame"]
 

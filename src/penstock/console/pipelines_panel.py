@@ -12,7 +12,7 @@ from penstock.console.payload import payload_fields
 from penstock.console.seam import BooksReading, Letter, MicroBatch, Part
 from penstock.console.sources import PipelineSource, Sources
 from penstock.errors import InvalidInput
-from penstock.http.message import Response
+from penstock.http import Response
 
 __all__ = ["PipelinesPanel", "position_of"]
 

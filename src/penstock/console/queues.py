@@ -9,16 +9,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from penstock.buffer.batch import FOOTER_BYTES, record_count
-from penstock.buffer.book import fetch_book
-from penstock.buffer.config import QueueConfig
-from penstock.buffer.errors import BatchMissing, SerializationError
-from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
-from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
-from penstock.buffer.manifest import Entry, EntryIndex
-from penstock.buffer.manifest_file import Snapshot
-from penstock.buffer.sharded import read_layout
-from penstock.buffer.transaction import find_tag, newest_version
+from penstock.buffer import (
+    FOOTER_BYTES,
+    BatchDescriptor,
+    BatchMissing,
+    ConsumedBatch,
+    Entry,
+    EntryIndex,
+    QueueConfig,
+    QueueReader,
+    QueueSurvey,
+    SerializationError,
+    Snapshot,
+    entry_time_ms,
+    fetch_book,
+    find_tag,
+    newest_version,
+    read_layout,
+    record_count,
+    survey,
+)
 from penstock.clock import Clock
 from penstock.console.relayed import Relayed, RelayMemory, sequences_in
 from penstock.console.seam import QueuePlace

@@ -10,10 +10,7 @@ from typing import Final
 
 from penstock.console.seam import QuiverPlace
 from penstock.errors import NotFound
-from penstock.quiver.fsck import core_directories
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.offline import SubscriberLook, look_at_progress
-from penstock.quiver.segment_source import LocalSegments
+from penstock.quiver import LocalSegments, SegmentInfo, SubscriberLook, core_directories, look_at_progress
 from penstock.storage import OsFileSystem
 
 __all__ = ["QuiverReading", "read_quiver"]

@@ -11,11 +11,8 @@ from penstock.console.app import Call, json_answer
 from penstock.console.exposition import Exposition
 from penstock.console.quivers import QuiverReading
 from penstock.console.sources import QuiverSource, Sources
-from penstock.http.message import Response
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.offline import SubscriberLook
-from penstock.quiver.ranges import Ranges
-from penstock.quiver.slots import slot_name
+from penstock.http import Response
+from penstock.quiver import Ranges, SegmentInfo, SubscriberLook, slot_name
 
 __all__ = ["QuiversPanel", "gaps_of", "segment_states"]
 

@@ -18,7 +18,7 @@ from penstock.console.pipelines_panel import position_of
 from penstock.console.seam import CommandOutcome
 from penstock.console.sources import Sources
 from penstock.errors import Conflict, InvalidInput
-from penstock.http.message import Response
+from penstock.http import Response
 
 __all__ = ["Job", "RedrivePanel", "redrive_arguments", "why_failed"]
 

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.buffer.manifest import Entry, EntryIndex
-from penstock.buffer.transaction import find_tag
+from penstock.buffer import Entry, EntryIndex, find_tag
 
 __all__ = ["PlacedRun", "RelayMemory", "Relayed", "Run", "run_of", "sequences_in"]
 

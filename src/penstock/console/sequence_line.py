@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from penstock.topics.model import Tombstone
+from penstock.topics import Tombstone
 
 __all__ = ["Kind", "Stretch", "sequence_line"]
 

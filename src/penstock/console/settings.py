@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.http.sites import allowed_hosts
-from penstock.servers.auth import Keyring, Scope
-from penstock.servers.exposure import check_reach
+from penstock.http import allowed_hosts
+from penstock.servers import Keyring, Scope, check_reach
 
 __all__ = ["ACT", "DEFAULT_PORT", "KEYS_VARIABLE", "LOOK", "ConsoleSettings"]
 

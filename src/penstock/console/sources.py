@@ -25,7 +25,7 @@ from penstock.console.seam import (
 from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
 from penstock.console.watcher import Watchable, Watcher
 from penstock.errors import NotFound
-from penstock.objects.workers import Workers
+from penstock.objects import Workers
 
 __all__ = [
     "COUNTERS",

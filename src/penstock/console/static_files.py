@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.http.message import Request, Response
+from penstock.http import Request, Response
 
 __all__ = ["StaticFiles"]
 

@@ -22,13 +22,10 @@ from penstock.console.sources import Sources
 from penstock.console.topics_panel import record_fields
 from penstock.console.watcher import reason_of
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
-from penstock.http.message import Response
-from penstock.servers.errors import told as told_of
-from penstock.servers.topics.sse import HEADERS, RETRY, event
-from penstock.topics.client import WatchEvent
-from penstock.topics.limits import NODE_BYTES_MAX, TAG_BYTES_MAX
-from penstock.topics.model import Record
-from penstock.topics.names import check_topic_name
+from penstock.http import Response
+from penstock.servers import HEADERS, RETRY, event
+from penstock.servers import told as told_of
+from penstock.topics import NODE_BYTES_MAX, TAG_BYTES_MAX, Record, WatchEvent, check_topic_name
 
 __all__ = ["Pace", "TailPanel", "frames"]
 

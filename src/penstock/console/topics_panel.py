@@ -9,14 +9,17 @@ from penstock.console.payload import text_fields
 from penstock.console.rates import Meter, Trail
 from penstock.console.sequence_line import sequence_line
 from penstock.console.sources import Sources
-from penstock.http.message import Response
-from penstock.servers.topics.cursor import read_cursor
-from penstock.topics.config import TopicConfig
-from penstock.topics.errors import TopicNotFound
-from penstock.topics.limits import PAGE_SIZE_MAX
-from penstock.topics.model import Record, TopicState
-from penstock.topics.names import check_topic_name
-from penstock.topics.router import RouterConfig
+from penstock.http import Response
+from penstock.servers import read_cursor
+from penstock.topics import (
+    PAGE_SIZE_MAX,
+    Record,
+    RouterConfig,
+    TopicConfig,
+    TopicNotFound,
+    TopicState,
+    check_topic_name,
+)
 
 __all__ = ["TopicsPanel", "record_fields"]
 

@@ -17,13 +17,23 @@ from penstock.console.asker import Asker
 from penstock.console.rates import Meter
 from penstock.console.seam import TopicsPlace
 from penstock.errors import Unavailable
-from penstock.topics.client import Client, RouterSummary, TopicSummary, answers
-from penstock.topics.client.failure import failure_of_answer
-from penstock.topics.config import TopicConfig
-from penstock.topics.errors import TopicNotFound
-from penstock.topics.model import Page, Tombstone, TopicState
-from penstock.topics.names import check_topic_name
-from penstock.topics.router import RouterConfig
+from penstock.topics import (
+    Client,
+    Page,
+    RouterConfig,
+    RouterSummary,
+    Tombstone,
+    TopicConfig,
+    TopicNotFound,
+    TopicState,
+    TopicSummary,
+    check_topic_name,
+    failure_of_answer,
+    read_metrics,
+    read_page,
+    read_summaries,
+    read_topic_state,
+)
 
 __all__ = ["RouterView", "TopicsNumbers", "TopicsReading", "TopicsSource"]
 
@@ -139,7 +149,7 @@ class TopicsSource:
 
     async def numbers(self) -> TopicsNumbers:
         """The server's numbers."""
-        found = answers.metrics(await self._ask("/v0/metrics"))
+        found = read_metrics(await self._ask("/v0/metrics"))
         wal = found.get("wal")
         wal = wal if isinstance(wal, dict) else {}
         return TopicsNumbers(
@@ -174,7 +184,7 @@ class TopicsSource:
             body = await self._ask(f"{_path(topic)}/diff", topic, _FIRST_AFTER % after)
         except TopicNotFound:
             return None
-        records = answers.page(body).records()
+        records = read_page(body).records()
         return records[0].ts_ms if records else None
 
     # --- lists ---------------------------------------------------------------------------------------------
@@ -188,7 +198,7 @@ class TopicsSource:
         """
         query = {"prefix": prefix, "page_size": str(limit), "touch": "false"}
         more = {"cursor": cursor} if cursor else {}
-        found, following = answers.summaries(await self._ask(f"/v0/topics?{urlencode(query | more)}"))
+        found, following = read_summaries(await self._ask(f"/v0/topics?{urlencode(query | more)}"))
         now = self._clock.monotonic()
         rates: list[float | None] = []
         for summary in found:
@@ -223,7 +233,7 @@ class TopicsSource:
 
     async def state(self, topic: str) -> TopicState:
         """One topic now. Raises `TopicNotFound`."""
-        return answers.topic_state(await self._ask(f"{_path(topic)}?touch=false", topic))
+        return read_topic_state(await self._ask(f"{_path(topic)}?touch=false", topic))
 
     async def scan(self, state: TopicState) -> tuple[Tombstone | None, list[int], int | None]:
         """What a reader from the beginning is told, and the last live sequences if there are holes."""

@@ -7,10 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Final
 
-from penstock.buffer.fetch import BatchDescriptor
-from penstock.buffer.inspect import entry_time_ms
-from penstock.buffer.manifest import Entry
-from penstock.buffer.transaction import find_tag
+from penstock.buffer import BatchDescriptor, Entry, entry_time_ms, find_tag
 from penstock.console.app import Call, json_answer
 from penstock.console.overview import feed_position
 from penstock.console.payload import text_fields
@@ -28,9 +25,9 @@ from penstock.console.trace_steps import (
 )
 from penstock.console.watcher import reason_of
 from penstock.errors import InvalidInput, NotFound, PenstockError
-from penstock.http.message import Response
+from penstock.http import Response
 from penstock.ids import is_ulid
-from penstock.topics.names import check_topic_name
+from penstock.topics import check_topic_name
 
 __all__ = ["TracePanel"]
 

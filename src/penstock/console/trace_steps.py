@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from penstock.console.payload import text_fields
 from penstock.console.seam import Letter, MicroBatch, SinkCommit
-from penstock.topics.model import Page
+from penstock.topics import Page
 
 __all__ = [
     "Stage",

@@ -13,41 +13,55 @@ A database brings a `Delta` and a `Flusher`; `penstock.coordinator.storage` is w
 
 from __future__ import annotations
 
-from penstock.coordinator.cache import IncrementalCache
-from penstock.coordinator.config import CoordinatorConfig, SizeUnit, SyncMode
-from penstock.coordinator.coordinator import DEFAULT_CHANNEL, WriteCoordinator
-from penstock.coordinator.errors import (
-    ApplyError,
-    Backpressure,
-    CoordinatorError,
-    EpochNotAssigned,
-    FlushError,
-    FlushFenced,
-    Lagged,
-    Shutdown,
-    WriteTimeout,
-)
-from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, Subscription, View
-from penstock.coordinator.flush import Delta, Flusher
-from penstock.coordinator.position import FedSource, Position
-from penstock.coordinator.queues import Channel
-from penstock.coordinator.storage import (
-    Delete,
-    KeyValue,
-    Merge,
-    MergeOperator,
-    Operation,
-    Put,
-    Storage,
-    StorageRead,
-    pairs,
-)
-from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, WriteHandle
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.coordinator.cache import IncrementalCache
+    from penstock.coordinator.config import CoordinatorConfig, SizeUnit, SyncMode
+    from penstock.coordinator.coordinator import DEFAULT_CHANNEL, WriteCoordinator
+    from penstock.coordinator.errors import (
+        ApplyError,
+        Backpressure,
+        CoordinatorError,
+        EpochNotAssigned,
+        FlushError,
+        FlushFenced,
+        Lagged,
+        Shutdown,
+        WriteTimeout,
+    )
+    from penstock.coordinator.events import FlushEvent, FlushReason, FreezeEvent, Frozen, Subscription, View
+    from penstock.coordinator.flush import Delta, Flusher
+    from penstock.coordinator.keys import Subsystem, read_terminated, terminated
+    from penstock.coordinator.position import FedSource, Position
+    from penstock.coordinator.queues import Channel
+    from penstock.coordinator.slate import SlateStorage, SlateStore
+    from penstock.coordinator.storage import (
+        KEY_BYTES_MAX,
+        Delete,
+        KeyValue,
+        Merge,
+        MergeOperator,
+        Operation,
+        Put,
+        Storage,
+        StorageRead,
+        pairs,
+    )
+    from penstock.coordinator.sync import BlockingDatabase, BlockingFlushHandle, BlockingWriteHandle
+    from penstock.coordinator.values import array, read_array, read_utf8, utf8
+    from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, WriteHandle
 
 __all__ = [
     "DEFAULT_CHANNEL",
+    "KEY_BYTES_MAX",
     "ApplyError",
     "Backpressure",
+    "BlockingDatabase",
+    "BlockingFlushHandle",
+    "BlockingWriteHandle",
     "Channel",
     "CoordinatorConfig",
     "CoordinatorError",
@@ -75,13 +89,48 @@ __all__ = [
     "Put",
     "Shutdown",
     "SizeUnit",
+    "SlateStorage",
+    "SlateStore",
     "Storage",
     "StorageRead",
     "Subscription",
+    "Subsystem",
     "SyncMode",
     "View",
     "WriteCoordinator",
     "WriteHandle",
     "WriteTimeout",
+    "array",
     "pairs",
+    "read_array",
+    "read_terminated",
+    "read_utf8",
+    "terminated",
+    "utf8",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "cache": "IncrementalCache",
+            "config": "CoordinatorConfig SizeUnit SyncMode",
+            "coordinator": "DEFAULT_CHANNEL WriteCoordinator",
+            "errors": (
+                "ApplyError Backpressure CoordinatorError EpochNotAssigned FlushError FlushFenced Lagged "
+                "Shutdown WriteTimeout"
+            ),
+            "events": "FlushEvent FlushReason FreezeEvent Frozen Subscription View",
+            "flush": "Delta Flusher",
+            "keys": "Subsystem read_terminated terminated",
+            "position": "FedSource Position",
+            "queues": "Channel",
+            "slate": "SlateStorage SlateStore",
+            "storage": (
+                "KEY_BYTES_MAX Delete KeyValue Merge MergeOperator Operation Put Storage StorageRead pairs"
+            ),
+            "values": "array read_array read_utf8 utf8",
+            "sync": "BlockingDatabase BlockingFlushHandle BlockingWriteHandle",
+            "watermarks": "Durability EpochRange FlushHandle WriteHandle",
+        },
+    )

@@ -29,7 +29,7 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.storage.fs import OsFileSystem
+from penstock.storage import OsFileSystem
 
 __all__ = ["OPEN_TIMEOUT_S", "SlateSnapshot", "SlateStorage", "SlateStore"]
 

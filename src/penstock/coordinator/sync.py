@@ -328,3 +328,8 @@ class BlockingDatabase(Generic[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# `penstock.coordinator` lists them beside their asyncio twins.
+BlockingFlushHandle = FlushHandle
+BlockingWriteHandle = WriteHandle

@@ -8,8 +8,9 @@ from penstock.objects.local import LocalStore
 from penstock.objects.memory import MemoryStore, named_memory_store
 from penstock.objects.probe import check_conditional_writes, ensure_conditional_writes
 from penstock.objects.resolve import open_store
-from penstock.objects.settings import StoreConfig
+from penstock.objects.settings import StoreAddress, StoreConfig
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
+from penstock.objects.workers import Workers
 
 __all__ = [
     "Blob",
@@ -20,8 +21,10 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
+    "StoreAddress",
     "StoreConfig",
     "Version",
+    "Workers",
     "check_conditional_writes",
     "check_prefix",
     "ensure_conditional_writes",

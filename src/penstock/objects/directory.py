@@ -40,7 +40,7 @@ from penstock.errors import (
 from penstock.objects.buffers import flat_views, lazy_views
 from penstock.objects.keys import check_prefix, normalise_key
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
-from penstock.storage.fs import FileSystem, publish, stage
+from penstock.storage import FileSystem, publish, stage
 
 __all__ = ["LOCK_WAIT_S", "SIDE_DIRECTORY", "ObjectDirectory"]
 

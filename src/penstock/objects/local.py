@@ -10,7 +10,7 @@ from penstock.errors import PenstockError
 from penstock.objects.directory import LOCK_WAIT_S, ObjectDirectory
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 from penstock.objects.workers import Workers
-from penstock.storage.fs import FileSystem, OsFileSystem
+from penstock.storage import FileSystem, OsFileSystem
 
 __all__ = ["LocalStore"]
 

@@ -8,11 +8,11 @@ Rows of one resource and scope that follow each other come back under one; nothi
 
 from __future__ import annotations
 
-from penstock.otlp.decode import Decoded, decode
-from penstock.otlp.encode import encode, split
 from penstock.otlp.json_form import from_json, to_json
-from penstock.otlp.messages import count_items, response
+from penstock.otlp.messages import count_items, messages_of, response
 from penstock.otlp.schema import Signal, schema_of
+from penstock.otlp.to_arrow import Decoded, decode
+from penstock.otlp.to_proto import encode, split
 from penstock.otlp.views import view, view_schema
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "decode",
     "encode",
     "from_json",
+    "messages_of",
     "response",
     "schema_of",
     "split",

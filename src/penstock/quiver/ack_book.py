@@ -29,7 +29,7 @@ from penstock.quiver.checkpoint_file import CheckpointState
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.subscribers import Subscriber, SubscriberEntry, SubscriberState, check_name
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem
 
 __all__ = ["AckBook", "AckSettings", "Dropped", "Reconciled"]
 

@@ -12,7 +12,7 @@ from penstock.quiver.ack_record import WHOLE_SEGMENT, AckRecord, NamePart, Outco
 from penstock.quiver.ack_state import AckState, Gone
 from penstock.quiver.checkpoint_file import load_checkpoint
 from penstock.quiver.subscribers import SubscriberState
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem
 
 __all__ = ["AckEvent", "read_history"]
 

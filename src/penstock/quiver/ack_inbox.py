@@ -29,8 +29,7 @@ import msgspec
 
 from penstock.errors import Corrupt, InvalidInput, MediaError, NotFound
 from penstock.quiver.subscribers import check_name
-from penstock.storage import write_durably
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem, write_durably
 
 __all__ = ["AckInbox", "AckNote", "leave_note", "read_note", "remove_note"]
 

@@ -22,7 +22,7 @@ from penstock.quiver.ack_state import Gone
 from penstock.quiver.checkpoint_file import CheckpointState, store_checkpoint
 from penstock.quiver.errors import Closed
 from penstock.quiver.subscribers import SubscriberEntry
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem
 
 __all__ = ["AckJournal", "AckSettings"]
 

@@ -34,7 +34,7 @@ from penstock.quiver.ack_record import (
     encode_record,
 )
 from penstock.quiver.errors import Closed
-from penstock.storage.fs import FileSystem, FileView, WritableFile
+from penstock.storage import FileSystem, FileView, WritableFile
 
 __all__ = ["HEADER_BYTES", "AckLog", "LogFileInfo", "decode_header", "encode_header", "list_logs", "read_log"]
 

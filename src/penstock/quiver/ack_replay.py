@@ -14,7 +14,7 @@ from penstock.errors import Conflict, PenstockError
 from penstock.quiver.ack_log import LogFileInfo, list_logs, read_log
 from penstock.quiver.ack_state import AckState
 from penstock.quiver.checkpoint_file import CHECKPOINT, load_checkpoint
-from penstock.storage.fs import FileSystem, stage
+from penstock.storage import FileSystem, stage
 
 __all__ = ["Replayed", "replay"]
 

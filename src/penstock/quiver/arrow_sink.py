@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 from xxhash import xxh3_64
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 
 __all__ = ["ArrowSink"]
 

@@ -13,7 +13,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError
 from penstock.quiver.room import least_cap
 from penstock.quiver.shared_budget import SharedBudget
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem
 from penstock.units import format_size
 
 __all__ = ["Budget"]

@@ -18,7 +18,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Corrupt, NotFound, OutcomeUnknown, PenstockError
-from penstock.storage.fs import FileSystem, stage
+from penstock.storage import FileSystem, stage
 
 __all__ = [
     "CHECKPOINT",

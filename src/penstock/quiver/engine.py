@@ -25,8 +25,7 @@ from penstock.quiver.preparation import Batches, Prepared, Receipt, prepare, raw
 from penstock.quiver.slots import raw_slot
 from penstock.quiver.stats import QuiverStats
 from penstock.quiver.subscribers import Subscriber
-from penstock.storage import DirectoryLock, FileSystem, LockHeld, OsFileSystem
-from penstock.storage.mounts import VOLATILE, device_kind
+from penstock.storage import VOLATILE, DirectoryLock, FileSystem, LockHeld, OsFileSystem, device_kind
 from penstock.units import DurationLike, parse_duration
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ Conflict      StaleClaim          the claim ended before it was resolved; the bu
 from __future__ import annotations
 
 from penstock.errors import Conflict, NotFound, Rejected, Unavailable
-from penstock.storage.fs import LockHeld
+from penstock.storage import LockHeld
 
 __all__ = ["AtCapacity", "Closed", "Locked", "StaleClaim", "UnknownSubscriber"]
 

@@ -24,7 +24,7 @@ from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_source import SegmentSource
 from penstock.quiver.slots import slot_name
 from penstock.quiver.views import has_view, text_view
-from penstock.storage.fs import Buffer, FileSystem, publish
+from penstock.storage import Buffer, FileSystem, publish
 
 __all__ = ["ExportReport", "TimestampUnit", "export_parquet"]
 

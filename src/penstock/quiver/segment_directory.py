@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.errors import Conflict, NotFound, PenstockError
 from penstock.quiver.segment_meta import arrow_name, meta_name
-from penstock.storage.fs import Buffer, FileSystem, WritableFile
+from penstock.storage import Buffer, FileSystem, WritableFile
 
 __all__ = ["TMP", "ReadMode", "SegmentDirectory"]
 

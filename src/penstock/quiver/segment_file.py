@@ -21,7 +21,7 @@ from penstock.quiver.model import Pending, SegmentInfo
 from penstock.quiver.open_segment import SealedSegment
 from penstock.quiver.segment_meta import schema_metadata, user_metadata
 from penstock.quiver.slots import event_columns
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 
 __all__ = ["BundleMetadata", "SegmentReader", "describe", "event_column", "write_segment"]
 

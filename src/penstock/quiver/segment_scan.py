@@ -22,7 +22,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_directory import TMP, SegmentDirectory
 from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_meta import arrow_name, decode_meta, encode_meta, info_of, meta_name, seq_of
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 
 __all__ = ["CREATED_BY", "DamageAction", "SegmentDamage", "SegmentScan", "Verify", "check_bytes"]
 

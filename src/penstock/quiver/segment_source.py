@@ -19,7 +19,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_file import SegmentReader
 from penstock.quiver.segment_meta import arrow_name, decode_meta, meta_name, seq_of
 from penstock.quiver.segment_scan import check_bytes
-from penstock.storage.fs import FileSystem, OsFileSystem
+from penstock.storage import FileSystem, OsFileSystem
 
 __all__ = [
     "LocalSegments",

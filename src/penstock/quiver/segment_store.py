@@ -25,7 +25,7 @@ from penstock.quiver.segment_scan import (
     Verify,
     check_bytes,
 )
-from penstock.storage.fs import Buffer, FileSystem
+from penstock.storage import Buffer, FileSystem
 
 __all__ = ["SegmentStore"]
 

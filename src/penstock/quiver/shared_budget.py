@@ -27,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, InvalidInput
 from penstock.quiver.room import least_of_core
-from penstock.storage.fs import FileSystem, FileView, LockHeld
+from penstock.storage import FileSystem, FileView, LockHeld
 
 __all__ = ["NOTHING_OLD", "CoreSlot", "SharedBudget", "decode_slot", "encode_slot"]
 

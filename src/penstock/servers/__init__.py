@@ -1,5 +1,80 @@
-"""The HTTP edge: `penstock.http` is any server's transport, `penstock.servers.topics` the `/v0` API."""
+"""The HTTP servers: topics (`/v0`), time series and vectors, over the transport of `penstock.http`."""
 
 from __future__ import annotations
 
-__all__ = []
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.servers.auth import Keyring, Principal, Scope
+    from penstock.servers.errors import (
+        STATUS,
+        Forbidden,
+        MethodNotAllowed,
+        Refusal,
+        Unauthorized,
+        UnknownPath,
+        UnsupportedMediaType,
+        told,
+    )
+    from penstock.servers.exposure import check_reach, is_loopback
+    from penstock.servers.process import serve_topics
+    from penstock.servers.scheduling import shorten_slice
+    from penstock.servers.settings import ServerSettings, unknown_variables
+    from penstock.servers.timeseries.process import serve_timeseries
+    from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
+    from penstock.servers.topics.cursor import read_cursor
+    from penstock.servers.topics.sse import HEADERS, RETRY, event
+    from penstock.servers.vector.process import serve_vector
+    from penstock.servers.vector.settings import VectorSettings
+
+__all__ = [
+    "HEADERS",
+    "RETRY",
+    "STATUS",
+    "Acknowledge",
+    "Forbidden",
+    "Keyring",
+    "MethodNotAllowed",
+    "Principal",
+    "Refusal",
+    "Scope",
+    "ServerSettings",
+    "TimeSeriesSettings",
+    "Unauthorized",
+    "UnknownPath",
+    "UnsupportedMediaType",
+    "VectorSettings",
+    "check_reach",
+    "event",
+    "is_loopback",
+    "read_cursor",
+    "serve_timeseries",
+    "serve_topics",
+    "serve_vector",
+    "shorten_slice",
+    "told",
+    "unknown_variables",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "auth": "Keyring Principal Scope",
+            "errors": (
+                "STATUS Forbidden MethodNotAllowed Refusal Unauthorized UnknownPath UnsupportedMediaType told"
+            ),
+            "exposure": "check_reach is_loopback",
+            "process": "serve_topics",
+            "scheduling": "shorten_slice",
+            "settings": "ServerSettings unknown_variables",
+            "timeseries.process": "serve_timeseries",
+            "timeseries.settings": "Acknowledge TimeSeriesSettings",
+            "topics.cursor": "read_cursor",
+            "topics.sse": "HEADERS RETRY event",
+            "vector.process": "serve_vector",
+            "vector.settings": "VectorSettings",
+        },
+    )

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from penstock.http.message import Fault, Request, Response
-from penstock.http.routes import Match, Router
+from penstock.http import Fault, Match, Request, Response, Router
 from penstock.servers.auth import Keyring, Principal, Scope
 from penstock.servers.caps import InFlight
 from penstock.servers.errors import MethodNotAllowed, UnknownPath, error_response, response_to

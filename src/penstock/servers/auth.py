@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.http.sites import Sites
+from penstock.http import Sites
 from penstock.servers.errors import Forbidden, Unauthorized
 
 __all__ = ["ANYONE", "Keyring", "Principal", "Scope", "sites_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.servers.auth import Principal
-from penstock.topics.errors import Throttled
+from penstock.topics import Throttled
 
 __all__ = ["InFlight", "LongLived", "StreamLimits"]
 

@@ -17,9 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
-from penstock.http.limits import HttpLimits
-from penstock.http.listener import Listener
-from penstock.http.sites import Sites
+from penstock.http import HttpLimits, Listener, Sites
 from penstock.servers.database_app import DatabaseApp
 from penstock.servers.process import DRAIN_S, write_port_file
 

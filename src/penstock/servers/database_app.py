@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from penstock.errors import Unavailable
-from penstock.http.message import Fault, Request, Response
-from penstock.http.routes import Router
+from penstock.http import Fault, Request, Response, Router
 from penstock.servers.auth import Keyring, Scope
 from penstock.servers.errors import MethodNotAllowed, PayloadTooLarge, UnknownPath
 

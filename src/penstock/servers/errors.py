@@ -16,8 +16,8 @@ from penstock.errors import (
     Unavailable,
     public_text,
 )
-from penstock.http.message import HeaderList, Response
-from penstock.topics.errors import TopicError
+from penstock.http import HeaderList, Response
+from penstock.topics import TopicError
 
 __all__ = [
     "Forbidden",

@@ -13,16 +13,14 @@ from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
-from penstock.http.limits import HttpLimits
-from penstock.http.listener import Listener
-from penstock.http.process import run, settle, tune
+from penstock.http import HttpLimits, Listener
 from penstock.servers.auth import sites_of
 from penstock.servers.settings import ServerSettings, check_exposure, check_places
 from penstock.servers.topics.routes import TopicsApi, topics_app
 from penstock.servers.topics.seam import TopicsEngine
-from penstock.storage.file_access import data_modes
+from penstock.storage import data_modes
 
-__all__ = ["ManagedEngine", "run", "serve", "settle", "tune"]
+__all__ = ["ManagedEngine", "serve_topics"]
 
 T = TypeVar("T")
 
@@ -43,7 +41,7 @@ class ManagedEngine(TopicsEngine, Protocol):
     async def close(self) -> None: ...
 
 
-async def serve(
+async def serve_topics(
     settings: ServerSettings,
     engine: ManagedEngine,
     stop: asyncio.Event,

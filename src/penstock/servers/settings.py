@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.http.sites import allowed_hosts
-from penstock.objects.settings import StoreAddress
+from penstock.http import allowed_hosts
+from penstock.objects import StoreAddress
 from penstock.servers.auth import Keyring
 from penstock.servers.caps import StreamLimits
 from penstock.servers.exposure import is_loopback
-from penstock.topics.config import WAL_SHARDS_MAX, EngineConfig
+from penstock.topics import WAL_SHARDS_MAX, EngineConfig
 
 __all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
 

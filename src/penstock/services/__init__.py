@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.services.feeding import (
-    AdoptQueue,
-    FedDatabase,
-    Feed,
-    FeedConfig,
-    FeedReport,
-    RefusedRecord,
-    SetAside,
-)
-from penstock.services.relay_config import RelayConfig
-from penstock.services.relay_errors import RelayGap, RelayTaken, TopicChanged
+from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.services.feeding import (
+        AdoptQueue,
+        FedDatabase,
+        Feed,
+        FeedConfig,
+        FeedReport,
+        RefusedRecord,
+        SetAside,
+    )
     from penstock.services.relay import Relay, RelayReport
+    from penstock.services.relay_config import GAPS, VALUES, OnGap, RelayConfig, Start, Value
+    from penstock.services.relay_errors import RelayGap, RelayTaken, TopicChanged
+    from penstock.services.timeseries_feed import FedTimeSeries
+    from penstock.services.vector_feed import FedVectors
 
 __all__ = [
+    "GAPS",
+    "VALUES",
     "AdoptQueue",
     "FedDatabase",
+    "FedTimeSeries",
+    "FedVectors",
     "Feed",
     "FeedConfig",
     "FeedReport",
+    "OnGap",
     "RefusedRecord",
     "Relay",
     "RelayConfig",
@@ -32,14 +40,20 @@ __all__ = [
     "RelayReport",
     "RelayTaken",
     "SetAside",
+    "Start",
     "TopicChanged",
+    "Value",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """A relay needs the client of topics, so it is imported by the first who asks for one."""
-    if name in ("Relay", "RelayReport"):
-        from penstock.services import relay
-
-        return getattr(relay, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "feeding": "AdoptQueue FedDatabase Feed FeedConfig FeedReport RefusedRecord SetAside",
+            "relay": "Relay RelayReport",
+            "relay_config": "GAPS VALUES OnGap RelayConfig Start Value",
+            "relay_errors": "RelayGap RelayTaken TopicChanged",
+            "timeseries_feed": "FedTimeSeries",
+            "vector_feed": "FedVectors",
+        },
+    )

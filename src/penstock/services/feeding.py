@@ -25,9 +25,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
 from penstock import errors
-from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, Metadata
-from penstock.buffer.dead_letter import dead_sequences
-from penstock.buffer.inspect import QueueReader
+from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, Metadata, QueueReader, dead_sequences
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Durability, Position, WriteHandle
 from penstock.ids import SYSTEM_RNG

@@ -30,10 +30,16 @@ from penstock.services.relay_config import RelayConfig, Start
 from penstock.services.relay_draft import Draft, Gap, Identity, changed
 from penstock.services.relay_errors import RelayGap, TopicChanged
 from penstock.services.relay_target import RelayTarget, open_target
-from penstock.topics.client import Client
-from penstock.topics.config import Durability
-from penstock.topics.limits import BATCH_BYTES_MAX, DIFF_LIMIT_MAX, WAIT_MS_MAX
-from penstock.topics.model import Page, TopicState, unreadable
+from penstock.topics import (
+    BATCH_BYTES_MAX,
+    DIFF_LIMIT_MAX,
+    WAIT_MS_MAX,
+    Client,
+    Durability,
+    Page,
+    TopicState,
+    unreadable,
+)
 
 __all__ = ["Relay", "RelayReport"]
 

@@ -7,8 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.buffer import InvalidInputError, ProducerConfig, Transaction
 from penstock.errors import ConfigError
-from penstock.topics.limits import SEQ_MAX
-from penstock.topics.names import check_topic_name
+from penstock.topics import SEQ_MAX, check_topic_name
 from penstock.units import DurationLike, parse_duration
 
 __all__ = ["GAPS", "VALUES", "OnGap", "RelayConfig", "Start", "Value"]

@@ -18,7 +18,7 @@ import msgspec
 from penstock.codec import RecordChunk
 from penstock.services.relay_config import OnGap, Value
 from penstock.services.relay_errors import RelayGap, TopicChanged
-from penstock.topics.model import Page, UnreadableRecord, unreadable
+from penstock.topics import Page, UnreadableRecord, unreadable
 
 __all__ = ["Draft", "Gap", "Identity", "changed", "identity_of"]
 

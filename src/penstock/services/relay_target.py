@@ -14,26 +14,30 @@ import msgspec
 import xxhash
 
 from penstock.buffer import (
+    NO_VERSION,
+    Entry,
+    EntryIndex,
     Metadata,
     ProducerConfig,
+    QueueReader,
     StaleTransaction,
     Transaction,
     append_batches,
+    find_tag,
+    last_version,
+    read_layout,
+    shard_config,
+    shard_of,
+    storage_error,
     store_batch,
 )
-from penstock.buffer.append import last_version
-from penstock.buffer.errors import storage_error
-from penstock.buffer.inspect import QueueReader
-from penstock.buffer.manifest import Entry, EntryIndex
-from penstock.buffer.sharded import read_layout, shard_config, shard_of
-from penstock.buffer.transaction import NO_VERSION, find_tag
 from penstock.clock import Clock
 from penstock.errors import NotFound, PenstockError
 from penstock.objects import open_store
 from penstock.retry import RetryPolicy
 from penstock.services.relay_draft import Draft, Identity, identity_of
 from penstock.services.relay_errors import RelayTaken
-from penstock.topics.model import UnreadableRecord
+from penstock.topics import UnreadableRecord
 
 __all__ = ["Position", "RelayLetter", "RelayTarget", "open_target"]
 

@@ -19,9 +19,7 @@ from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.metrics import Registry
 from penstock.services.feeding import RefusedRecord, SetAside
-from penstock.timeseries import Series, TimeSeries
-from penstock.timeseries.delta import check_series
-from penstock.timeseries.ingest import OtlpSeries, series_of_metrics
+from penstock.timeseries import OtlpSeries, Series, TimeSeries, check_series, series_of_metrics
 
 __all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]
 

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.services.feeding import RefusedRecord, SetAside
-from penstock.vector import VectorStore, Write
-from penstock.vector.delta import TOMBSTONE, Entry
-from penstock.vector.model import Collection
-from penstock.vector.records import decode_record
+from penstock.vector import TOMBSTONE, Collection, Entry, VectorStore, Write, decode_record
 
 __all__ = ["FedVectors"]
 

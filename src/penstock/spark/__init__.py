@@ -12,28 +12,128 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.spark.formats import register
-from penstock.spark.java import JavaHome, ensure_java
-from penstock.spark.session import build_session
+from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.spark.failures import explain
+    from penstock.spark.formats import check_spark, register
+    from penstock.spark.java import JavaHome, ensure_java, find_java
+    from penstock.spark.java_exit import Ending, lost
+    from penstock.spark.java_process import forget_java, java_ending
     from penstock.spark.pipeline import Pipeline, PipelineStatus, RunningPipeline
+    from penstock.spark.pipeline.audit import AuditReport, audit
+    from penstock.spark.pipeline.balance import Balance, SinkTotals
+    from penstock.spark.pipeline.books import Finding
+    from penstock.spark.pipeline.check import CheckFinding, check_pipeline
+    from penstock.spark.pipeline.checkpoint import Checkpoint
+    from penstock.spark.pipeline.errors import explain_pipeline
+    from penstock.spark.pipeline.evidence import apps_in_ledger, query_of
+    from penstock.spark.pipeline.ledger import BatchLine, Ledger
+    from penstock.spark.pipeline.letters import HEADS, read_letters
+    from penstock.spark.pipeline.outputs import check_options, last_version_of, table_of
+    from penstock.spark.pipeline.redrive import Redrive, Redriven, redrive, redriven_places
+    from penstock.spark.pipeline.redrive_plan import Wanted
+    from penstock.spark.pipeline.sink_spec import BufferSinkSpec, SinkSpec
+    from penstock.spark.pipeline.spec import (
+        DEAD_LETTERS,
+        BufferSourceSpec,
+        PipelineSpec,
+        load_spec,
+        read_spec,
+    )
+    from penstock.spark.queues import Backlog, QueueWatch
+    from penstock.spark.session import build_session
+    from penstock.spark.tables.compact import CompactionReport, compact
+    from penstock.spark.tables.delta import load_delta
+    from penstock.spark.tables.delta_commits import find_commit
+    from penstock.spark.tables.spec import TableSpec
+    from penstock.spark.tables.table import open_table
 
 __all__ = [
+    "DEAD_LETTERS",
+    "HEADS",
+    "AuditReport",
+    "Backlog",
+    "Balance",
+    "BatchLine",
+    "BufferSinkSpec",
+    "BufferSourceSpec",
+    "CheckFinding",
+    "Checkpoint",
+    "CompactionReport",
+    "Ending",
+    "Finding",
     "JavaHome",
+    "Ledger",
     "Pipeline",
+    "PipelineSpec",
     "PipelineStatus",
+    "QueueWatch",
+    "Redrive",
+    "Redriven",
     "RunningPipeline",
+    "SinkSpec",
+    "SinkTotals",
+    "TableSpec",
+    "Wanted",
+    "apps_in_ledger",
+    "audit",
     "build_session",
+    "check_options",
+    "check_pipeline",
+    "check_spark",
+    "compact",
     "ensure_java",
+    "explain",
+    "explain_pipeline",
+    "find_commit",
+    "find_java",
+    "forget_java",
+    "java_ending",
+    "last_version_of",
+    "load_delta",
+    "load_spec",
+    "lost",
+    "open_table",
+    "query_of",
+    "read_letters",
+    "read_spec",
+    "redrive",
+    "redriven_places",
     "register",
+    "table_of",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Pipelines need PySpark, so they are imported by the first who asks for one."""
-    if name in ("Pipeline", "PipelineStatus", "RunningPipeline"):
-        from penstock.spark import pipeline
-
-        return getattr(pipeline, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "failures": "explain",
+            "formats": "check_spark register",
+            "java": "JavaHome ensure_java find_java",
+            "java_exit": "Ending lost",
+            "java_process": "forget_java java_ending",
+            "pipeline": "Pipeline PipelineStatus RunningPipeline",
+            "pipeline.audit": "AuditReport audit",
+            "pipeline.balance": "Balance SinkTotals",
+            "pipeline.books": "Finding",
+            "pipeline.check": "CheckFinding check_pipeline",
+            "pipeline.checkpoint": "Checkpoint",
+            "pipeline.errors": "explain_pipeline",
+            "pipeline.evidence": "apps_in_ledger query_of",
+            "pipeline.ledger": "BatchLine Ledger",
+            "pipeline.letters": "HEADS read_letters",
+            "pipeline.outputs": "check_options last_version_of table_of",
+            "pipeline.redrive": "Redrive Redriven redrive redriven_places",
+            "pipeline.redrive_plan": "Wanted",
+            "pipeline.sink_spec": "BufferSinkSpec SinkSpec",
+            "pipeline.spec": "DEAD_LETTERS BufferSourceSpec PipelineSpec load_spec read_spec",
+            "queues": "Backlog QueueWatch",
+            "session": "build_session",
+            "tables.compact": "CompactionReport compact",
+            "tables.delta": "load_delta",
+            "tables.delta_commits": "find_commit",
+            "tables.spec": "TableSpec",
+            "tables.table": "open_table",
+        },
+    )

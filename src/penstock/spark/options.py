@@ -10,8 +10,7 @@ from typing import Final, Literal
 from penstock.buffer import ConsumerConfig
 from penstock.config import unknown_key
 from penstock.errors import ConfigError, InvalidInput
-from penstock.objects import StoreConfig, normalise_key
-from penstock.objects.settings import StoreAddress
+from penstock.objects import StoreAddress, StoreConfig, normalise_key
 from penstock.spark.columns import COLUMNS, parse_columns
 from penstock.spark.holes import GAP_COLUMNS
 from penstock.spark.offsets import Position, parse_position

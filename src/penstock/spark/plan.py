@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from penstock.buffer.manifest import Entry
+from penstock.buffer import Entry
 from penstock.spark.holes import Hole
 
 __all__ = ["BatchSlice", "Slice", "SlicePartition", "group", "slice_of"]

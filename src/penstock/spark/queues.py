@@ -12,11 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.blocking import loop_thread
-from penstock.buffer import Consumer, FencedError
-from penstock.buffer.errors import storage_error
-from penstock.buffer.inspect import QueueReader, entry_time_ms
-from penstock.buffer.manifest import Entry, EntryIndex
-from penstock.buffer.sharded import ShardedConsumer, read_layout, shard_config
+from penstock.buffer import (
+    Consumer,
+    Entry,
+    EntryIndex,
+    FencedError,
+    QueueReader,
+    ShardedConsumer,
+    entry_time_ms,
+    read_layout,
+    shard_config,
+    storage_error,
+)
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.ids import SYSTEM_RNG

@@ -11,9 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidInput, Unsupported
-from penstock.quiver.dataset import unified_schema
-from penstock.quiver.slots import slot_name
-from penstock.quiver.views import text_view
+from penstock.quiver import slot_name, text_view, unified_schema
 
 __all__ = [
     "arrow_target",

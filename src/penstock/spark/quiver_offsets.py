@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.errors import ConfigError, Corrupt
-from penstock.quiver.model import SegmentInfo
+from penstock.quiver import SegmentInfo
 from penstock.spark.offsets import Place, admit_batches, parse_places, sequence_of
 
 __all__ = [

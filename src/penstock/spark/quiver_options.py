@@ -10,10 +10,16 @@ from typing import Final, Literal
 from penstock.config import unknown_key
 from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import StoreConfig, open_store
-from penstock.quiver.model import Signal
-from penstock.quiver.segment_source import LocalSegments, SegmentSource, StoredSegments, is_store_url
-from penstock.quiver.slots import SLOTS, flat_slot
-from penstock.quiver.subscribers import check_name
+from penstock.quiver import (
+    SLOTS,
+    LocalSegments,
+    SegmentSource,
+    Signal,
+    StoredSegments,
+    check_name,
+    flat_slot,
+    is_store_url,
+)
 from penstock.spark.options import PARTITIONS_MAX, cores
 from penstock.spark.quiver_offsets import Position, parse_position
 

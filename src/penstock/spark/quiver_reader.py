@@ -10,9 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, NotFound
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segment_source import SegmentSource
-from penstock.quiver.views import text_view
+from penstock.quiver import SegmentInfo, SegmentSource, text_view
 from penstock.spark.columns import regroup
 from penstock.spark.quiver_columns import arrow_target, columns_left_out, to_target
 from penstock.spark.quiver_offsets import SegmentGap, absent, between, bounds_of, resolve, told_ranges

@@ -6,7 +6,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, NotFound
-from penstock.quiver.views import known_schema
+from penstock.quiver import known_schema
 from penstock.spark.quiver_columns import spark_struct
 from penstock.spark.quiver_options import QUIVER_FORMAT, QuiverOptions
 from penstock.spark.quiver_reader import QuiverReader, list_segments

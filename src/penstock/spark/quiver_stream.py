@@ -21,9 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.quiver.ack_inbox import AckNote, leave_note
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segment_source import SegmentSource, core_directory
+from penstock.quiver import AckNote, SegmentInfo, SegmentSource, core_directory, leave_note
 from penstock.spark.quiver_offsets import (
     SegmentOffset,
     StoredOffset,
@@ -45,7 +43,7 @@ from penstock.spark.quiver_reader import (
     partition_segments,
     read_segments,
 )
-from penstock.storage.fs import OsFileSystem
+from penstock.storage import OsFileSystem
 
 __all__ = ["QuiverStreamReader"]
 

@@ -17,9 +17,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.blocking import loop_thread
-from penstock.buffer import BatchDescriptor, BatchMissing, FetchHandle, SerializationError
-from penstock.buffer.dead_letter import store_dead_letter
-from penstock.buffer.errors import storage_error
+from penstock.buffer import (
+    BatchDescriptor,
+    BatchMissing,
+    FetchHandle,
+    SerializationError,
+    storage_error,
+    store_dead_letter,
+)
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.ids import SYSTEM_RNG

@@ -23,8 +23,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.blocking import loop_thread
-from penstock.buffer import Metadata, ProducerConfig, StoredBatch, Transaction, append_batches, store_batch
-from penstock.buffer.sharded import shard_config, shard_of
+from penstock.buffer import (
+    Metadata,
+    ProducerConfig,
+    StoredBatch,
+    Transaction,
+    append_batches,
+    shard_config,
+    shard_of,
+    store_batch,
+)
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, Unavailable, Unsupported
 from penstock.objects import ObjectStore

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.spark.columns import KnownColumns, arrow_schema, parse_columns, spark_schema
-from penstock.topics.model import Record
+from penstock.topics import Record
 
 __all__ = [
     "GAP_COLUMNS",

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.spark.options import PARTITIONS_MAX, cores
 from penstock.spark.topic_columns import GAP_COLUMNS, TOPIC_COLUMNS, parse_topic_columns
 from penstock.spark.topic_offsets import Position, parse_position
-from penstock.topics.names import check_topic_name
+from penstock.topics import check_topic_name
 
 __all__ = ["OnTopicGap", "TopicAddress", "TopicOptions", "named"]
 

@@ -15,13 +15,19 @@ from penstock.ids import SYSTEM_RNG
 from penstock.retry import RetryPolicy
 from penstock.spark.offsets import Bounds
 from penstock.spark.topic_options import TopicAddress
-from penstock.topics.client import UnexpectedAnswer
-from penstock.topics.client.answers import page as page_of
-from penstock.topics.client.answers import topic_state
-from penstock.topics.client.bodies import diff_body
-from penstock.topics.client.connection import Call, Connection, Repeat
-from penstock.topics.limits import BATCH_BYTES_MAX, DIFF_LIMIT_MAX
-from penstock.topics.model import Record, Tombstone
+from penstock.topics import (
+    BATCH_BYTES_MAX,
+    DIFF_LIMIT_MAX,
+    Call,
+    Connection,
+    Record,
+    Repeat,
+    Tombstone,
+    UnexpectedAnswer,
+    diff_body,
+    read_page,
+    read_topic_state,
+)
 
 __all__ = ["RecordPage", "bounds_of_topics", "fetch_page", "record_time", "topic_connection"]
 
@@ -89,7 +95,7 @@ def _read_page(content: bytes) -> RecordPage:
     try:
         return _PAGE.decode(content)
     except RecursionError:
-        found = page_of(content)
+        found = read_page(content)
         return RecordPage(
             records=found.records(),
             next_from_seq=found.next_from_seq,
@@ -106,7 +112,7 @@ def bounds_of_topics(address: TopicAddress, topics: Sequence[str]) -> dict[str, 
 def _bounds(address: TopicAddress, topic: str) -> Bounds:
     query = {"touch": "false"}
     call = Call(method="GET", path=_path(topic), repeat=Repeat.ALWAYS, topic=topic, query=query)
-    state = topic_state(loop_thread().run(topic_connection(address).send(call)).content)
+    state = read_topic_state(loop_thread().run(topic_connection(address).send(call)).content)
     return Bounds(first=state.earliest_seq, following=state.head_seq + 1)
 
 

@@ -19,7 +19,7 @@ from penstock.spark.topic_columns import build_gap, build_records, empty_batch
 from penstock.spark.topic_offsets import TopicGap, TopicRange, check_asked, cut, ranges_between, resolve
 from penstock.spark.topic_options import TopicOptions
 from penstock.spark.topic_pages import RecordPage, bounds_of_topics, fetch_page
-from penstock.topics.limits import DIFF_LIMIT_MAX
+from penstock.topics import DIFF_LIMIT_MAX
 
 __all__ = ["RangePartition", "TopicReader", "partition_ranges", "read_ranges"]
 

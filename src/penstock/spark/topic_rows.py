@@ -11,8 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, InvalidInput
 from penstock.spark.topic_options import TOPIC_FORMAT
-from penstock.topics.limits import BATCH_RECORDS_MAX
-from penstock.topics.model import NewRecord
+from penstock.topics import BATCH_RECORDS_MAX, NewRecord
 
 __all__ = ["CHUNK_BYTES", "check_topic_columns", "chunks"]
 

@@ -27,9 +27,7 @@ from penstock.spark.reader import freeze_modules
 from penstock.spark.topic_pages import topic_connection
 from penstock.spark.topic_rows import chunks
 from penstock.spark.topic_sink_options import TopicSinkOptions
-from penstock.topics.client.bodies import write_body
-from penstock.topics.client.connection import Call, Repeat
-from penstock.topics.model import NewRecord
+from penstock.topics import Call, NewRecord, Repeat, write_body
 
 __all__ = ["TopicStreamWriter", "TopicWriter", "Written", "chunk_key"]
 

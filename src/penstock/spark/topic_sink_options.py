@@ -10,8 +10,7 @@ from penstock.buffer import Transaction
 from penstock.errors import ConfigError
 from penstock.spark.sink_options import parse_transaction
 from penstock.spark.topic_options import TOPIC_FORMAT, TopicAddress, named
-from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.names import check_topic_name
+from penstock.topics import Durability, TopicConfig, check_topic_name
 from penstock.units import parse_duration
 
 __all__ = ["TopicSinkOptions"]

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, InvalidInput, MediaError, PenstockError
-from penstock.storage.fs import Buffer, FileStat, FileView, LockHeld, LogFile, WritableFile, explain
+from penstock.storage import Buffer, FileStat, FileView, LockHeld, LogFile, WritableFile, explain
 
 __all__ = ["DiskFault", "FakeDisk", "PlannedFault", "PowerCut", "Survival"]
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import Conflict, NotFound, OutcomeUnknown, PenstockError, Unavailable
-from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
+from penstock.objects import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
 from penstock.testing.fault_plan import DEFAULT_RATES, FAULTS_OF, FaultKind, FaultPlan, StoreCall, StoreOp
 
 __all__ = [

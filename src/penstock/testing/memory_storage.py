@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator.storage import KEY_BYTES_MAX, KeyValue, Merge, MergeOperator, Operation, Put
+from penstock.coordinator import KEY_BYTES_MAX, KeyValue, Merge, MergeOperator, Operation, Put
 from penstock.errors import Fenced, InvalidInput, OutcomeUnknown, Unavailable
 
 __all__ = ["MemoryDisk", "MemorySnapshot", "MemoryStorage", "StorageFault"]

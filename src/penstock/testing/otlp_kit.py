@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from penstock.otlp.messages import messages_of
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal, messages_of
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-    from penstock.otlp.messages import Request
+    Request: TypeAlias = ExportTraceServiceRequest | ExportMetricsServiceRequest | ExportLogsServiceRequest
 
 __all__ = ["START_NS", "random_request", "telemetry"]
 

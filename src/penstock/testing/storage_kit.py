@@ -14,16 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.coordinator.storage import (
-    KEY_BYTES_MAX,
-    Delete,
-    KeyValue,
-    Merge,
-    Operation,
-    Put,
-    Storage,
-    pairs,
-)
+from penstock.coordinator import KEY_BYTES_MAX, Delete, KeyValue, Merge, Operation, Put, Storage, pairs
 from penstock.errors import Fenced, InvalidInput
 
 __all__ = ["STORAGE_CHECKS", "StorageCheck", "StorageWorld", "join_operands"]

@@ -26,6 +26,8 @@ from penstock.coordinator import (
     Durability,
     FlushError,
     FlushHandle,
+    Position,
+    SlateStorage,
     Storage,
     StorageRead,
     SyncMode,
@@ -33,8 +35,6 @@ from penstock.coordinator import (
     WriteHandle,
     WriteTimeout,
 )
-from penstock.coordinator.position import Position
-from penstock.coordinator.slate import SlateStorage
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.timeseries.config import TimeSeriesConfig

@@ -12,9 +12,7 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
-from penstock.coordinator import Delta
-from penstock.coordinator.position import Position
-from penstock.coordinator.storage import KEY_BYTES_MAX
+from penstock.coordinator import KEY_BYTES_MAX, Delta, Position
 from penstock.errors import Corrupt, InvalidInput
 from penstock.timeseries.keys import FAMILY_PREFIX
 from penstock.timeseries.model import (

@@ -25,8 +25,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from penstock.coordinator import KeyValue, Merge, Operation, Put, StorageRead, pairs
-from penstock.coordinator.position import Position
+from penstock.coordinator import KeyValue, Merge, Operation, Position, Put, StorageRead, pairs
 from penstock.errors import Corrupt, InvalidInput
 from penstock.metrics import Registry
 from penstock.timeseries.delta import BucketDelta, Rows, SeriesDelta, decode_block, encode_block

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator.position import FedSource, Position
+from penstock.coordinator import FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.timeseries.model import LABEL_BYTES_MAX, SERIES_BYTES_MAX, Bucket, Fingerprint, Labels, Metadata
 

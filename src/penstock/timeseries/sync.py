@@ -12,8 +12,9 @@ from pathlib import Path
 
 from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import Position, Storage
-from penstock.coordinator.sync import BlockingDatabase, FlushHandle, WriteHandle
+from penstock.coordinator import BlockingDatabase, Position, Storage
+from penstock.coordinator import BlockingFlushHandle as FlushHandle
+from penstock.coordinator import BlockingWriteHandle as WriteHandle
 from penstock.metrics import Registry
 from penstock.timeseries import database as _database
 from penstock.timeseries.config import TimeSeriesConfig

@@ -2,63 +2,146 @@
 
 from __future__ import annotations
 
-from penstock.topics.config import Durability, EngineConfig, TopicConfig
-from penstock.topics.engine import Engine
-from penstock.topics.errors import (
-    BatchTooLarge,
-    CommitFailed,
-    Damaged,
-    IncompatibleTopic,
-    InvalidRequest,
-    NotAQueue,
-    NotReady,
-    RecordTooLarge,
-    RouterCycle,
-    RouterNotFound,
-    ShuttingDown,
-    Throttled,
-    TopicError,
-    TopicFull,
-    TopicNotEmpty,
-    TopicNotFound,
-)
-from penstock.topics.jobs import (
-    AckResult,
-    ClaimedJob,
-    ClaimResult,
-    ExtendResult,
-    NackResult,
-    QueueCounts,
-)
-from penstock.topics.model import (
-    DeleteResult,
-    NewRecord,
-    Page,
-    Predicate,
-    PutResult,
-    Record,
-    RemoveResult,
-    Tombstone,
-    TopicState,
-    WriteResult,
-)
-from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
-from penstock.topics.work import WorkStream
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.topics.client.answers import (
+        Health,
+        TopicSummary,
+        read_metrics,
+        read_page,
+        read_summaries,
+        read_topic_state,
+    )
+    from penstock.topics.client.bodies import diff_body, write_body
+    from penstock.topics.client.client import DEFAULT_URL, Client
+    from penstock.topics.client.connection import Call, Connection, Repeat
+    from penstock.topics.client.errors import UnexpectedAnswer
+    from penstock.topics.client.events import WatchEvent
+    from penstock.topics.client.failure import failure_of_answer
+    from penstock.topics.client.queue_calls import JobRef
+    from penstock.topics.client.router_calls import RouterSummary
+    from penstock.topics.config import WAL_SHARDS_MAX, Durability, EngineConfig, TopicConfig
+    from penstock.topics.data_directory import is_in_use
+    from penstock.topics.engine import Engine
+    from penstock.topics.errors import (
+        BatchTooLarge,
+        CommitFailed,
+        Damaged,
+        IncompatibleTopic,
+        InvalidRequest,
+        NotAQueue,
+        NotReady,
+        RecordTooLarge,
+        RouterCycle,
+        RouterNotFound,
+        ShuttingDown,
+        Throttled,
+        TopicError,
+        TopicFull,
+        TopicNotEmpty,
+        TopicNotFound,
+    )
+    from penstock.topics.fence import Fence
+    from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult, QueueCounts
+    from penstock.topics.limits import (
+        BATCH_BYTES_MAX,
+        BATCH_RECORDS_MAX,
+        DIFF_LIMIT_MAX,
+        NODE_BYTES_MAX,
+        PAGE_SIZE_DEFAULT,
+        PAGE_SIZE_MAX,
+        SEQ_MAX,
+        TAG_BYTES_MAX,
+        WAIT_MS_MAX,
+        WATCH_BATCH_BYTES_DEFAULT,
+        WATCH_TOPICS_MAX,
+    )
+    from penstock.topics.live import Feed, Want
+    from penstock.topics.model import (
+        BareRecord,
+        DeleteResult,
+        NewRecord,
+        Page,
+        Predicate,
+        PutResult,
+        Record,
+        RemoveResult,
+        Tombstone,
+        TopicState,
+        UnreadableRecord,
+        WriteResult,
+        unreadable,
+    )
+    from penstock.topics.names import (
+        FreeText,
+        TopicName,
+        check_router_name,
+        check_topic_name,
+        is_topic_name,
+        names_in,
+    )
+    from penstock.topics.predicate import canonical, parse_match
+    from penstock.topics.ready_set import ReadySet, band_of
+    from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
+    from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
+    from penstock.topics.segment_root import SegmentRoot, open_cold_store
+    from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
+    from penstock.topics.tools import (
+        BackupManifest,
+        Finding,
+        Severity,
+        VerifyReport,
+        backup,
+        restore,
+        verify,
+    )
+    from penstock.topics.wording import counted
+    from penstock.topics.work import WorkStream
 
 __all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_RECORDS_MAX",
+    "DEFAULT_URL",
+    "DIFF_LIMIT_MAX",
+    "NODE_BYTES_MAX",
+    "PAGE_SIZE_DEFAULT",
+    "PAGE_SIZE_MAX",
+    "RETRY_AFTER_MS",
+    "SEQ_MAX",
+    "SYNC_BUCKETS_US",
+    "TAG_BYTES_MAX",
+    "WAIT_MS_MAX",
+    "WAL_SHARDS_MAX",
+    "WATCH_BATCH_BYTES_DEFAULT",
+    "WATCH_TOPICS_MAX",
     "AckResult",
+    "BackupManifest",
+    "BareRecord",
     "BatchTooLarge",
+    "Call",
     "ClaimResult",
     "ClaimedJob",
+    "Client",
     "CommitFailed",
+    "Connection",
     "Damaged",
     "DeleteResult",
     "Durability",
     "Engine",
     "EngineConfig",
+    "EngineStats",
     "ExtendResult",
+    "Feed",
+    "Fence",
+    "Finding",
+    "FreeText",
+    "Health",
     "IncompatibleTopic",
     "InvalidRequest",
+    "JobRef",
     "NackResult",
     "NewRecord",
     "NotAQueue",
@@ -67,24 +150,104 @@ __all__ = [
     "Predicate",
     "PutResult",
     "QueueCounts",
+    "ReadySet",
     "Record",
     "RecordTooLarge",
     "RemoveResult",
+    "Repeat",
     "RouterConfig",
     "RouterCycle",
     "RouterNotFound",
     "RouterPut",
     "RouterRemoved",
     "RouterState",
+    "RouterSummary",
+    "Scheduler",
+    "SegmentRoot",
+    "Severity",
     "ShuttingDown",
     "Throttled",
     "Tombstone",
     "TopicConfig",
     "TopicError",
     "TopicFull",
+    "TopicName",
     "TopicNotEmpty",
     "TopicNotFound",
     "TopicState",
+    "TopicSummary",
+    "UnexpectedAnswer",
+    "UnreadableRecord",
+    "VerifyReport",
+    "WalStats",
+    "Want",
+    "WatchEvent",
     "WorkStream",
     "WriteResult",
+    "backup",
+    "band_of",
+    "canonical",
+    "check_router_name",
+    "check_topic_name",
+    "counted",
+    "diff_body",
+    "failure_of_answer",
+    "is_in_use",
+    "is_topic_name",
+    "names_in",
+    "open_cold_store",
+    "parse_match",
+    "read_metrics",
+    "read_page",
+    "read_summaries",
+    "read_topic_state",
+    "restore",
+    "unreadable",
+    "verify",
+    "write_body",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "client.answers": "Health TopicSummary read_metrics read_page read_summaries read_topic_state",
+            "client.bodies": "diff_body write_body",
+            "client.client": "DEFAULT_URL Client",
+            "client.connection": "Call Connection Repeat",
+            "client.errors": "UnexpectedAnswer",
+            "client.events": "WatchEvent",
+            "client.failure": "failure_of_answer",
+            "client.queue_calls": "JobRef",
+            "client.router_calls": "RouterSummary",
+            "config": "WAL_SHARDS_MAX Durability EngineConfig TopicConfig",
+            "data_directory": "is_in_use",
+            "engine": "Engine",
+            "errors": (
+                "BatchTooLarge CommitFailed Damaged IncompatibleTopic InvalidRequest NotAQueue NotReady "
+                "RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError TopicFull "
+                "TopicNotEmpty TopicNotFound"
+            ),
+            "fence": "Fence",
+            "jobs": "AckResult ClaimResult ClaimedJob ExtendResult NackResult QueueCounts",
+            "limits": (
+                "BATCH_BYTES_MAX BATCH_RECORDS_MAX DIFF_LIMIT_MAX NODE_BYTES_MAX PAGE_SIZE_DEFAULT "
+                "PAGE_SIZE_MAX SEQ_MAX TAG_BYTES_MAX WAIT_MS_MAX WATCH_BATCH_BYTES_DEFAULT WATCH_TOPICS_MAX"
+            ),
+            "live": "Feed Want",
+            "model": (
+                "BareRecord DeleteResult NewRecord Page Predicate PutResult Record RemoveResult Tombstone "
+                "TopicState UnreadableRecord WriteResult unreadable"
+            ),
+            "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
+            "predicate": "canonical parse_match",
+            "ready_set": "ReadySet band_of",
+            "router": "RouterConfig RouterPut RouterRemoved RouterState",
+            "scheduling": "RETRY_AFTER_MS Scheduler",
+            "segment_root": "SegmentRoot open_cold_store",
+            "stats": "SYNC_BUCKETS_US EngineStats WalStats",
+            "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
+            "wording": "counted",
+            "work": "WorkStream",
+        },
+    )

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from penstock.storage.fs import FileSystem
-from penstock.storage.log_file import LogPosition
+from penstock.storage import FileSystem, LogPosition
 from penstock.topics.columns import Columns
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged

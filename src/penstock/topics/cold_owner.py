@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, PermissionDenied, Unavailable
-from penstock.storage import write_durably
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem, write_durably
 from penstock.topics.data_directory import META
 from penstock.topics.errors import Damaged
 from penstock.topics.segment_directory import DurableDirectory

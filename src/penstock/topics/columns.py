@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, HOLE, IDX_DTYPE, IDX_STRIDE, LOST, IndexRows
 
 __all__ = [

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Corrupt
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.model import Predicate
 
 __all__ = [

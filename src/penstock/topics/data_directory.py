@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import NotFound, PenstockError, Rejected
-from penstock.storage import FileSystem, LockHeld
-from penstock.storage.log_file import LogPosition, file_number
-from penstock.storage.log_scan import LogDamage, LogScan, scan
+from penstock.storage import FileSystem, LockHeld, LogDamage, LogPosition, LogScan, file_number, scan
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.segment import Part, SegmentEntry, segment_name

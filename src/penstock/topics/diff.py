@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.fs import FileView
+from penstock.storage import FileView
 from penstock.topics.columns import DAMAGED, DEAD, NO_FILE, Columns, Places
 from penstock.topics.floors import Floors, tombstone_for
 from penstock.topics.frame import HEADER_BYTES

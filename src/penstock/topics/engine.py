@@ -19,8 +19,7 @@ from types import TracebackType
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
-from penstock.storage import AppendLog, DirectoryLock, ExtentFile, OsFileSystem
-from penstock.storage.fs import FileSystem
+from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig

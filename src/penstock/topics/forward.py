@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.control import BodyReader, with_length
 from penstock.topics.frame import MORE, FrameType, encode_control
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.batch import ESCAPED, PreparedBatch
 from penstock.topics.checksums import checksums_between
 from penstock.topics.columns import ROW

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.fs import FileView
-from penstock.storage.log_format import FrameEnds
-from penstock.storage.log_scan import exact
+from penstock.storage import FileView, FrameEnds, exact
 from penstock.topics.batch import ESCAPED
 from penstock.topics.checksums import checksums
 from penstock.topics.frame import (

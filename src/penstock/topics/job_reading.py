@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.storage.fs import FileView
+from penstock.storage import FileView
 from penstock.topics.columns import DAMAGED, NO_FILE, Columns, Places
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import HEADER_BYTES

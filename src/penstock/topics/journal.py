@@ -19,8 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import PenstockError
-from penstock.storage import AppendLog, CommitStats, Entry, GroupCommitter, LogPosition
-from penstock.storage.fs import Buffer, FileView
+from penstock.storage import AppendLog, Buffer, CommitStats, Entry, FileView, GroupCommitter, LogPosition
 from penstock.topics.errors import CommitFailed, ShuttingDown, Throttled
 
 __all__ = [

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from penstock.errors import Corrupt
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.leases import JobState, LeaseTable
 

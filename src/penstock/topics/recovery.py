@@ -24,11 +24,20 @@ import msgspec
 import numpy as np
 
 from penstock.errors import Corrupt
-from penstock.storage import LogScan, ScannedFile, scan
-from penstock.storage.fs import FileSystem, FileView
-from penstock.storage.log_extent import LostBytes, lost_bytes, read_extent
-from penstock.storage.log_file import LogHeader, LogPosition
-from penstock.storage.log_scan import FrameRun, LogDamage
+from penstock.storage import (
+    FileSystem,
+    FileView,
+    FrameRun,
+    LogDamage,
+    LogHeader,
+    LogPosition,
+    LogScan,
+    LostBytes,
+    ScannedFile,
+    lost_bytes,
+    read_extent,
+    scan,
+)
 from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark

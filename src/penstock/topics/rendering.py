@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.fs import FileView
+from penstock.storage import FileView
 from penstock.topics.checksums import checksums
 from penstock.topics.columns import DAMAGED, Columns, Lengths, Places
 from penstock.topics.errors import Damaged

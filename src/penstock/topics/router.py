@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.control import BodyReader, encode_match, read_match, with_length
 from penstock.topics.model import Predicate
 

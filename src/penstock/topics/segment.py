@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.errors import Damaged
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.segment_sidecar import close_sidecar, open_sidecar, sidecar_damaged
 
 __all__ = ["DeletedRows", "decode_deleted", "encode_deleted"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import NotFound
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem
 
 __all__ = ["DurableDirectory"]
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from penstock.storage.fs import FileSystem, OsFileSystem
+from penstock.storage import FileSystem, OsFileSystem
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_growth import Growth, grow
 from penstock.topics.segment_root import LocalSegmentRoot

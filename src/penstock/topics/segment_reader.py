@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.errors import NotFound, PermissionDenied, Unavailable
-from penstock.storage.fs import Buffer, FileView
+from penstock.storage import Buffer, FileView
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import HAS_TAG, IndexRows, Part, SegmentEntry, read_index, segment_name
 from penstock.topics.segment_deleted import DeletedRows, decode_deleted

@@ -10,10 +10,8 @@ from typing import Final, Protocol
 
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, Conflict, NotFound
-from penstock.objects import ObjectStore, join_key, open_store
-from penstock.objects.settings import StoreAddress
-from penstock.storage import write_durably
-from penstock.storage.fs import FileSystem
+from penstock.objects import ObjectStore, StoreAddress, join_key, open_store
+from penstock.storage import FileSystem, write_durably
 from penstock.topics.segment import Part
 from penstock.topics.segment_directory import DurableDirectory
 from penstock.topics.segment_store import LocalSegmentStore, ObjectSegmentStore, SegmentStore, parse_file_name

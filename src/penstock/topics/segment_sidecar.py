@@ -7,7 +7,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import segment_name
 

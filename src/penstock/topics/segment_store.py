@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from penstock.blocking import loop_thread
 from penstock.errors import Conflict, Corrupt, MediaError, NotFound, Unavailable
 from penstock.objects import ByteRange, ObjectStore, join_key
-from penstock.storage.fs import Buffer, FileSystem, FileView, stage
+from penstock.storage import Buffer, FileSystem, FileView, stage
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import Part, segment_id, segment_name
 from penstock.topics.segment_directory import DurableDirectory

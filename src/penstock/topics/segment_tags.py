@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.fs import Buffer
+from penstock.storage import Buffer
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import HAS_TAG, IndexRows, verify
 from penstock.topics.segment_sidecar import close_sidecar, open_sidecar, sidecar_damaged

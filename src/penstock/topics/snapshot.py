@@ -17,8 +17,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import LimitExceeded, MediaError, NotFound, PenstockError, Unsupported
-from penstock.storage import write_durably
-from penstock.storage.fs import Buffer, FileSystem
+from penstock.storage import Buffer, FileSystem, write_durably
 from penstock.topics.errors import Damaged
 from penstock.topics.leases import QueueEntry
 from penstock.topics.router import RouterEntry

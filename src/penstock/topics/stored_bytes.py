@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.storage.fs import FileView
+from penstock.storage import FileView
 from penstock.topics.columns import Places
 
 __all__ = ["StoredBytes", "gathered", "span"]

@@ -11,8 +11,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import NotFound, OutcomeUnknown, PenstockError
-from penstock.storage import LogPosition
-from penstock.storage.fs import FileSystem
+from penstock.storage import FileSystem, LogPosition
 from penstock.topics.catalog import Catalog
 from penstock.topics.checkpoint import Cut, TopicCut, capture, store
 from penstock.topics.config import EngineConfig

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.http.message import Application, Fault, Request, Response
+from penstock.http import Application, Fault, Request, Response
 from penstock.metrics import Registry
 from penstock.up.fleet import Fleet
 from penstock.up.status import PartState, PartStatus

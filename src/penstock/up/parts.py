@@ -11,7 +11,16 @@ from penstock.config import Secret, Setting
 from penstock.up.settings import UpSettings
 from penstock.up.status import FleetMap, PartKind
 
-__all__ = ["DATA_DIR_VARIABLE", "TOPICS_URL", "Layout", "PartPlan", "Plan", "Probe", "stage_of"]
+__all__ = [
+    "DATA_DIR_VARIABLE",
+    "TOPICS_URL",
+    "Layout",
+    "PartPlan",
+    "Plan",
+    "Probe",
+    "pipeline_environment",
+    "stage_of",
+]
 
 DATA_DIR_VARIABLE: Final = "PENSTOCK_DATA_DIR"
 """In the environment of a pipeline: the fleet's data directory, which the pipeline's file may name."""
@@ -108,3 +117,8 @@ class Plan:
 
     def part(self, name: str) -> PartPlan:
         return next(part for part in self.parts if part.name == name)
+
+
+def pipeline_environment(data_dir: str) -> dict[str, str]:
+    """Return the environment that the file of a pipeline sees in a fleet with this data directory."""
+    return {**os.environ, DATA_DIR_VARIABLE: data_dir}

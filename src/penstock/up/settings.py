@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from penstock.config import Secret, Setting, build, faults
 from penstock.errors import ConfigError
-from penstock.topics.names import is_topic_name
+from penstock.topics import is_topic_name
 from penstock.units import DurationLike, parse_duration
 
 __all__ = [

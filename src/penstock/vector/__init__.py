@@ -11,17 +11,39 @@ flushed. See docs/concepts/vector.md.
 
 from __future__ import annotations
 
-from penstock.vector.codec import merge_records
-from penstock.vector.config import VectorConfig
-from penstock.vector.delta import Write
-from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
-from penstock.vector.model import Collection, Field, FieldType, Hit, Hits, Metric, Vector
-from penstock.vector.recall import Recall
-from penstock.vector.store import VectorStore
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.vector.api import (
+        decoded_size,
+        deleted_answer,
+        error_answer,
+        parse_delete,
+        parse_recall,
+        parse_search,
+        parse_write,
+        recall_answer,
+        search_answer,
+        search_bytes_max,
+        upserted_answer,
+        vector_answer,
+    )
+    from penstock.vector.codec import merge_records
+    from penstock.vector.config import VectorConfig
+    from penstock.vector.delta import TOMBSTONE, Entry, Write
+    from penstock.vector.filters import And, Eq, Filter, In, Neq, Or
+    from penstock.vector.model import Collection, Field, FieldType, Hit, Hits, Metric, Vector
+    from penstock.vector.recall import Recall
+    from penstock.vector.records import decode_record
+    from penstock.vector.store import VectorStore
 
 __all__ = [
+    "TOMBSTONE",
     "And",
     "Collection",
+    "Entry",
     "Eq",
     "Field",
     "FieldType",
@@ -37,5 +59,37 @@ __all__ = [
     "VectorConfig",
     "VectorStore",
     "Write",
+    "decode_record",
+    "decoded_size",
+    "deleted_answer",
+    "error_answer",
     "merge_records",
+    "parse_delete",
+    "parse_recall",
+    "parse_search",
+    "parse_write",
+    "recall_answer",
+    "search_answer",
+    "search_bytes_max",
+    "upserted_answer",
+    "vector_answer",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "api": (
+                "decoded_size deleted_answer error_answer parse_delete parse_recall parse_search parse_write "
+                "recall_answer search_answer search_bytes_max upserted_answer vector_answer"
+            ),
+            "codec": "merge_records",
+            "config": "VectorConfig",
+            "delta": "TOMBSTONE Entry Write",
+            "filters": "And Eq Filter In Neq Or",
+            "model": "Collection Field FieldType Hit Hits Metric Vector",
+            "recall": "Recall",
+            "records": "decode_record",
+            "store": "VectorStore",
+        },
+    )

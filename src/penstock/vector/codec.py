@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from penstock.coordinator.values import array, read_array, read_utf8, utf8
+from penstock.coordinator import array, read_array, read_utf8, utf8
 from penstock.errors import ConfigError, Corrupt
 from penstock.vector.keys import RecordType, record_type
 from penstock.vector.model import VECTOR_FIELD, Collection, Field, FieldType, Floats, Metric, Scalar, Vector

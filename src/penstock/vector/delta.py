@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.coordinator import Delta
-from penstock.coordinator.position import FedSource, Position
+from penstock.coordinator import Delta, FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.vector.model import Collection, Vector, check_id
 

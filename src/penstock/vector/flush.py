@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap64
 
-from penstock.coordinator import Delete, Flusher, Merge, Operation, Put, Storage, StorageRead
-from penstock.coordinator.position import Position
+from penstock.coordinator import Delete, Flusher, Merge, Operation, Position, Put, Storage, StorageRead
 from penstock.errors import OutcomeUnknown
-from penstock.objects.workers import Workers
+from penstock.objects import Workers
 from penstock.vector.codec import (
     encode_block,
     encode_centroid,

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from penstock.coordinator import Operation
-from penstock.coordinator.position import Position
+from penstock.coordinator import Operation, Position
 from penstock.vector.codec import Ids
 from penstock.vector.damage import Damage
 from penstock.vector.filters import Filter, IndexedColumn, mask

@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-from penstock.coordinator.keys import Subsystem, read_terminated, terminated
+from penstock.coordinator import Subsystem, read_terminated, terminated
 from penstock.errors import Corrupt
 
 __all__ = [

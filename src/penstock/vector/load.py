@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 from pyroaring import BitMap64
 
-from penstock.coordinator import Delete, KeyValue, Put, Storage, StorageRead, pairs
-from penstock.coordinator.position import Position
+from penstock.coordinator import Delete, KeyValue, Position, Put, Storage, StorageRead, pairs
 from penstock.errors import ConfigError, Corrupt, InvalidInput
 from penstock.vector.codec import (
     Posting,

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.coordinator.storage import KEY_BYTES_MAX
+from penstock.coordinator import KEY_BYTES_MAX
 from penstock.errors import ConfigError, InvalidInput
 from penstock.vector.keys import metadata_key
 

@@ -14,6 +14,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import (
     ApplyError,
     Durability,
+    FedSource,
     FlushError,
     FlushHandle,
     Storage,
@@ -21,10 +22,9 @@ from penstock.coordinator import (
     WriteCoordinator,
     WriteHandle,
 )
-from penstock.coordinator.position import FedSource
 from penstock.errors import Corrupt, Fenced, InvalidInput, PenstockError, Unavailable
 from penstock.metrics import DEFAULT_REGISTRY, Registry
-from penstock.objects.workers import Workers
+from penstock.objects import Workers
 from penstock.vector.codec import decode_id, decode_vector, merge_records
 from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
@@ -411,7 +411,7 @@ class VectorStore:
 
 
 async def _open_storage(config: VectorConfig) -> Storage:
-    from penstock.coordinator.slate import SlateStorage, SlateStore
+    from penstock.coordinator import SlateStorage, SlateStore
 
     place = SlateStore(config.store, config.store_options)
     at_once = config.sync_mode is SyncMode.EVERY_FLUSH

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.coordinator import Storage
-from penstock.coordinator.sync import BlockingDatabase, WriteHandle
+from penstock.coordinator import BlockingDatabase, Storage
+from penstock.coordinator import BlockingWriteHandle as WriteHandle
 from penstock.metrics import Registry
 from penstock.vector import store as _store
 from penstock.vector.config import VectorConfig

@@ -15,10 +15,10 @@ from penstock.errors import InvalidInput, LimitExceeded
 from penstock.otlp import Signal, count_items, decode, encode, from_json, split, to_json, view, view_schema
 from penstock.otlp.arrow_to_proto import nest, same
 from penstock.otlp.columns import Unflattenable
-from penstock.otlp.encode import fill
 from penstock.otlp.messages import parse
 from penstock.otlp.proto_to_arrow import flatten
 from penstock.otlp.proto_to_arrow_py import walk
+from penstock.otlp.to_proto import fill
 from penstock.testing.otlp_kit import random_request, telemetry
 
 SIGNALS = list(Signal)

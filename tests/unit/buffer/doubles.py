@@ -148,7 +148,7 @@ class Queue:
             return m.EMPTY_MANIFEST
 
     async def manifest(self) -> m.Manifest:
-        return m.decode(await self.raw())
+        return m.decode_manifest(await self.raw())
 
     async def sequences(self) -> list[int]:
         return [entry.sequence for entry in (await self.manifest()).entries]

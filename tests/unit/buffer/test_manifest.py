@@ -62,12 +62,12 @@ def test_worked_examples_come_out_byte_for_byte(name: str) -> None:
 
 
 def test_golden_manifests_decode_to_what_was_put_in() -> None:
-    decoded = m.decode(golden("M2.manifest"))
+    decoded = m.decode_manifest(golden("M2.manifest"))
     assert decoded.footer == Footer(entry_count=2, next_sequence=2, epoch=0)
     assert [e.sequence for e in decoded.entries] == [0, 1]
     assert [e.location for e in decoded.entries] == [FIRST, SECOND]
     assert [list(e.metadata) for e in decoded.entries] == [list(ONE.metadata), list(TWO.metadata)]
-    assert m.decode(golden("M4.manifest")).footer.next_sequence == 2
+    assert m.decode_manifest(golden("M4.manifest")).footer.next_sequence == 2
 
 
 def test_two_entries_in_one_append_equal_two_appends() -> None:
@@ -78,7 +78,7 @@ def test_append_to_foreign_bytes_preserves_them() -> None:
     foreign = golden("foreign.manifest")
     grown = m.append(foreign, [ONE])
     assert grown.startswith(foreign[:-22])
-    assert [e.sequence for e in m.decode(grown).entries] == [7, 8]
+    assert [e.sequence for e in m.decode_manifest(grown).entries] == [7, 8]
     assert m.read_footer(grown).epoch == 5
 
 
@@ -87,12 +87,12 @@ def test_unknown_bytes_inside_an_entry_survive_append_epoch_and_dequeue() -> Non
     tailed = raw[:-22] + entry(1, b"x/y", tail=b"UNKNOWN") + entry(2, b"x/z", tail=b"MORE") + footer(3, 3)
     raw = m.dequeue(m.set_epoch(m.append(tailed, [TWO]), 9), 0)
     assert raw.startswith(entry(1, b"x/y", tail=b"UNKNOWN") + entry(2, b"x/z", tail=b"MORE"))
-    assert [e.location for e in m.decode(raw).entries] == ["x/y", "x/z", SECOND]
+    assert [e.location for e in m.decode_manifest(raw).entries] == ["x/y", "x/z", SECOND]
     assert m.dequeue(raw, 1).startswith(entry(2, b"x/z", tail=b"MORE"))
 
 
 def test_a_location_of_any_shape_is_read_as_it_is() -> None:
-    (found,) = m.decode(golden("foreign.manifest")).entries
+    (found,) = m.decode_manifest(golden("foreign.manifest")).entries
     assert found.location == "other/01HF7YATS00000000000000002/00000000000000ff"
     assert found.metadata == (Metadata(start_index=0, ingestion_time_ms=T0, payload=b"abc"),)
 
@@ -102,59 +102,59 @@ def test_truncation_at_every_offset_is_a_serialization_error(name: str) -> None:
     raw = golden(f"{name}.manifest")
     for size in range(len(raw)):
         with pytest.raises(SerializationError):
-            m.decode(raw[:size])
+            m.decode_manifest(raw[:size])
         # The footer kept, entry bytes lost: a body cut anywhere.
         if size < len(raw) - 22:
             with pytest.raises(SerializationError):
-                m.decode(raw[:size] + raw[-22:])
+                m.decode_manifest(raw[:size] + raw[-22:])
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, 65535])
 def test_every_version_but_one_is_refused(version: int) -> None:
     raw = golden("M1.manifest")[:-2] + struct.pack("<H", version)
-    for operation in (m.read_footer, m.decode, lambda data: m.append(data, [ONE]), m.first_sequence):
+    for operation in (m.read_footer, m.decode_manifest, lambda data: m.append(data, [ONE]), m.first_sequence):
         with pytest.raises(SerializationError, match=f"version {version}"):
             operation(raw)
 
 
 def test_the_version_is_looked_at_before_the_counts() -> None:
     with pytest.raises(SerializationError, match="version 2"):
-        m.decode(footer(2**32 - 1, 0, version=2))
+        m.decode_manifest(footer(2**32 - 1, 0, version=2))
 
 
 @pytest.mark.parametrize("count", [1, 5, 2**32 - 2])
 def test_a_count_larger_than_the_bytes_is_refused(count: int) -> None:
     with pytest.raises(SerializationError):
-        m.decode(footer(count, 2**40))
+        m.decode_manifest(footer(count, 2**40))
     with pytest.raises(SerializationError):
-        m.decode(golden("M1.manifest")[:-22] + footer(count + 1, 2**40))
+        m.decode_manifest(golden("M1.manifest")[:-22] + footer(count + 1, 2**40))
 
 
 def test_more_entries_than_numbers_is_refused() -> None:
     with pytest.raises(SerializationError, match="numbered only"):
-        m.decode(entry(0, b"a") + entry(1, b"b") + footer(2, 1))
+        m.decode_manifest(entry(0, b"a") + entry(1, b"b") + footer(2, 1))
 
 
 def test_a_metadata_count_larger_than_the_entry_is_refused() -> None:
     with pytest.raises(SerializationError, match="cannot hold"):
-        m.decode(entry(0, b"a", count=2**32 - 1) + footer(1, 1))
+        m.decode_manifest(entry(0, b"a", count=2**32 - 1) + footer(1, 1))
 
 
 def test_a_metadata_payload_larger_than_the_entry_is_refused() -> None:
     metas = struct.pack("<IqI", 0, T0, 2**32 - 1)
     with pytest.raises(SerializationError, match="runs past"):
-        m.decode(entry(0, b"a", metas, 1) + footer(1, 1))
+        m.decode_manifest(entry(0, b"a", metas, 1) + footer(1, 1))
     eaten = struct.pack("<IqI", 0, T0, 10) + bytes(22)
     with pytest.raises(SerializationError, match="runs past"):
-        m.decode(entry(0, b"a", eaten, 2) + footer(1, 1))
+        m.decode_manifest(entry(0, b"a", eaten, 2) + footer(1, 1))
 
 
 def test_bytes_left_between_the_last_entry_and_the_footer_are_refused() -> None:
     raw = golden("M1.manifest")
     with pytest.raises(SerializationError, match="between its last entry"):
-        m.decode(raw[:-22] + b"?" + raw[-22:])
+        m.decode_manifest(raw[:-22] + b"?" + raw[-22:])
     with pytest.raises(SerializationError, match="between its last entry"):
-        m.decode(b"?" + m.EMPTY_MANIFEST)
+        m.decode_manifest(b"?" + m.EMPTY_MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -163,18 +163,18 @@ def test_bytes_left_between_the_last_entry_and_the_footer_are_refused() -> None:
 def test_numbers_that_do_not_rise_by_one_are_corruption(numbers: list[int], following: int) -> None:
     raw = b"".join(entry(number, b"a/b") for number in numbers) + footer(len(numbers), following)
     with pytest.raises(SerializationError):
-        m.decode(raw)
+        m.decode_manifest(raw)
 
 
 def test_a_location_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(SerializationError, match="UTF-8"):
-        m.decode(entry(0, b"\xff\xfe") + footer(1, 1))
+        m.decode_manifest(entry(0, b"\xff\xfe") + footer(1, 1))
 
 
 def test_an_entry_shorter_than_its_location_is_refused() -> None:
     body = struct.pack("<QH", 0, 200) + b"abc" + bytes(20)
     with pytest.raises(SerializationError, match="too short"):
-        m.decode(struct.pack("<I", len(body)) + body + footer(1, 1))
+        m.decode_manifest(struct.pack("<I", len(body)) + body + footer(1, 1))
 
 
 def test_dequeue_of_nothing_returns_the_same_bytes() -> None:
@@ -205,7 +205,7 @@ def test_the_largest_epoch_and_number_survive_every_edit() -> None:
     raw = footer(0, 2**64 - 3, 2**64 - 2)
     grown = m.append(raw, [ONE, TWO])
     assert m.read_footer(grown) == Footer(entry_count=2, next_sequence=2**64 - 1, epoch=2**64 - 2)
-    assert m.decode(m.dequeue(grown, 2**64 - 3)).entries[0].sequence == 2**64 - 2
+    assert m.decode_manifest(m.dequeue(grown, 2**64 - 3)).entries[0].sequence == 2**64 - 2
     assert m.set_epoch(grown, 2**64 - 1)[-10:] == struct.pack("<QH", 2**64 - 1, 1)
     with pytest.raises(SerializationError, match="no number is left"):
         m.append(grown, [ONE])
@@ -271,7 +271,7 @@ def test_an_index_grown_over_edits_equals_a_fresh_one(
 
 @given(st.lists(new_entries, max_size=5), st.integers(0, 2**64 - 1000), st.integers(0, 2**64 - 1))
 def test_what_is_appended_is_decoded(items: list[NewEntry], first: int, epoch: int) -> None:
-    decoded = m.decode(m.append(footer(0, first, epoch), items))
+    decoded = m.decode_manifest(m.append(footer(0, first, epoch), items))
     assert decoded.footer.epoch == epoch
     assert [e.sequence for e in decoded.entries] == [first + n for n in range(len(items))]
     assert [(e.location, list(e.metadata)) for e in decoded.entries] == [

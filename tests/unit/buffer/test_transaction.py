@@ -41,7 +41,7 @@ def queue(*tails: bytes, first: int = 0, payload: bytes = b"") -> bytes:
 def test_the_golden_tag_is_written_and_read() -> None:
     raw = queue(tag("query", 7), b"", tag("zwölf", VERSION_MAX))
     assert raw == golden("tagged.manifest")
-    assert find_tag(m.decode(raw).entries[0].tail) == Transaction(app="query", version=7)
+    assert find_tag(m.decode_manifest(raw).entries[0].tail) == Transaction(app="query", version=7)
 
 
 def test_the_golden_book_is_written_and_read() -> None:

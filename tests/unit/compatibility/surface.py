@@ -1,9 +1,10 @@
 """What users depend on by name: Python names, commands, exit codes, settings, metrics, formats of Spark.
 
-    python -m tests.unit.compatibility.surface
+    python -m tests.unit.compatibility.surface [MODULE:NAME ...]
 
-writes `tests/golden/surface` again. Do that only for an addition, or for a removal that the changelog
-announces: `test_surface` fails for every other difference.
+writes `tests/golden/surface` again, with these names of Python in addition. Do that only for an addition, or
+for a removal that the changelog announces: `test_surface` fails for every other difference. The interface
+of a package may have more names, for other packages; users are promised those that `python.json` lists.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,13 +73,22 @@ PACKAGES: Final = (
 Surface = dict[str, object]
 
 
-def python_names() -> Surface:
-    """Each public module, its names, and of each name what a caller can write."""
-    return {name: _module(importlib.import_module(name)) for name in PACKAGES}
+def promised_names(module: str) -> list[str]:
+    """The names of `module` that users are promised, in order."""
+    found = json.loads((GOLDEN / "python.json").read_text(encoding="utf-8"))[module]
+    return sorted(found)
 
 
-def _module(module: types.ModuleType) -> Surface:
-    return {name: _described(getattr(module, name)) for name in sorted(module.__all__)}
+def python_names(added: Mapping[str, Sequence[str]] = types.MappingProxyType({})) -> Surface:
+    """Each public module, its promised names, and of each name what a caller can write."""
+    return {
+        module: _module(importlib.import_module(module), {*promised_names(module), *added.get(module, ())})
+        for module in PACKAGES
+    }
+
+
+def _module(module: types.ModuleType, names: Collection[str]) -> Surface:
+    return {name: _described(getattr(module, name)) for name in sorted(names) if name in module.__all__}
 
 
 def _described(value: object) -> object:
@@ -343,12 +354,17 @@ PARTS: Final[Mapping[str, Callable[[], Surface]]] = {
 }
 
 
-def write() -> None:
-    GOLDEN.mkdir(parents=True, exist_ok=True)
-    for name, collect in PARTS.items():
-        text = json.dumps(collect(), indent=1, ensure_ascii=False, sort_keys=True)
-        (GOLDEN / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+def write(additions: Sequence[str]) -> None:
+    """Write the golden files, with `additions` (`module:name`) among the promised names."""
+    added: dict[str, list[str]] = {}
+    for addition in additions:
+        module, _, name = addition.partition(":")
+        added.setdefault(module, []).append(name)
+    for part, collect in PARTS.items():
+        found = python_names(added) if collect is python_names else collect()
+        text = json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True)
+        (GOLDEN / f"{part}.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write()
+    write(sys.argv[1:])

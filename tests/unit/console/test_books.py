@@ -12,8 +12,8 @@ import yaml
 from tests.console_books import QUERY, deliver, pipeline_settings
 
 from penstock.buffer import Producer, ProducerConfig
-from penstock.cli.console.books import open_books
 from penstock.cli.pipeline_file import read_pipeline
+from penstock.console.books import open_books
 from penstock.console.seam import Books
 from penstock.errors import Corrupt, NotFound
 from penstock.objects import StoreConfig, open_store

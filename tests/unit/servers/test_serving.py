@@ -11,7 +11,7 @@ import pytest
 from tests.unit.servers.doubles import MemoryEngine, http, until
 
 from penstock.errors import ConfigError, Corrupt, Unavailable
-from penstock.servers.process import serve
+from penstock.servers.process import serve_topics
 from penstock.servers.settings import ServerSettings
 from penstock.storage.fs import LockHeld
 from penstock.topics import Engine
@@ -40,7 +40,7 @@ def settings(**variables: object) -> ServerSettings:
 
 async def test_the_port_answers_before_the_log_is_replayed(tmp_path: Path) -> None:
     engine, stop, port_file = SlowEngine(), asyncio.Event(), tmp_path / "port"
-    serving = asyncio.create_task(serve(settings(TOPICS_PORT_FILE=port_file), engine, stop))
+    serving = asyncio.create_task(serve_topics(settings(TOPICS_PORT_FILE=port_file), engine, stop))
     await until(port_file.exists)
     async with http(f"http://{port_file.read_text()}") as client:
         assert (await client.get("/v0/health")).status_code == 200
@@ -57,7 +57,7 @@ async def test_the_port_answers_before_the_log_is_replayed(tmp_path: Path) -> No
 async def test_a_stop_finishes_requests_wakes_polls_and_closes_the_engine(tmp_path: Path) -> None:
     engine, stop, port_file = MemoryEngine(), asyncio.Event(), tmp_path / "port"
     await engine.put_topic("x", TopicConfig())
-    serving = asyncio.create_task(serve(settings(TOPICS_PORT_FILE=port_file), engine, stop))
+    serving = asyncio.create_task(serve_topics(settings(TOPICS_PORT_FILE=port_file), engine, stop))
     await until(port_file.exists)
     async with http(f"http://{port_file.read_text()}") as client:
         poll = asyncio.create_task(client.post("/v0/topics/x/diff", json={"wait_ms": 30_000}))
@@ -76,7 +76,7 @@ async def test_a_stop_finishes_requests_wakes_polls_and_closes_the_engine(tmp_pa
 
 async def test_a_stop_while_recovering_is_heeded(tmp_path: Path) -> None:
     engine, stop = SlowEngine(), asyncio.Event()
-    serving = asyncio.create_task(serve(settings(), engine, stop))
+    serving = asyncio.create_task(serve_topics(settings(), engine, stop))
     await asyncio.sleep(0.01)
     stop.set()
     await serving
@@ -94,7 +94,7 @@ async def test_what_recovery_raises_comes_out_the_port_is_closed_and_its_file_go
         engine.recovered.set()
 
     with pytest.raises(Corrupt):
-        await serve(settings(TOPICS_PORT_FILE=port_file), engine, asyncio.Event(), on_bound=on_bound)
+        await serve_topics(settings(TOPICS_PORT_FILE=port_file), engine, asyncio.Event(), on_bound=on_bound)
     with pytest.raises(OSError, match="Connect"):
         await asyncio.open_connection("127.0.0.1", bound[0])
     assert os.listdir(tmp_path) == []
@@ -104,7 +104,7 @@ async def test_what_is_wrong_before_recovery_is_told_before_the_port_is_taken(tm
     engine, bound = MemoryEngine(), list[int]()
     engine.error = LockHeld("in use")
     with pytest.raises(LockHeld):
-        await serve(
+        await serve_topics(
             settings(TOPICS_PORT_FILE=tmp_path / "port"),
             engine,
             asyncio.Event(),
@@ -120,7 +120,7 @@ async def test_a_data_directory_in_use_is_told_before_the_port_is_taken(tmp_path
     bound: list[int] = []
     async with await Engine.open(replace(config.engine, segment_process=False)):
         with pytest.raises(LockHeld, match="in use by process"):
-            await serve(
+            await serve_topics(
                 config, Engine(config.engine), asyncio.Event(), on_bound=lambda host, port: bound.append(port)
             )
     assert (bound, os.listdir(tmp_path)) == ([], ["data"])
@@ -132,7 +132,7 @@ async def test_a_file_in_place_of_a_directory_is_refused_with_the_name_of_its_va
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=f"{name} .* no directory"):
-        await serve(settings(**{name: tmp_path / "file"}), MemoryEngine(), asyncio.Event())
+        await serve_topics(settings(**{name: tmp_path / "file"}), MemoryEngine(), asyncio.Event())
 
 
 async def test_a_taken_port_leaves_an_engine_that_was_starting_closed() -> None:
@@ -140,7 +140,7 @@ async def test_a_taken_port_leaves_an_engine_that_was_starting_closed() -> None:
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
-        await serve(settings(TOPICS_PORT=port), engine, asyncio.Event())
+        await serve_topics(settings(TOPICS_PORT=port), engine, asyncio.Event())
     taken.close()
     assert (engine.ready, engine.is_closed) == (False, True)
 
@@ -149,12 +149,14 @@ async def test_a_taken_port_and_an_exposed_host_are_refused_with_a_sentence() ->
     taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port}"):
-        await serve(settings(TOPICS_PORT=port), MemoryEngine(), asyncio.Event())
+        await serve_topics(settings(TOPICS_PORT=port), MemoryEngine(), asyncio.Event())
     taken.close()
     with pytest.raises(ConfigError, match="TOPICS_API_KEYS"):
-        await serve(settings(TOPICS_HOST="0.0.0.0"), MemoryEngine(), asyncio.Event())
+        await serve_topics(settings(TOPICS_HOST="0.0.0.0"), MemoryEngine(), asyncio.Event())
 
 
 async def test_a_port_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="TOPICS_PORT_FILE"):
-        await serve(settings(TOPICS_PORT_FILE=tmp_path / "missing" / "port"), MemoryEngine(), asyncio.Event())
+        await serve_topics(
+            settings(TOPICS_PORT_FILE=tmp_path / "missing" / "port"), MemoryEngine(), asyncio.Event()
+        )

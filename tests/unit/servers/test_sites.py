@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.http import Request, Sites
 from penstock.http.sites import allowed_hosts
 from penstock.servers.auth import Keyring
-from penstock.servers.process import serve
+from penstock.servers.process import serve_topics
 from penstock.servers.settings import ServerSettings
 from penstock.topics.config import EngineConfig
 
@@ -129,7 +129,7 @@ async def topics(tmp_path: Path, keys: str = "", hosts: tuple[str, ...] = ()) ->
         engine=EngineConfig(data_dir=str(tmp_path)),
     )
     serving = asyncio.ensure_future(
-        serve(
+        serve_topics(
             settings,
             Engine(),
             stop,

@@ -41,7 +41,7 @@ def _check(found: list[tuple[int, bytes, bytes | None]]) -> None:
 
 
 def test_a_page_of_the_client_has_deep_records_as_text() -> None:
-    page = answers.page(PAGE)
+    page = answers.read_page(PAGE)
     _check([(one.seq, bytes(one.data), one.meta and bytes(one.meta)) for one in page.records()])
     assert [one.tag for one in page.records()] == ['a"],b'] * 3
     assert [None if (bad := unreadable(one)) is None else bad.seq for one in page.fragments] == [None, 2, 3]

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import click
 
-from penstock.buffer import CompressionType, ConsumerConfig
-from penstock.buffer import manifest as manifests
-from penstock.buffer.batch import FOOTER_BYTES, decode_batch
-from penstock.buffer.manifest import Entry, Manifest
-from penstock.buffer.transaction import find_tag
+from penstock.buffer import (
+    FOOTER_BYTES,
+    MANIFEST_VERSION,
+    CompressionType,
+    ConsumerConfig,
+    Entry,
+    Manifest,
+    decode_batch,
+    decode_manifest,
+    find_tag,
+)
 from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
 from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode, report
@@ -60,7 +66,7 @@ def _dump_file(path: str, batch: str | None) -> dict[str, object]:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise NotFound(f"{path} cannot be read: {error.strerror}") from error
-    return _manifest_object(manifests.decode(raw))
+    return _manifest_object(decode_manifest(raw))
 
 
 async def _dump(target: Target, batch: str | None, shard: int | None) -> dict[str, object]:
@@ -70,7 +76,7 @@ async def _dump(target: Target, batch: str | None, shard: int | None) -> dict[st
             return await _batch_object(plain[0], batch, None)
         queue = _choose(await queues_of(config), shard)
         if batch is None:
-            return _manifest_object(manifests.decode((await queue.reader.require()).raw))
+            return _manifest_object(decode_manifest((await queue.reader.require()).raw))
         return await _queued_batch(queue, int(batch))
 
 
@@ -113,7 +119,7 @@ async def _batch_object(queue: Queue, location: str, sequence: int | None) -> di
 def _manifest_object(found: Manifest) -> dict[str, object]:
     """The shape that other tools of the format print; `transaction` only where there is one."""
     return {
-        "version": manifests.VERSION,
+        "version": MANIFEST_VERSION,
         "epoch": found.footer.epoch,
         "next_sequence": found.footer.next_sequence,
         "entries": [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.buffer import ConsumerConfig
-from penstock.buffer.fsck import Finding, Severity, audit
+from penstock.buffer import ConsumerConfig, Finding, Severity, audit
 from penstock.cli.buffer.target import Target, queue_options, queues_of, run
 from penstock.cli.display import Progress, print_json
 from penstock.cli.failure import ExitCode

@@ -6,9 +6,16 @@ from dataclasses import dataclass, replace
 
 import click
 
-from penstock.buffer import Consumer, ConsumerConfig, GarbageCollector, GcReport
-from penstock.buffer.batch import batch_minted_ms
-from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
+from penstock.buffer import (
+    NO_FLOOR,
+    Consumer,
+    ConsumerConfig,
+    Floor,
+    GarbageCollector,
+    GcReport,
+    batch_minted_ms,
+    read_floor,
+)
 from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
 from penstock.cli.display import print_json, time_text
 from penstock.cli.failure import ExitCode

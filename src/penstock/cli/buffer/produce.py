@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import click
 
-from penstock.buffer import Producer, ProducerConfig, WriteHandle
-from penstock.buffer import errors as buffer_errors
-from penstock.buffer.sharded import ShardedProducer, read_layout, shard_of
+from penstock.buffer import BufferError as QueueError
+from penstock.buffer import Producer, ProducerConfig, ShardedProducer, WriteHandle, read_layout, shard_of
 from penstock.cli.buffer.ending import Ending, report_ending
 from penstock.cli.buffer.framing import FRAMINGS, Framing
 from penstock.cli.buffer.source import open_source, read_chunks
@@ -142,7 +141,7 @@ async def _produce(target: Target, compression: str | None, job: _Job, progress:
         input_error = await _pump(producer, job, tally, stop, progress)
         try:
             await producer.close()
-        except buffer_errors.BufferError as error:
+        except QueueError as error:
             tally.error = tally.error or error
         tally.settle_all()
     return Ending(
@@ -181,7 +180,7 @@ async def _pump(
                 return None
         if not stop.is_set():
             await _hand_over(producer, job, job.framing.finish(), tally)
-    except buffer_errors.BufferError as error:
+    except QueueError as error:
         tally.error = tally.error or error
     except PenstockError as error:
         return error

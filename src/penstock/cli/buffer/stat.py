@@ -6,8 +6,7 @@ import dataclasses
 
 import click
 
-from penstock.buffer import ConsumerConfig
-from penstock.buffer.inspect import QueueSurvey, survey
+from penstock.buffer import ConsumerConfig, QueueSurvey, survey
 from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
 from penstock.cli.display import print_json, print_pairs, print_table, time_text
 from penstock.cli.failure import ExitCode

@@ -12,9 +12,14 @@ from typing import TypeVar
 
 import click
 
-from penstock.buffer.config import ConsumerConfig, ProducerConfig, config_from_mapping
-from penstock.buffer.inspect import QueueReader
-from penstock.buffer.sharded import read_layout, shard_config
+from penstock.buffer import (
+    ConsumerConfig,
+    ProducerConfig,
+    QueueReader,
+    config_from_mapping,
+    read_layout,
+    shard_config,
+)
 from penstock.config import Setting, from_env, load_mapping, merge, unknown_key
 from penstock.errors import ConfigError, NotFound
 from penstock.objects import ObjectStore, StoreConfig, open_store

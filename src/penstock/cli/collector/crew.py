@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Final
 
 from penstock.cli.failure import ExitCode
-from penstock.collector.config import Plan
+from penstock.collector import Plan
 
 __all__ = ["run_cores"]
 

@@ -14,7 +14,7 @@ from penstock.cli.failure import ExitCode
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.collector.dead_letters import DeadLetter, DeadLetters
+    from penstock.collector import DeadLetter, DeadLetters
 
 __all__ = ["dead_letters"]
 
@@ -33,7 +33,7 @@ def dead_letters(directory: str, exporter: str | None, endpoint: str | None, as_
     Each .pb file is a whole OTLP request, and the .json beside it says why it was refused. --replay sends
     each once, for example to a collector's own HTTP port; what is not taken stays.
     """
-    from penstock.collector.dead_letters import DeadLetters
+    from penstock.collector import DeadLetters
 
     store = DeadLetters(directory)
     letters = [letter for letter in store.letters() if exporter is None or letter.exporter == exporter]
@@ -54,9 +54,7 @@ def dead_letters(directory: str, exporter: str | None, endpoint: str | None, as_
 
 
 def _replay(store: DeadLetters, letters: Sequence[DeadLetter], endpoint: str, as_json: bool) -> int:
-    from penstock.collector.dead_letters import replay
-    from penstock.collector.exporters.factory import make_otlp_exporter
-    from penstock.collector.settings import OtlpExporterSettings
+    from penstock.collector import OtlpExporterSettings, make_otlp_exporter, replay
 
     exporter = make_otlp_exporter(OtlpExporterSettings(http_endpoint=endpoint))
     done = asyncio.run(replay(letters, store, exporter))

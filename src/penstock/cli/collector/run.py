@@ -18,8 +18,7 @@ from penstock.cli.failure import ExitCode
 from penstock.errors import Unsupported
 
 if TYPE_CHECKING:
-    from penstock.collector.collector import Collector
-    from penstock.collector.config import Plan
+    from penstock.collector import Collector, Plan
 
 __all__ = ["run"]
 
@@ -61,7 +60,7 @@ def run(
     ends the deliveries at once.
     """
     try:
-        from penstock.collector.config import load_plan
+        from penstock.collector import load_plan
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(
@@ -102,8 +101,8 @@ def _tell_check(plan: Plan, as_json: bool) -> int:
 
 
 def _run(plan: Plan, core_id: int, as_json: bool) -> int:
-    from penstock.collector.collector import Collector
-    from penstock.http.process import run as run_with_signals
+    from penstock.collector import Collector
+    from penstock.http import run as run_with_signals
 
     async def main(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().set_default_executor(_threads(plan))
@@ -126,7 +125,7 @@ def _run(plan: Plan, core_id: int, as_json: bool) -> int:
 
 def _threads(plan: Plan) -> ThreadPoolExecutor:
     """One for all that each destination has under way: a disk that hangs must not hold up the others."""
-    from penstock.collector.exporters.factory import concurrency_of
+    from penstock.collector import concurrency_of
 
     most = sum(concurrency_of(settings) for settings in plan.settings.values())
     return ThreadPoolExecutor(max_workers=_OWN_THREADS + most, thread_name_prefix="collector")

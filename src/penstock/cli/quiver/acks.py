@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.display import print_json, time_text
 from penstock.cli.quiver.cores import chosen_cores
-from penstock.quiver.ack_history import AckEvent, read_history
+from penstock.quiver import AckEvent, read_history
 from penstock.storage import OsFileSystem
 
 __all__ = ["acks"]

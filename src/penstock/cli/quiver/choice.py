@@ -10,9 +10,7 @@ from typing import TypeVar
 import click
 
 from penstock.errors import InvalidInput, NotFound
-from penstock.quiver.dataset import select
-from penstock.quiver.model import SegmentInfo, Signal
-from penstock.quiver.segment_source import SegmentSource, is_store_url, open_source
+from penstock.quiver import SegmentInfo, SegmentSource, Signal, is_store_url, open_source, select
 
 __all__ = ["choice_options", "choose", "open_place"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import NotFound
-from penstock.quiver.fsck import core_directories
+from penstock.quiver import core_directories
 from penstock.storage import OsFileSystem
 
 __all__ = ["chosen_cores"]

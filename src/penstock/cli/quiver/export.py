@@ -11,8 +11,8 @@ import click
 from penstock.cli.display import Progress, print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.quiver.choice import choice_options, choose, open_place
-from penstock.quiver.export import TimestampUnit, export_parquet
-from penstock.storage.fs import OsFileSystem
+from penstock.quiver import TimestampUnit, export_parquet
+from penstock.storage import OsFileSystem
 from penstock.units import format_size
 
 __all__ = ["export"]

@@ -9,7 +9,7 @@ import click
 from penstock.cli.display import Progress, print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.quiver.cores import chosen_cores
-from penstock.quiver.fsck import CheckedCore, Severity, check, is_in_use, repair
+from penstock.quiver import CheckedCore, Severity, check, is_in_use, repair
 from penstock.storage import OsFileSystem
 from penstock.units import format_size
 

@@ -10,10 +10,7 @@ from penstock.cli.display import Progress, print_json, print_pairs, print_table,
 from penstock.cli.failure import ExitCode
 from penstock.cli.quiver.choice import choice_options, choose, open_place
 from penstock.errors import Corrupt, InvalidInput, NotFound
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segment_file import SegmentReader
-from penstock.quiver.segment_source import SegmentSource
-from penstock.quiver.slots import slot_name
+from penstock.quiver import SegmentInfo, SegmentReader, SegmentSource, slot_name
 from penstock.units import format_size
 
 __all__ = ["inspect"]

@@ -10,8 +10,7 @@ import click
 from penstock.cli.display import print_json, print_table
 from penstock.cli.quiver.choice import open_place
 from penstock.cli.quiver.cores import chosen_cores
-from penstock.quiver.offline import drop_subscriber, look_at_subscribers
-from penstock.quiver.subscribers import Subscriber
+from penstock.quiver import Subscriber, drop_subscriber, look_at_subscribers
 from penstock.storage import OsFileSystem
 from penstock.units import format_duration
 

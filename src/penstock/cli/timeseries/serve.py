@@ -80,9 +80,7 @@ def serve(
     the same database before.
     """
     try:
-        from penstock.servers.auth import Keyring
-        from penstock.servers.timeseries import Acknowledge, TimeSeriesSettings
-        from penstock.servers.timeseries import serve as serve_database
+        from penstock.servers import Acknowledge, Keyring, TimeSeriesSettings, serve_timeseries
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(
@@ -100,7 +98,7 @@ def serve(
     )
     start_logging()
     DatabaseService(
-        partial(serve_database, store, settings, config=_database(config, retention, flush_interval)),
+        partial(serve_timeseries, store, settings, config=_database(config, retention, flush_interval)),
         fed=_fed,
         about=_about,
         queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
@@ -125,7 +123,7 @@ def _database(path: str | None, retention: str | None, flush_interval: str | Non
 
 
 def _fed(database: TimeSeries, registry: Registry) -> FedDatabase:
-    from penstock.services.timeseries_feed import FedTimeSeries
+    from penstock.services import FedTimeSeries
 
     return FedTimeSeries(database, registry=registry)
 

@@ -8,9 +8,7 @@ import click
 
 from penstock.cli.topics.jobs import job_arguments, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import JobRef
-from penstock.topics.jobs import AckResult
-from penstock.topics.wording import counted
+from penstock.topics import AckResult, JobRef, counted
 
 __all__ = ["ack"]
 

@@ -10,8 +10,8 @@ from penstock.cli.display import Progress, print_json, print_pairs, time_text
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.place import cold_option, open_cold
 from penstock.storage import OsFileSystem
-from penstock.topics.tools.backup import backup as back_up
-from penstock.topics.tools.backup_manifest import BackupManifest
+from penstock.topics import BackupManifest
+from penstock.topics import backup as back_up
 from penstock.units import format_size
 
 __all__ = ["backup", "manifest_object", "manifest_pairs"]

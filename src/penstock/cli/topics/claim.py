@@ -8,7 +8,7 @@ from penstock.cli.display import print_table, time_text
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.jobs import milliseconds, node_option
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.jobs import ClaimedJob, ClaimResult
+from penstock.topics import ClaimedJob, ClaimResult
 
 __all__ = ["claim"]
 

@@ -13,8 +13,7 @@ from typing import Final
 import click
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.topics.client import Client
-from penstock.topics.jobs import ClaimedJob
+from penstock.topics import ClaimedJob, Client
 
 __all__ = ["Crew", "Tally"]
 

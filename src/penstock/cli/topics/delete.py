@@ -10,8 +10,7 @@ import click
 from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.model import DeleteResult, Predicate, RemoveResult
-from penstock.topics.wording import counted
+from penstock.topics import DeleteResult, Predicate, RemoveResult, counted
 from penstock.units import format_size
 
 __all__ = ["delete"]

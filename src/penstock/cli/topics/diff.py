@@ -13,10 +13,16 @@ import msgspec
 from penstock.cli.display import time_text
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import Client
-from penstock.topics.limits import DIFF_LIMIT_MAX, SEQ_MAX
-from penstock.topics.model import Page, Predicate, Tombstone, unreadable
-from penstock.topics.predicate import parse_match
+from penstock.topics import (
+    DIFF_LIMIT_MAX,
+    SEQ_MAX,
+    Client,
+    Page,
+    Predicate,
+    Tombstone,
+    parse_match,
+    unreadable,
+)
 
 __all__ = ["diff", "line_of", "readable_of", "tell_gap"]
 

@@ -9,9 +9,7 @@ import click
 from penstock.cli.display import time_text
 from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import JobRef
-from penstock.topics.jobs import ExtendResult
-from penstock.topics.wording import counted
+from penstock.topics import ExtendResult, JobRef, counted
 
 __all__ = ["extend"]
 

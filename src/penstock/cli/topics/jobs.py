@@ -12,9 +12,7 @@ import click
 from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
 from penstock.errors import ConfigError
-from penstock.topics.client import JobRef
-from penstock.topics.jobs import AckResult, ExtendResult, NackResult
-from penstock.topics.wording import counted
+from penstock.topics import AckResult, ExtendResult, JobRef, NackResult, counted
 from penstock.units import parse_duration
 
 __all__ = ["job_arguments", "milliseconds", "node_option", "report"]

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.errors import InvalidInput
 from penstock.jsontext import check_json
-from penstock.topics.model import NewRecord
+from penstock.topics import NewRecord
 
 __all__ = ["BATCH_BYTES", "Batch", "Batcher"]
 

@@ -7,7 +7,7 @@ import click
 from penstock.cli.display import print_json, print_table
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import TopicSummary
+from penstock.topics import TopicSummary
 from penstock.units import format_size
 
 __all__ = ["ls"]

@@ -8,9 +8,7 @@ import click
 
 from penstock.cli.topics.jobs import job_arguments, milliseconds, node_option, report
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import JobRef
-from penstock.topics.jobs import NackResult
-from penstock.topics.wording import counted
+from penstock.topics import JobRef, NackResult, counted
 
 __all__ = ["nack"]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from penstock.storage import FileSystem
-from penstock.topics.segment_root import SegmentRoot, open_cold_store
+from penstock.topics import SegmentRoot, open_cold_store
 
 __all__ = ["cold_option", "open_cold"]
 

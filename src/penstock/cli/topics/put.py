@@ -9,10 +9,7 @@ from penstock.cli.display import print_json, print_pairs
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.errors import ConfigError
-from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.errors import TopicNotFound
-from penstock.topics.model import PutResult
-from penstock.topics.wording import counted
+from penstock.topics import Durability, PutResult, TopicConfig, TopicNotFound, counted
 from penstock.units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = ["config_pairs", "put"]

@@ -17,11 +17,20 @@ from penstock.cli.display import Progress, print_json, print_pairs
 from penstock.cli.failure import ExitCode, exit_code
 from penstock.cli.topics.target import Server, address_options, complain, run
 from penstock.errors import NotFound, PenstockError
-from penstock.services import Relay, RelayConfig, RelayGap, RelayReport, RelayTaken, TopicChanged
-from penstock.services.relay_config import GAPS, VALUES, OnGap, Start, Value
-from penstock.topics.client import Client
-from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.wording import counted
+from penstock.services import (
+    GAPS,
+    VALUES,
+    OnGap,
+    Relay,
+    RelayConfig,
+    RelayGap,
+    RelayReport,
+    RelayTaken,
+    Start,
+    TopicChanged,
+    Value,
+)
+from penstock.topics import Client, Durability, TopicConfig, counted
 from penstock.units import format_count, format_size
 
 __all__ = ["relay"]

@@ -10,7 +10,7 @@ from penstock.cli.display import Progress, print_json, print_pairs
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.backup import manifest_object, manifest_pairs
 from penstock.storage import OsFileSystem
-from penstock.topics.tools.restore import restore as put_back
+from penstock.topics import restore as put_back
 
 __all__ = ["restore"]
 

@@ -9,9 +9,15 @@ import click
 from penstock.cli.display import print_json, print_pairs, print_table
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import RouterSummary
-from penstock.topics.predicate import canonical, parse_match
-from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
+from penstock.topics import (
+    RouterConfig,
+    RouterPut,
+    RouterRemoved,
+    RouterState,
+    RouterSummary,
+    canonical,
+    parse_match,
+)
 
 __all__ = ["router"]
 

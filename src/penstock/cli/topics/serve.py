@@ -43,14 +43,14 @@ def serve() -> int:
     finish, for ten seconds at most, and ends with exit code 0.
     """
     try:
-        from penstock.servers import process
-        from penstock.servers.settings import ServerSettings, unknown_variables
+        from penstock.http import run, settle
+        from penstock.servers import ServerSettings, serve_topics, unknown_variables
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(
             f"the server needs the package {package}: pip install 'penstock[topics]'"
         ) from error
-    from penstock.topics.engine import Engine
+    from penstock.topics import Engine
 
     settings = ServerSettings.from_env(os.environ)
     logging.basicConfig(
@@ -60,11 +60,9 @@ def serve() -> int:
         _LOG.warning("%s", sentence)
 
     async def main(stop: asyncio.Event) -> None:
-        await process.serve(
-            settings, Engine(settings.engine), stop, on_bound=_say_where, on_ready=process.settle
-        )
+        await serve_topics(settings, Engine(settings.engine), stop, on_bound=_say_where, on_ready=settle)
 
-    process.run(main)
+    run(main)
     return ExitCode.OK
 
 

@@ -10,9 +10,7 @@ from penstock.cli.display import print_json, print_pairs, time_text
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.put import config_pairs
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import Health
-from penstock.topics.errors import NotReady
-from penstock.topics.model import TopicState
+from penstock.topics import Health, NotReady, TopicState
 from penstock.units import format_duration, format_size
 
 __all__ = ["stat"]

@@ -11,10 +11,10 @@ import click
 
 from penstock import errors
 from penstock.cli.failure import ExitCode, exit_code
-from penstock.topics.errors import RouterCycle, RouterNotFound
+from penstock.topics import RouterCycle, RouterNotFound
 
 try:
-    from penstock.topics.client import DEFAULT_URL, Client
+    from penstock.topics import DEFAULT_URL, Client
 except ModuleNotFoundError as missing:
     raise errors.Unsupported(
         f"this command needs the package {missing.name}: pip install 'penstock[topics]'"

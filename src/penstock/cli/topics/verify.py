@@ -11,10 +11,8 @@ from penstock.cli.display import Progress, print_json
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.place import cold_option, open_cold
 from penstock.storage import OsFileSystem
-from penstock.topics.data_directory import is_in_use
-from penstock.topics.tools.verify import Finding, Severity, VerifyReport
-from penstock.topics.tools.verify import verify as verify_directory
-from penstock.topics.wording import counted
+from penstock.topics import Finding, Severity, VerifyReport, counted, is_in_use
+from penstock.topics import verify as verify_directory
 from penstock.units import format_size
 
 __all__ = ["verify"]

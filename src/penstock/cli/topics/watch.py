@@ -11,8 +11,7 @@ import msgspec
 from penstock.cli.failure import ExitCode
 from penstock.cli.topics.diff import line_of, readable_of, tell_gap
 from penstock.cli.topics.target import Server, run, server_options
-from penstock.topics.client import WatchEvent
-from penstock.topics.predicate import parse_match
+from penstock.topics import WatchEvent, parse_match
 
 __all__ = ["watch"]
 

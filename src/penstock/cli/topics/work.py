@@ -18,7 +18,7 @@ from penstock.cli.topics.crew import Crew, Tally
 from penstock.cli.topics.jobs import milliseconds, node_option
 from penstock.cli.topics.target import Server, run, server_options
 from penstock.errors import ConfigError
-from penstock.topics.wording import counted
+from penstock.topics import counted
 
 __all__ = ["work"]
 

@@ -16,9 +16,7 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.topics.lines import Batch, Batcher
 from penstock.cli.topics.target import Server, complain, run, server_options
 from penstock.errors import OutcomeUnknown, PenstockError
-from penstock.topics.client import Client
-from penstock.topics.limits import BATCH_RECORDS_MAX
-from penstock.topics.wording import counted
+from penstock.topics import BATCH_RECORDS_MAX, Client, counted
 from penstock.units import format_count, format_duration, format_size
 
 __all__ = ["write"]

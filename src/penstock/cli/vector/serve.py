@@ -96,9 +96,7 @@ def serve(
     the same collection before. What is said about an existing collection has to be true.
     """
     try:
-        from penstock.servers.auth import Keyring
-        from penstock.servers.vector import VectorSettings
-        from penstock.servers.vector import serve as serve_vectors
+        from penstock.servers import Keyring, VectorSettings, serve_vector
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(
@@ -125,7 +123,7 @@ def serve(
     }
     collection = _collection(config, {key: value for key, value in flags.items() if value is not None})
     DatabaseService(
-        partial(serve_vectors, collection, settings),
+        partial(serve_vector, collection, settings),
         fed=_fed,
         about=_about,
         queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
@@ -149,7 +147,7 @@ def _field(text: str) -> dict[str, Setting]:
 
 
 def _fed(store: VectorStore, registry: Registry) -> FedDatabase:
-    from penstock.services.vector_feed import FedVectors
+    from penstock.services import FedVectors
 
     return FedVectors(store)
 

@@ -15,8 +15,7 @@ from penstock.collector.payload import Payload
 from penstock.collector.settings import FileFormat
 from penstock.errors import NotFound, PenstockError
 from penstock.ids import SYSTEM_RNG, mint_ulid
-from penstock.storage import write_durably
-from penstock.storage.fs import Buffer, FileSystem, OsFileSystem
+from penstock.storage import Buffer, FileSystem, OsFileSystem, write_durably
 
 __all__ = ["FileExporter"]
 
@@ -96,7 +95,7 @@ def _parquet(batch: pa.RecordBatch, *, spark: bool) -> Buffer:
     import pyarrow.parquet as pq
 
     if spark:
-        from penstock.otlp.views import view
+        from penstock.otlp import view
 
         batch = view(batch)
     sink = pa.BufferOutputStream()

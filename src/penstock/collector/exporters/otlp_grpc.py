@@ -11,7 +11,7 @@ from penstock.collector.receiver_grpc import METHODS
 from penstock.collector.settings import Compression, OtlpExporterSettings
 from penstock.collector.status import hint_of_trailers
 from penstock.errors import ConfigError
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 __all__ = ["OtlpGrpcExporter"]
 

@@ -15,7 +15,7 @@ from penstock.collector.payload import Payload, send_in_pieces
 from penstock.collector.settings import Compression, OtlpExporterSettings
 from penstock.collector.status import message_of, retry_after_s
 from penstock.errors import ConfigError
-from penstock.otlp.schema import Signal
+from penstock.otlp import Signal
 
 __all__ = ["OtlpHttpExporter"]
 

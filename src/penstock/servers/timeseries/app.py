@@ -11,11 +11,11 @@ import msgspec
 
 from penstock.coordinator import Shutdown
 from penstock.errors import Corrupt, InvalidInput, PenstockError
-from penstock.http.message import Fault, HeaderList, Request, Response
+from penstock.http import Fault, HeaderList, Request, Response
 from penstock.servers.database_app import RETRY, DatabaseApp, DatabaseRoute
 from penstock.servers.errors import STATUS, Refusal, told
 from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH, status_response
-from penstock.timeseries.api import Answer, Parameters, error_answer
+from penstock.timeseries import Answer, Parameters, error_answer
 
 __all__ = ["Call", "Route", "TimeSeriesApp", "response_of"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Storage, SyncMode
 from penstock.errors import ConfigError
-from penstock.http.limits import HttpLimits
+from penstock.http import HttpLimits
 from penstock.metrics import Registry
 from penstock.servers.auth import sites_of
 from penstock.servers.database import Place, ServedDatabase, Source
@@ -17,10 +17,10 @@ from penstock.servers.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
 
-__all__ = ["serve"]
+__all__ = ["serve_timeseries"]
 
 
-async def serve(
+async def serve_timeseries(
     store: str | Path | Storage,
     settings: TimeSeriesSettings,
     stop: asyncio.Event,

@@ -10,21 +10,22 @@ from typing import Final
 from penstock import __version__
 from penstock.clock import Clock
 from penstock.errors import Unavailable
-from penstock.http.message import Response
-from penstock.http.routes import Router
+from penstock.http import Response, Router
 from penstock.metrics import Registry
 from penstock.servers.auth import Scope
 from penstock.servers.timeseries.app import Call, Route, TimeSeriesApp, response_of
 from penstock.servers.timeseries.settings import TimeSeriesSettings
 from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
 from penstock.servers.timeseries.writing import WriteApi
-from penstock.timeseries import TimeSeries
-from penstock.timeseries.api import (
+from penstock.timeseries import (
     Answer,
     Parameters,
+    QueryResult,
     SeriesRequest,
+    TimeSeries,
     federation_answer,
     instant_request,
+    is_read_at_once,
     labels_request,
     metadata_answer,
     metadata_request,
@@ -35,7 +36,6 @@ from penstock.timeseries.api import (
     series_answer,
     series_request,
 )
-from penstock.timeseries.promql import QueryResult, is_read_at_once
 
 __all__ = ["TimeSeriesApi", "timeseries_app"]
 

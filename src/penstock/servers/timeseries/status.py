@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.http.message import JSON, HeaderList, Request, Response
+from penstock.http import JSON, HeaderList, Request, Response
 from penstock.servers.timeseries.bodies import PROTOBUF, is_json
 
 __all__ = ["OTLP_PATH", "REMOTE_WRITE_PATH", "status_response"]

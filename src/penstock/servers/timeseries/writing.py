@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from penstock import otlp
 from penstock.coordinator import Durability, WriteHandle
 from penstock.errors import Unavailable
-from penstock.http.message import JSON, Response
+from penstock.http import JSON, Response
 from penstock.metrics import Registry
 from penstock.servers.decoding import DecodedBytes, Held
 from penstock.servers.errors import UnsupportedMediaType
@@ -23,8 +23,7 @@ from penstock.servers.timeseries.bodies import (
     unpacked,
 )
 from penstock.servers.timeseries.settings import TimeSeriesSettings
-from penstock.timeseries import Metadata, Series, TimeSeries
-from penstock.timeseries.ingest import RemoteWrite, decode_remote_write, unpacked_size
+from penstock.timeseries import Metadata, RemoteWrite, Series, TimeSeries, decode_remote_write, unpacked_size
 
 __all__ = ["WriteApi"]
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.http.message import Request, Response
+from penstock.http import Request, Response
 from penstock.servers.topics.cursor import write_cursor
-from penstock.topics.model import DeleteResult, Page, PutResult, RemoveResult, TopicState, WriteResult
+from penstock.topics import DeleteResult, Page, PutResult, RemoveResult, TopicState, WriteResult
 
 __all__ = [
     "delete_answer",

@@ -8,15 +8,20 @@ from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.http.message import JSON, Request
+from penstock.http import JSON, Request
 from penstock.jsontext import json_problem, parts_problem
 from penstock.limits import JSON_DEPTH_MAX
 from penstock.servers.errors import UnsupportedMediaType
-from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.errors import InvalidRequest
-from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX
-from penstock.topics.model import BareRecord, NewRecord
-from penstock.topics.names import FreeText
+from penstock.topics import (
+    NODE_BYTES_MAX,
+    SEQ_MAX,
+    BareRecord,
+    Durability,
+    FreeText,
+    InvalidRequest,
+    NewRecord,
+    TopicConfig,
+)
 
 __all__ = [
     "DeleteBody",

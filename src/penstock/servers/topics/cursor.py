@@ -7,7 +7,7 @@ import binascii
 
 import msgspec
 
-from penstock.topics.errors import InvalidRequest
+from penstock.topics import InvalidRequest
 
 __all__ = ["read_cursor", "write_cursor"]
 

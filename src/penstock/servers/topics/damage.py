@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.topics.errors import Damaged
+from penstock.topics import Damaged
 
 __all__ = ["damaged_in"]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.clock import Clock
 from penstock.servers.topics.delays import Delays
-from penstock.topics.ready_set import ReadySet, band_of
-from penstock.topics.scheduling import Scheduler
+from penstock.topics import ReadySet, Scheduler, band_of
 
 if TYPE_CHECKING:
     from penstock.servers.topics.fanout import Channel

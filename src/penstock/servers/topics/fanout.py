@@ -23,9 +23,7 @@ from penstock.servers.topics.delays import Delays
 from penstock.servers.topics.dispatch import Dispatch
 from penstock.servers.topics.outlet import Follower, Outlet
 from penstock.servers.topics.step import Step
-from penstock.topics.fence import Fence
-from penstock.topics.live import Feed, Want
-from penstock.topics.scheduling import Scheduler
+from penstock.topics import Feed, Fence, Scheduler, Want
 
 __all__ = ["Channel", "Hub"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.clock import Clock
-from penstock.http.routes import Router
+from penstock.http import Router
 from penstock.servers.app import Route
 from penstock.servers.auth import Keyring, Scope
 from penstock.servers.caps import LongLived, StreamLimits

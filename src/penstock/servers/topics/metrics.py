@@ -7,11 +7,10 @@ from typing import Final
 
 import msgspec
 
-from penstock.http.message import Response
+from penstock.http import Response
 from penstock.metrics import Registry
 from penstock.servers.topics.seam import TopicsEngine
-from penstock.topics.config import Durability
-from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
+from penstock.topics import SYNC_BUCKETS_US, Durability, EngineStats, WalStats
 
 __all__ = ["TOPIC_SERIES_MAX", "health_answer", "metrics_answer", "ready_answer"]
 

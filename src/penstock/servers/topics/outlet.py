@@ -8,13 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import PenstockError
-from penstock.http.live import Sink
+from penstock.http import Sink
 from penstock.servers.auth import Principal
 from penstock.servers.caps import LongLived
 from penstock.servers.topics.step import Step
-from penstock.topics.errors import TopicNotFound
-from penstock.topics.fence import Fence
-from penstock.topics.live import Feed, Want
+from penstock.topics import Feed, Fence, TopicNotFound, Want
 
 if TYPE_CHECKING:
     from penstock.servers.topics.fanout import Hub

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.http.message import Request, Response
+from penstock.http import Request, Response
 from penstock.servers.topics.answers import elapsed_ms
-from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
+from penstock.topics import AckResult, ClaimResult, ExtendResult, NackResult
 
 __all__ = ["ack_answer", "claim_answer", "extend_answer", "nack_answer"]
 

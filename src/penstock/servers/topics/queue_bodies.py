@@ -7,11 +7,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from penstock.http.message import Request
+from penstock.http import Request
 from penstock.servers.topics.bodies import query_number, read_json
-from penstock.topics.errors import InvalidRequest
-from penstock.topics.limits import SEQ_MAX
-from penstock.topics.names import FreeText
+from penstock.topics import SEQ_MAX, FreeText, InvalidRequest
 
 __all__ = [
     "ClaimBody",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.http.message import Response
-from penstock.http.routes import Router
+from penstock.http import Response, Router
 from penstock.servers.app import Call, Route
 from penstock.servers.auth import Scope
 from penstock.servers.caps import LongLived

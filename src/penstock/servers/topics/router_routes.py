@@ -7,19 +7,25 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.http.message import Request, Response
-from penstock.http.routes import Router
+from penstock.http import Request, Response, Router
 from penstock.servers.app import Call, Route
 from penstock.servers.auth import Principal, Scope
 from penstock.servers.topics.answers import elapsed_ms
 from penstock.servers.topics.bodies import query_number, read_json
 from penstock.servers.topics.cursor import read_cursor, write_cursor
 from penstock.servers.topics.seam import TopicsEngine
-from penstock.topics.errors import RouterNotFound
-from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from penstock.topics.names import TopicName, check_router_name, names_in
-from penstock.topics.predicate import canonical, parse_match
-from penstock.topics.router import RouterConfig, RouterState
+from penstock.topics import (
+    PAGE_SIZE_DEFAULT,
+    PAGE_SIZE_MAX,
+    RouterConfig,
+    RouterNotFound,
+    RouterState,
+    TopicName,
+    canonical,
+    check_router_name,
+    names_in,
+    parse_match,
+)
 
 __all__ = ["RouterApi"]
 

@@ -8,8 +8,7 @@ from typing import Final
 import penstock
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.http.message import Request, Response
-from penstock.http.routes import Router
+from penstock.http import Request, Response, Router
 from penstock.servers.app import App, Call, Deliver, Route
 from penstock.servers.auth import Keyring, Scope
 from penstock.servers.caps import InFlight, StreamLimits
@@ -21,11 +20,17 @@ from penstock.servers.topics.live import LiveApi
 from penstock.servers.topics.queue_routes import QueueApi
 from penstock.servers.topics.router_routes import RouterApi
 from penstock.servers.topics.seam import TopicsEngine
-from penstock.topics.errors import Damaged, NotReady, ShuttingDown
-from penstock.topics.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from penstock.topics.model import Page, WriteResult
-from penstock.topics.names import names_in
-from penstock.topics.predicate import parse_match
+from penstock.topics import (
+    PAGE_SIZE_DEFAULT,
+    PAGE_SIZE_MAX,
+    Damaged,
+    NotReady,
+    Page,
+    ShuttingDown,
+    WriteResult,
+    names_in,
+    parse_match,
+)
 
 __all__ = ["TopicsApi", "topics_app"]
 

@@ -6,23 +6,29 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.topics.config import TopicConfig
-from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
-from penstock.topics.live import Feed
-from penstock.topics.model import (
+from penstock.topics import (
+    AckResult,
     BareRecord,
+    ClaimResult,
     DeleteResult,
+    EngineStats,
+    ExtendResult,
+    Feed,
+    NackResult,
     Page,
     Predicate,
     PutResult,
     RemoveResult,
+    RouterConfig,
+    RouterPut,
+    RouterRemoved,
+    RouterState,
+    Scheduler,
+    TopicConfig,
     TopicState,
+    WorkStream,
     WriteResult,
 )
-from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
-from penstock.topics.scheduling import Scheduler
-from penstock.topics.stats import EngineStats
-from penstock.topics.work import WorkStream
 
 __all__ = ["TopicsEngine"]
 

@@ -18,9 +18,7 @@ from penstock.servers.auth import Principal
 from penstock.servers.topics.fanout import Hub
 from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.sse import SseStream
-from penstock.topics.errors import Throttled, TopicNotFound
-from penstock.topics.limits import SEQ_MAX, WATCH_TOPICS_MAX
-from penstock.topics.live import Want
+from penstock.topics import SEQ_MAX, WATCH_TOPICS_MAX, Throttled, TopicNotFound, Want
 
 __all__ = ["SESSION_TTL_MS", "Place", "Session", "Sessions"]
 

@@ -15,9 +15,7 @@ from penstock.servers.errors import told
 from penstock.servers.topics.damage import damaged_in
 from penstock.servers.topics.outlet import Follower, Outlet
 from penstock.servers.topics.step import Step, quoted
-from penstock.topics.errors import Damaged
-from penstock.topics.model import Tombstone
-from penstock.topics.scheduling import RETRY_AFTER_MS
+from penstock.topics import RETRY_AFTER_MS, Damaged, Tombstone
 
 if TYPE_CHECKING:
     from penstock.servers.topics.fanout import Hub

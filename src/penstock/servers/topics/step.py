@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.topics.model import Page, Tombstone
+from penstock.topics import Page, Tombstone
 
 __all__ = ["Step", "quoted"]
 

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from penstock.clock import Clock
-from penstock.http.message import Response
+from penstock.http import Response
 from penstock.servers.app import Call, authorization
 from penstock.servers.auth import Keyring, Principal
 from penstock.servers.caps import LongLived, StreamLimits
@@ -19,9 +19,7 @@ from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.sessions import SESSION_TTL_MS, Place, Session, Sessions, names_of
 from penstock.servers.topics.sse import HEADERS, SseStream, read_id
 from penstock.servers.topics.watch_bodies import HEARTBEAT_MS_MAX, Start, WatchBody, prefix_of, read_watch
-from penstock.topics.errors import InvalidRequest, TopicNotFound
-from penstock.topics.limits import WATCH_TOPICS_MAX
-from penstock.topics.live import Want
+from penstock.topics import WATCH_TOPICS_MAX, InvalidRequest, TopicNotFound, Want
 
 __all__ = ["WatchApi", "check_accepts_events"]
 

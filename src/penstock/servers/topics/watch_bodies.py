@@ -6,13 +6,19 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from penstock.http.message import Request
+from penstock.http import Request
 from penstock.servers.topics.bodies import read_json
-from penstock.topics.errors import InvalidRequest
-from penstock.topics.limits import NODE_BYTES_MAX, SEQ_MAX, WATCH_BATCH_BYTES_DEFAULT, WATCH_TOPICS_MAX
-from penstock.topics.live import Want
-from penstock.topics.names import FreeText, TopicName
-from penstock.topics.predicate import parse_match
+from penstock.topics import (
+    NODE_BYTES_MAX,
+    SEQ_MAX,
+    WATCH_BATCH_BYTES_DEFAULT,
+    WATCH_TOPICS_MAX,
+    FreeText,
+    InvalidRequest,
+    TopicName,
+    Want,
+    parse_match,
+)
 
 __all__ = ["HEARTBEAT_MS_MAX", "Start", "WatchBody", "prefix_of", "read_watch", "want_of"]
 

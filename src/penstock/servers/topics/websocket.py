@@ -12,9 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.http.flight import Flight
-from penstock.http.live import TunnelSink
-from penstock.http.message import Response
+from penstock.http import Flight, Response, TunnelSink
 from penstock.servers.app import Call
 from penstock.servers.auth import Principal, Scope
 from penstock.servers.caps import LongLived
@@ -28,10 +26,16 @@ from penstock.servers.topics.step import Step
 from penstock.servers.topics.watch_bodies import check_starts, prefix_of, want_of
 from penstock.servers.topics.ws_messages import InvalidMessage, Ping, Publish, Subscribe, Unsubscribe
 from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame
-from penstock.topics.errors import Damaged, InvalidRequest, ShuttingDown, Throttled, TopicNotFound
-from penstock.topics.limits import WATCH_TOPICS_MAX
-from penstock.topics.model import WriteResult
-from penstock.topics.names import names_in
+from penstock.topics import (
+    WATCH_TOPICS_MAX,
+    Damaged,
+    InvalidRequest,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+    WriteResult,
+    names_in,
+)
 
 __all__ = ["WebSocketApi"]
 

@@ -12,12 +12,10 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.http.live import Sink
+from penstock.http import Sink
 from penstock.servers.errors import told
 from penstock.servers.topics.sse import RETRY, event
-from penstock.topics.errors import ShuttingDown, TopicNotFound
-from penstock.topics.jobs import ClaimResult
-from penstock.topics.work import WorkStream
+from penstock.topics import ClaimResult, ShuttingDown, TopicNotFound, WorkStream
 
 __all__ = ["WorkFeed"]
 

@@ -12,9 +12,7 @@ from penstock.servers.topics.answers import write_performance
 from penstock.servers.topics.bodies import WireRecord
 from penstock.servers.topics.step import Step, quoted
 from penstock.servers.topics.watch_bodies import Start
-from penstock.topics.config import TopicConfig
-from penstock.topics.model import Tombstone, WriteResult
-from penstock.topics.names import FreeText, TopicName
+from penstock.topics import FreeText, Tombstone, TopicConfig, TopicName, WriteResult
 
 __all__ = [
     "Command",

@@ -12,7 +12,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SERVER, Protocol, State
 from websockets.utils import accept_key
 
-from penstock.http.message import HeaderList, Request
+from penstock.http import HeaderList, Request
 from penstock.servers.errors import Refusal
 
 __all__ = ["MESSAGE_BYTES_MAX", "Framing", "handshake", "text_frame"]

@@ -8,10 +8,10 @@ from typing import Final, TypeAlias
 
 from penstock.coordinator import FlushError, Shutdown
 from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
-from penstock.http.message import Fault, HeaderList, Request, Response
+from penstock.http import Fault, HeaderList, Request, Response
 from penstock.servers.database_app import RETRY, DatabaseApp, DatabaseRoute
 from penstock.servers.errors import STATUS, Refusal, told
-from penstock.vector.api import error_answer
+from penstock.vector import error_answer
 
 __all__ = ["JSON", "PROTOBUF_JSON", "Call", "Route", "VectorApp"]
 

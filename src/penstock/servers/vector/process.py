@@ -8,7 +8,7 @@ from collections.abc import Callable
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import SyncMode
 from penstock.errors import ConfigError
-from penstock.http.limits import HttpLimits
+from penstock.http import HttpLimits
 from penstock.metrics import Registry
 from penstock.servers.auth import sites_of
 from penstock.servers.database import Place, ServedDatabase, Source
@@ -16,10 +16,10 @@ from penstock.servers.vector.routes import VectorApi, vector_app
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import VectorConfig, VectorStore
 
-__all__ = ["serve"]
+__all__ = ["serve_vector"]
 
 
-async def serve(
+async def serve_vector(
     config: VectorConfig,
     settings: VectorSettings,
     stop: asyncio.Event,

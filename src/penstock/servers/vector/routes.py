@@ -10,16 +10,16 @@ from typing import Final, TypeVar
 from penstock.clock import Clock
 from penstock.coordinator import Durability
 from penstock.errors import NotFound, Unavailable
-from penstock.http.message import Response
-from penstock.http.routes import Router
+from penstock.http import Response, Router
 from penstock.metrics import Registry
 from penstock.servers.auth import Scope
 from penstock.servers.decoding import DecodedBytes
 from penstock.servers.errors import PayloadTooLarge, UnsupportedMediaType
 from penstock.servers.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
 from penstock.servers.vector.settings import VectorSettings
-from penstock.vector import VectorStore, Write
-from penstock.vector.api import (
+from penstock.vector import (
+    VectorStore,
+    Write,
     decoded_size,
     deleted_answer,
     parse_delete,

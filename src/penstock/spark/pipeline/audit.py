@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.config import unknown_key
 from penstock.errors import Unsupported
 from penstock.spark.pipeline.balance import Balance, balance

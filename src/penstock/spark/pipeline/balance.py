@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.books import Facts, Finding, Span, TableFacts, spans_between, spans_text
 from penstock.spark.pipeline.ledger import BatchLine

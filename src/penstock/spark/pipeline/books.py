@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.ledger import BatchLine
 

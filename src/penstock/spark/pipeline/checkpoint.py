@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import Corrupt, Unsupported
-from penstock.storage.fs import OsFileSystem
+from penstock.storage import OsFileSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.blocking import loop_thread
-from penstock.buffer.batch import FOOTER_BYTES, VERSION
-from penstock.buffer.errors import storage_error
-from penstock.buffer.manifest import EntryIndex
+from penstock.buffer import BATCH_VERSION, FOOTER_BYTES, EntryIndex, storage_error
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt, NotFound, PenstockError, Unsupported
 from penstock.ids import SYSTEM_RNG
@@ -171,7 +169,7 @@ async def _record_count(store: ObjectStore, location: str) -> int | str:
     if len(blob.data) != FOOTER_BYTES:
         return "is cut short"
     _, count, version = _FOOTER.unpack(blob.data)
-    return int(count) if version == VERSION else "has a damaged footer"
+    return int(count) if version == BATCH_VERSION else "has a damaged footer"
 
 
 def _kept_origin(ledger: Ledger) -> Offset | None:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock.blocking import loop_thread
-from penstock.buffer.errors import storage_error
+from penstock.buffer import storage_error
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Conflict, Corrupt, Fenced, NotFound, OutcomeUnknown, PenstockError, Unavailable
 from penstock.ids import SYSTEM_RNG

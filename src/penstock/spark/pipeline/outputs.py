@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.blocking import loop_thread
-from penstock.buffer import last_version
-from penstock.buffer.sharded import shard_config, shard_of
+from penstock.buffer import last_version, shard_config, shard_of
 from penstock.objects import open_store
 from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS

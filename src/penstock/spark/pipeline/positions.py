@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.spark.pipeline.books import Facts, Finding, Span, spans_between, spans_text
 from penstock.spark.pipeline.ledger import BatchLine
 

@@ -29,10 +29,18 @@ from typing import Final
 
 import msgspec
 
-from penstock.buffer import ProducerConfig, StaleTransaction, Transaction, append_batches, store_batch
-from penstock.buffer.append import last_version
-from penstock.buffer.batch import CompressionType
-from penstock.buffer.sharded import read_layout, shard_config, shard_of
+from penstock.buffer import (
+    CompressionType,
+    ProducerConfig,
+    StaleTransaction,
+    Transaction,
+    append_batches,
+    last_version,
+    read_layout,
+    shard_config,
+    shard_of,
+    store_batch,
+)
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound, OutcomeUnknown
 from penstock.ids import SYSTEM_RNG, mint_ulid

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer.manifest import Metadata
+from penstock.buffer import Metadata
 
 __all__ = ["LetterBatch", "Letters", "Position", "Wanted", "choose", "lay_out", "pick", "reasons_of"]
 

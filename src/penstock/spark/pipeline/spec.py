@@ -25,8 +25,7 @@ from typing import Final, Literal
 
 from penstock.config import Setting, build, load_mapping
 from penstock.errors import ConfigError
-from penstock.objects import StoreConfig
-from penstock.objects.settings import StoreAddress
+from penstock.objects import StoreAddress, StoreConfig
 from penstock.spark.pipeline.sink_spec import (
     BufferSinkSpec,
     DeltaSinkSpec,

@@ -35,12 +35,12 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.objects.settings import StoreAddress
+from penstock.objects import StoreAddress
 from penstock.spark.tables.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout
-from penstock.storage.fs import FileSystem, OsFileSystem, explain
+from penstock.storage import FileSystem, OsFileSystem, explain
 
 try:
     from deltalake import CommitProperties, DeltaTable, Transaction

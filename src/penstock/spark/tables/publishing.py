@@ -12,7 +12,7 @@ from penstock.ids import SYSTEM_RNG
 from penstock.objects import ByteRange, ObjectStore
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.tables.parts import staged_key
-from penstock.storage.fs import FileSystem, OsFileSystem, publish
+from penstock.storage import FileSystem, OsFileSystem, publish
 
 __all__ = ["CopyingStore", "publish_file"]
 

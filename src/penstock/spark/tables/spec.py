@@ -9,8 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.config import unknown_key
 from penstock.errors import ConfigError
-from penstock.objects import StoreConfig
-from penstock.objects.settings import StoreAddress
+from penstock.objects import StoreAddress, StoreConfig
 from penstock.units import parse_size
 
 __all__ = ["COMPRESSIONS", "KINDS", "TARGET_FILE_BYTES", "TableKind", "TableSpec"]

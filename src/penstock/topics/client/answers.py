@@ -28,15 +28,15 @@ __all__ = [
     "TopicSummary",
     "delete_result",
     "health",
-    "metrics",
-    "page",
     "put_result",
     "read_answer",
     "read_list",
+    "read_metrics",
+    "read_page",
+    "read_summaries",
+    "read_topic_state",
     "readiness",
     "remove_result",
-    "summaries",
-    "topic_state",
     "write_result",
 ]
 
@@ -190,7 +190,7 @@ def put_result(body: bytes) -> PutResult:
     return PutResult(topic=got.topic, created=got.created, config=got.config)
 
 
-def topic_state(body: bytes) -> TopicState:
+def read_topic_state(body: bytes) -> TopicState:
     got = _Reader("a question for a topic").read(_STATE, body)
     return TopicState(
         topic=got.topic,
@@ -206,7 +206,7 @@ def topic_state(body: bytes) -> TopicState:
     )
 
 
-def summaries(body: bytes) -> tuple[list[TopicSummary], str | None]:
+def read_summaries(body: bytes) -> tuple[list[TopicSummary], str | None]:
     """One page of a list, and the cursor of the next one."""
     got = _Reader("a list").read(_LISTING, body)
     return got.topics, got.next_cursor or None
@@ -244,7 +244,7 @@ def delete_result(body: bytes) -> DeleteResult:
     )
 
 
-def page(body: bytes) -> Page:
+def read_page(body: bytes) -> Page:
     """One page. A record nested deeper than a decoder goes is in it as it is; see `unreadable`."""
     got, fragments = read_list("a diff", _DIFF, body, lambda got: got.records)
     return Page(
@@ -267,5 +267,5 @@ def readiness(body: bytes) -> Readiness:
     return _Reader("a probe").read(_READINESS, body)
 
 
-def metrics(body: bytes) -> dict[str, object]:
+def read_metrics(body: bytes) -> dict[str, object]:
     return _Reader("a question for metrics").read(_METRICS, body)

@@ -132,7 +132,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
     async def state(self, topic: str, *, touch: bool = True) -> TopicState:
         """The topic now. `touch=False` leaves no trace in its priority. Raises `TopicNotFound`."""
         answer = await self._send("GET", topic, Repeat.ALWAYS, query={"touch": _flag(touch)})
-        return answers.topic_state(answer.content)
+        return answers.read_topic_state(answer.content)
 
     async def topics(
         self, prefix: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
@@ -151,7 +151,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
         more = {"cursor": cursor} if cursor else {}
         call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
-        return answers.summaries((await self._connection.send(call)).content)
+        return answers.read_summaries((await self._connection.send(call)).content)
 
     async def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
         """Remove the topic with its records. Raises `TopicNotEmpty` if it must be empty and is not."""
@@ -216,7 +216,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
             match=match,
         )
         answer = await self._send("POST", topic, Repeat.ALWAYS, "/diff", body=body, wait_s=wait_ms / 1000)
-        return answers.page(answer.content)
+        return answers.read_page(answer.content)
 
     async def follow(
         self,
@@ -275,7 +275,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
 
     async def metrics(self) -> dict[str, object]:
         """The server's numbers by name; those of its log below `wal`."""
-        return answers.metrics((await self._probe("/v0/metrics", accept="application/json")).content)
+        return answers.read_metrics((await self._probe("/v0/metrics", accept="application/json")).content)
 
     async def metrics_text(self) -> str:
         """The server's numbers as Prometheus reads them, those of each topic included."""

@@ -23,9 +23,16 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, MediaError, NotFound, PenstockError, Rejected
-from penstock.storage import Buffer, DirectoryLock, FileSystem, LogScan, write_durably
-from penstock.storage.fs import stage
-from penstock.storage.log_file import CURRENT, file_name
+from penstock.storage import (
+    CURRENT,
+    Buffer,
+    DirectoryLock,
+    FileSystem,
+    LogScan,
+    file_name,
+    stage,
+    write_durably,
+)
 from penstock.topics.data_directory import (
     META,
     UNFINISHED,

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 
 from penstock.errors import NotFound, PenstockError, Rejected
-from penstock.storage import DirectoryLock, FileSystem
-from penstock.storage.fs import stage
+from penstock.storage import DirectoryLock, FileSystem, stage
 from penstock.topics.data_directory import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import checksum

@@ -8,9 +8,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage import FileSystem, LogScan, ScannedFile
-from penstock.storage.log_extent import EXTENT, lost_bytes, read_extent
-from penstock.storage.log_file import LogHeader, LogPosition, file_name
+from penstock.storage import (
+    EXTENT,
+    FileSystem,
+    LogHeader,
+    LogPosition,
+    LogScan,
+    ScannedFile,
+    file_name,
+    lost_bytes,
+    read_extent,
+)
 from penstock.topics.data_directory import META, LogGroup, log_groups, removed_topics, scan_log
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import WalFormat, read_frames

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer.fsck import Severity
+from penstock.buffer import Severity
 from penstock.console.seam import (
     BalanceLine,
     Books,
@@ -28,8 +28,7 @@ from penstock.console.seam import (
 from penstock.errors import Corrupt, PenstockError, Unsupported
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.ledger import BatchLine
-    from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+    from penstock.spark import BatchLine, PipelineSpec, SinkSpec
 
 __all__ = ["LateBooks", "PipelineBooks", "open_books"]
 
@@ -41,7 +40,7 @@ _FINDINGS_MAX: Final = 20
 
 def open_books(file: Path, environ: Mapping[str, str] = os.environ) -> Books:
     """The books of the pipeline in a file, which needs the extra `spark`. Raises `ConfigError`."""
-    from penstock.spark.pipeline.spec import load_spec
+    from penstock.spark import load_spec
 
     return PipelineBooks(load_spec(file, environ))
 
@@ -96,8 +95,7 @@ class PipelineBooks:
     """See `Books`."""
 
     def __init__(self, spec: PipelineSpec) -> None:
-        from penstock.spark.pipeline.checkpoint import Checkpoint
-        from penstock.spark.pipeline.ledger import Ledger
+        from penstock.spark import Checkpoint, Ledger
 
         self._spec = spec
         self._ledger = Ledger(spec.ledger_config)
@@ -112,7 +110,7 @@ class PipelineBooks:
     @property
     def _query(self) -> str | None:
         """The pipeline's query, which stays the same for the life of its checkpoint."""
-        from penstock.spark.pipeline.evidence import apps_in_ledger, query_of
+        from penstock.spark import apps_in_ledger, query_of
 
         if self._checkpoint.is_local:
             return self._checkpoint.query_id or self._app
@@ -206,8 +204,7 @@ class PipelineBooks:
 
     def _letters(self) -> pa.Table:
         """All letters of this pipeline without their bytes, in the order of their positions, each once."""
-        from penstock.spark.pipeline.letters import HEADS, read_letters
-        from penstock.spark.pipeline.outputs import table_of
+        from penstock.spark import HEADS, read_letters, table_of
 
         now = time.monotonic()
         if self._heads is None or now - self._heads[0] > _LETTERS_KEPT_S:
@@ -222,8 +219,7 @@ class PipelineBooks:
         return self._heads[1]
 
     def _with_bytes(self, heads: pa.Table) -> list[Letter]:
-        from penstock.spark.pipeline.letters import read_letters
-        from penstock.spark.pipeline.outputs import table_of
+        from penstock.spark import read_letters, table_of
 
         if not heads.num_rows:
             return []
@@ -252,13 +248,13 @@ class PipelineBooks:
         ]
 
     def _taken(self) -> set[tuple[int, int, int]]:
-        from penstock.spark.pipeline.redrive import redriven_places
+        from penstock.spark import redriven_places
 
         return redriven_places(self._spec)
 
     def audit(self) -> Sequence[BalanceLine]:
         """See `Books.audit`."""
-        from penstock.spark.pipeline.audit import audit
+        from penstock.spark import audit
 
         with self._whole_files():
             report = audit(self._spec)
@@ -295,7 +291,7 @@ def _micro_batch(line: BatchLine) -> MicroBatch:
 
 
 def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> Sink:
-    from penstock.spark.pipeline.outputs import last_version_of
+    from penstock.spark import last_version_of
 
     last = error = None
     try:
@@ -307,7 +303,7 @@ def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = Fa
 
 def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
     """What a sink says of a micro-batch; one that cannot be read says why."""
-    from penstock.spark.pipeline.outputs import last_version_of
+    from penstock.spark import last_version_of
 
     try:
         if sink.kind == "delta":
@@ -321,9 +317,7 @@ def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
 
 
 def _delta_commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
-    from penstock.spark.pipeline.outputs import table_of
-    from penstock.spark.tables.delta import load_delta
-    from penstock.spark.tables.delta_commits import find_commit
+    from penstock.spark import find_commit, load_delta, table_of
 
     spec = table_of(sink)
     if spec is None:

@@ -6,13 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.cli.console.books import LateBooks, open_books
-from penstock.cli.console.child import run_penstock
-from penstock.cli.up_map import pipeline_environment
 from penstock.console import seam
+from penstock.console.books import LateBooks, open_books
+from penstock.console.command import run_penstock
 from penstock.objects import StoreConfig
-from penstock.up.probe import reachable
-from penstock.up.status import (
+from penstock.up import (
     FleetEvent,
     FleetMap,
     FleetView,
@@ -22,6 +20,8 @@ from penstock.up.status import (
     PartStatus,
     PipelinePlace,
     QueuePlace,
+    pipeline_environment,
+    reachable,
 )
 
 __all__ = ["FleetHost"]

@@ -31,14 +31,18 @@ class Mutant:
 
     def apply(self, sources: Path) -> None:
         """Change the file below `sources`. Fails unless `old` stands exactly once in one function."""
+        path, text = self.changed(sources)
+        path.write_text(text, encoding="utf-8")
+
+    def changed(self, sources: Path) -> tuple[Path, str]:
+        """The file that the bug is in, and its text with the bug. Fails as `apply` does."""
         found = [span for path in self._files(sources) for span in self._spans(path)]
         total = sum(text.count(self.old) for _, _, _, text in found)
         assert total == 1, f"the text to replace stands {total} times in what {self.where} names"
-        for path, (first, last), margin, text in found:
-            if self.old in text:
-                lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-                lines[first:last] = _indented(text.replace(self.old, self.new), margin)
-                path.write_text("".join(lines), encoding="utf-8")
+        path, (first, last), margin, text = next(span for span in found if self.old in span[3])
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines[first:last] = _indented(text.replace(self.old, self.new), margin)
+        return path, "".join(lines)
 
     def _files(self, sources: Path) -> list[Path]:
         place = sources / "penstock" / self.package

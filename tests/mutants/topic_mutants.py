@@ -303,8 +303,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a deep record ends the Spark source",
         where="spark:_read_page",
-        old="        found = page_of(content)\n",
-        new="        raise\n        found = page_of(content)\n",
+        old="        found = read_page(content)\n",
+        new="        raise\n        found = read_page(content)\n",
         test=f"{STORED}::test_a_page_of_the_spark_source_has_deep_records_as_text",
     ),
     # The append log

@@ -222,6 +222,14 @@ TOPIC_MUTANTS = (
         "::test_a_router_that_leads_outside_the_key_is_not_told_to_it",
     ),
     Mutant(
+        name="a refused router tells a key the topics of a cycle outside its prefix",
+        where="servers:RouterApi._told",
+        old="        return error if all(map(principal.may_name, names)) else instead\n",
+        new="        return error\n",
+        test="tests/contract/topics/test_key_names.py"
+        "::test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it",
+    ),
+    Mutant(
         name="a config names any topic for dead letters",
         where="topics:_finder",
         old="        return _inside if _finders(shown.cls) else None\n",

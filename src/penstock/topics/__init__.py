@@ -224,9 +224,9 @@ if not TYPE_CHECKING:
             "data_directory": "is_in_use",
             "engine": "Engine",
             "errors": (
-                "BatchTooLarge CommitFailed Damaged IncompatibleTopic InvalidRequest NotAQueue NotReady "
-                "RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError TopicFull "
-                "TopicNotEmpty TopicNotFound"
+                "BatchTooLarge CommitFailed Damaged IncompatibleTopic InvalidRequest NotAQueue "
+                "NotReady RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError "
+                "TopicFull TopicNotEmpty TopicNotFound "
             ),
             "fence": "Fence",
             "jobs": "AckResult ClaimResult ClaimedJob ExtendResult NackResult QueueCounts",

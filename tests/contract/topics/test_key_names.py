@@ -75,6 +75,36 @@ def test_a_router_that_leads_outside_the_key_is_not_told_to_it(narrow: Api, serv
     for method, sent in (("PUT", body), ("GET", None), ("DELETE", None)):
         refused = narrow.refused(method, f"/v0/routers/{name}", sent, status=403)
         assert refused["message"] == "this key does not cover that name"
+        assert secret not in str(refused)
+
+
+def test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it(narrow: Api, server: Server) -> None:
+    first, last, secret = mine(), mine(), f"zz-{fresh_name()}"
+    root = server.api(key="root")
+    root.ask("PUT", f"/v0/routers/{mine()}", {"source": last, "dest": secret}, status=201)
+    root.ask("PUT", f"/v0/routers/{mine()}", {"source": secret, "dest": first}, status=201)
+    refused = narrow.refused("PUT", f"/v0/routers/{mine()}", {"source": first, "dest": last}, status=409)
+    assert refused["code"] == "router_cycle"
+    assert secret not in str(refused)
+
+
+def test_a_destination_with_a_source_beyond_the_key_is_refused_without_its_name(
+    narrow: Api, server: Server
+) -> None:
+    dest, secret = mine(), f"zz-{fresh_name()}"
+    server.api(key="root").ask("PUT", f"/v0/routers/{mine()}", {"source": secret, "dest": dest}, status=201)
+    refused = narrow.refused("PUT", f"/v0/routers/{mine()}", {"source": mine(), "dest": dest}, status=409)
+    assert refused["detail"] == {"topic": dest, "reason": "router_dest_fan_in"}
+    assert secret not in str(refused)
+
+
+def test_names_that_a_key_covers_are_in_the_errors_of_routers(narrow: Api) -> None:
+    first, last = mine(), mine()
+    narrow.ask("PUT", f"/v0/routers/{mine()}", {"source": first, "dest": last}, status=201)
+    refused = narrow.refused("PUT", f"/v0/routers/{mine()}", {"source": last, "dest": first}, status=409)
+    assert refused["detail"] == {"cycle": [last, first, last]}
+    refused = narrow.refused("PUT", f"/v0/routers/{mine()}", {"source": mine(), "dest": last}, status=409)
+    assert first in refused["message"]
 
 
 def test_a_watch_cannot_name_a_topic_outside_the_key(narrow: Api) -> None:

@@ -17,7 +17,9 @@ from penstock.servers.topics.seam import TopicsEngine
 from penstock.topics import (
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
+    IncompatibleTopic,
     RouterConfig,
+    RouterCycle,
     RouterNotFound,
     RouterState,
     TopicName,
@@ -31,6 +33,13 @@ __all__ = ["RouterApi"]
 
 _ROUTER: Final = b"/v0/routers/{name}"
 _ENCODE: Final = msgspec.json.Encoder().encode
+_CYCLE: Final = (
+    "records would go round, through topics that this key does not cover; set allow_cycle if that is meant"
+)
+_FAN_IN: Final = (
+    "the destination already has its records from a topic that this key does not cover; "
+    "a destination has one source"
+)
 
 
 class _PutBody(msgspec.Struct):
@@ -78,9 +87,29 @@ class RouterApi:
         call.principal.require_names(names_in(body))
         with contextlib.suppress(RouterNotFound):  # a refusal tells its ends
             _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
-        result = await self._engine.put_router(call.name, config)
+        try:
+            result = await self._engine.put_router(call.name, config)
+        except (RouterCycle, IncompatibleTopic) as error:
+            raise self._told(call.principal, config, error) from None
         shown = {"router": result.router, "created": result.created, **_shown(result.config)}
         return _answer(call.request, shown, 201 if result.created else 200)
+
+    def _told(
+        self, principal: Principal, config: RouterConfig, error: RouterCycle | IncompatibleTopic
+    ) -> RouterCycle | IncompatibleTopic:
+        """Return the error without names of topics that the key does not cover."""
+        detail = error.detail or {}
+        instead: RouterCycle | IncompatibleTopic
+        if isinstance(error, RouterCycle):
+            names = detail["cycle"]
+            instead = RouterCycle(_CYCLE)
+        elif detail.get("reason") == "router_dest_fan_in":
+            names = [state.config.source for state in self._engine.routers(dest=config.dest)[0]]
+            instead = IncompatibleTopic(_FAN_IN, detail)
+        else:
+            return error
+        assert isinstance(names, list)
+        return error if all(map(principal.may_name, names)) else instead
 
     async def get(self, call: Call) -> Response:
         _require_ends(call.principal, (await self._engine.router(call.name, drain=False)).config)
@@ -134,7 +163,9 @@ class RouterApi:
 
 
 def _require_ends(principal: Principal, config: RouterConfig) -> None:
-    principal.require_names((config.source, config.dest))
+    """Raises `Forbidden` without the names: the key may not know them."""
+    principal.require_name(config.source)
+    principal.require_name(config.dest)
 
 
 def _shown(config: RouterConfig) -> dict[str, object]:

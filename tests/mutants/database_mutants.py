@@ -27,6 +27,13 @@ LOOKUP = (
 
 DATABASE_MUTANTS = (
     Mutant(
+        name="a server is ready although its storage takes no write",
+        where="servers:check_writable",
+        old="    if database.storage_wait_s >= _STALLED_S:\n",
+        new="    if False:\n",
+        test=f"{WRITES}::test_it_is_not_ready_while_the_storage_takes_no_write[flush]",
+    ),
+    Mutant(
         name="a relay does not notice that its queue went back",
         where="services:RelayTarget.position",
         old="    if remembered is not None and remembered.seq > (seq or 0):\n        _log",

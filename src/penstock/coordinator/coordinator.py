@@ -194,6 +194,11 @@ class WriteCoordinator(Generic[W, D, S]):
         """The last epoch that has reached `level`; 0 before the first."""
         return self._marks[level]
 
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the flush or the sync that is under way has taken so far; 0 if there is none."""
+        return self._line.wait_s
+
     def subscribe(self, *, freezes: bool = False) -> Subscription[D, S]:
         """Every flush from now on, and with `freezes` every freeze.
 

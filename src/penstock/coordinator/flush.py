@@ -118,6 +118,8 @@ class FlushQueue(Generic[D, S]):
         self._flushed_to = 0
         self._sync_due = False
         self._syncing = False
+        self._flush_began_s: float | None = None
+        self._sync_began_s: float | None = None
         self._sync_wake = asyncio.Event()
         self._sync_begun = asyncio.Event()
 
@@ -135,6 +137,12 @@ class FlushQueue(Generic[D, S]):
     @property
     def idle(self) -> bool:
         return self._running is None and not self._line and not self._sync_due and not self._syncing
+
+    @property
+    def wait_s(self) -> float:
+        """How long the flush or the sync that is under way has taken so far; 0 if there is none."""
+        began = [at_s for at_s in (self._flush_began_s, self._sync_began_s) if at_s is not None]
+        return self._clock.monotonic() - min(began) if began else 0.0
 
     def add(self, frozen: Frozen[D]) -> None:
         """Put a delta at the end of the line."""
@@ -182,24 +190,24 @@ class FlushQueue(Generic[D, S]):
         self._running = frozen
         self._line.popleft()
         self._note_depth()
-        began = self._clock.monotonic()
+        began = self._flush_began_s = self._clock.monotonic()
         self._instruments.event_send_duration.observe(began - frozen.frozen_at_s)
         with _fatal(f"the flush of epochs {frozen.epoch_range}"):
             snapshot = await self._flusher.flush(frozen.delta)
         self._instruments.flush_duration.observe(self._clock.monotonic() - began)
-        self._running = None
+        self._running = self._flush_began_s = None
         self._flushed_to = frozen.epoch_range.hi
         self._flushed(frozen, snapshot)
 
     async def _sync(self) -> None:
         """Everything whose flush has returned by now becomes durable, and nothing else."""
         began, upto = self._clock.monotonic(), self._flushed_to
-        self._sync_due, self._syncing = False, True
+        self._sync_due, self._syncing, self._sync_began_s = False, True, began
         self._sync_begun.set()
         with _fatal("the sync of the storage"):
             await self._flusher.sync()
         self._instruments.sync_duration.observe(self._clock.monotonic() - began)
-        self._syncing = False
+        self._syncing, self._sync_began_s = False, None
         self._synced(upto)
 
     def _note_depth(self) -> None:

@@ -201,6 +201,11 @@ class WriteCoordinator(Generic[W, D, S]):
         """The last epoch that has reached `level`."""
         return self._inner.watermark(level)
 
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the flush or the sync that is under way has taken so far; 0 if there is none."""
+        return self._inner.storage_wait_s
+
     def subscribe(self, *, freezes: bool = False) -> Subscription[D, S]:
         """Every flush from now on, and with `freezes` every freeze, too."""
         made = self._loop.run(_call(lambda: self._inner.subscribe(freezes=freezes)))
@@ -283,6 +288,8 @@ class _Database(Protocol):
     def failed(self) -> _async.FlushError | None: ...
     @property
     def unstored(self) -> int: ...
+    @property
+    def storage_wait_s(self) -> float: ...
     async def check(self) -> None: ...
     async def failure(self) -> _async.FlushError: ...
     async def close(self) -> None: ...
@@ -308,6 +315,11 @@ class BlockingDatabase(Generic[B]):
     def unstored(self) -> int:
         """Writes that were taken and are not durable."""
         return self._inner.unstored
+
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the storage has been at what it stores now, in seconds; 0 if it stores nothing."""
+        return self._inner.storage_wait_s
 
     def check(self) -> None:
         """Ask the storage whether this process is still its writer. Raises `Fenced` and `Unavailable`."""

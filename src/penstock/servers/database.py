@@ -21,7 +21,7 @@ from penstock.http import HttpLimits, Listener, Sites
 from penstock.servers.database_app import DatabaseApp
 from penstock.servers.process import DRAIN_S, write_port_file
 
-__all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source"]
+__all__ = ["CLOSE_S", "Database", "Place", "ServedDatabase", "Source", "check_writable"]
 
 _LOG = logging.getLogger(__name__)
 _CHECK_S: Final = 2.0
@@ -31,6 +31,8 @@ _WAIT_S: Final = 10.0
 CLOSE_S: Final = 15.0
 """How long the last flush may take. With what requests get before, it is less than the half minute after
 which most supervisors kill."""
+_STALLED_S: Final = 20.0
+"""A storage that has been at one flush for so long does not answer. Writers wait longer by default."""
 _CANCELS: Final = 3
 """A task that is given up may wait for the storage once more while it tidies up."""
 _CANCEL_S: Final = 0.5
@@ -60,9 +62,24 @@ class Database(Protocol):
         """How many writes were taken and are not durable."""
         ...
 
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the storage has been at what it stores now; 0 if it stores nothing."""
+        ...
+
     async def close(self) -> None:
         """Make everything durable that was taken. Raises what stopped it."""
         ...
+
+
+def check_writable(database: Database) -> None:
+    """Raises `Unavailable` while the storage does not answer, so that no write can become durable."""
+    if database.storage_wait_s >= _STALLED_S:
+        raise Unavailable(_stalled(database))
+
+
+def _stalled(database: Database) -> str:
+    return f"no write succeeds: the storage has not answered for {database.storage_wait_s:.0f} s"
 
 
 class Source(Protocol):
@@ -215,8 +232,13 @@ class ServedDatabase(Generic[D]):
 
         A storage that does not answer may come back.
         """
+        is_told = False
         while True:
             await self._clock.sleep(_CHECK_S)
+            is_stalled = database.storage_wait_s >= _STALLED_S
+            if is_stalled and not is_told:
+                _LOG.warning("%s", _stalled(database))
+            is_told = is_stalled
             with contextlib.suppress(Unavailable):
                 await database.check()
 

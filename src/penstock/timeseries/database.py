@@ -462,6 +462,11 @@ class TimeSeries:
             Durability.DURABLE
         )
 
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the storage has been at what it stores now, in seconds; 0 if it stores nothing."""
+        return self._coordinator.storage_wait_s
+
     async def __aenter__(self) -> TimeSeries:
         return self
 

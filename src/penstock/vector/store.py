@@ -392,6 +392,11 @@ class VectorStore:
         applied = self._coordinator.watermark(Durability.APPLIED)
         return applied - self._coordinator.watermark(Durability.DURABLE)
 
+    @property
+    def storage_wait_s(self) -> float:
+        """How long the storage has been at what it stores now, in seconds; 0 if it stores nothing."""
+        return self._coordinator.storage_wait_s
+
     async def abort(self) -> None:
         """Stop at once, as a crash would: what is not durable may be lost."""
         await self._coordinator.abort()

@@ -34,6 +34,7 @@ class Held:
     closed: bool = False
     failed: Exception | None = None
     unstored: int = 0
+    storage_wait_s: float = 0.0
 
     async def open(self) -> Held:
         await self.go.wait()
@@ -109,6 +110,22 @@ async def test_a_server_that_waits_for_its_database_says_for_how_long(
             await clock.advance(60)
             assert len(caplog.records) == 2
     assert database.closed
+
+
+async def test_a_storage_that_does_not_answer_is_logged_once_until_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database, clock = Held(), ManualClock()
+    database.go.set()
+    with caplog.at_level(logging.WARNING, "penstock.servers.database"):
+        async with served(database, clock):
+            for storage_wait_s in (19.0, 25.0, 30.0, 0.0, 21.0):
+                database.storage_wait_s = storage_wait_s
+                await clock.advance(2)
+    assert [one.getMessage() for one in caplog.records] == [
+        "no write succeeds: the storage has not answered for 25 s",
+        "no write succeeds: the storage has not answered for 21 s",
+    ]
 
 
 async def test_a_database_that_does_not_open_ends_the_server_with_its_error() -> None:

@@ -192,6 +192,27 @@ async def test_what_feeds_the_database_cannot_hold_its_end_up() -> None:
             await server.task
 
 
+@pytest.mark.parametrize("call", ["apply", "flush"])
+async def test_it_is_not_ready_while_the_storage_takes_no_write(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as server:
+        assert (await server.write(one())).status_code == 204
+        gate = server.storage.gate(call)
+        writing = asyncio.ensure_future(server.write(one(value=2.0)))
+        assert (await server.client.get("/-/ready")).status_code == 200
+        monkeypatch.setattr("penstock.servers.database._STALLED_S", 0.001)
+        await asyncio.sleep(0.1)
+        ready = await server.client.get("/-/ready")
+        assert ready.status_code == 503
+        assert "no write succeeds: the storage has not answered for" in ready.text
+        assert (await server.client.get("/-/healthy")).status_code == 200
+        assert len(await server.values("up")) == 1, "readers are served"
+        gate.set()
+        assert (await writing).status_code == 204
+        assert (await server.client.get("/-/ready")).status_code == 200
+
+
 async def test_a_storage_that_only_does_not_close_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(close_s=0.1) as server:
         assert (await server.write(one())).status_code == 204
@@ -207,6 +228,7 @@ async def test_an_open_that_ends_although_it_was_given_up_is_closed_again() -> N
     class Stubborn:
         failed = None
         unstored = 0
+        storage_wait_s = 0.0
 
         async def failure(self) -> Exception:
             raise AssertionError

@@ -325,6 +325,26 @@ async def test_a_write_that_waits_for_the_storage_holds_no_room(call: str) -> No
     await server.api.store.close()
 
 
+@pytest.mark.parametrize("call", ["apply", "flush"])
+async def test_it_is_not_ready_while_the_storage_takes_no_write(call: str) -> None:
+    server = Server(World(), VectorSettings())
+    server.api.store = await server.world.open()
+    assert server.world.storage is not None
+    gate = server.world.storage.gate(call)
+    writing = asyncio.ensure_future(server.ask("POST", f"{ROOT}/write", UPSERT))
+    await until(lambda: server.api.store is not None and server.api.store.unstored == 1)
+    assert (await server.ask("GET", "/-/ready")).status == 200
+    await server.world.clock.advance(20)
+    status, answer = await server.told("GET", "/-/ready")
+    assert (status, answer["message"][:18]) == (503, "no write succeeds:")
+    assert (await server.ask("GET", "/-/healthy")).status == 200
+    assert (await server.ask("GET", f"{ROOT}/vectors/none")).status == 404, "readers are served"
+    gate.set()
+    assert (await writing).status == 200
+    assert (await server.ask("GET", "/-/ready")).status == 200
+    await server.api.store.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [

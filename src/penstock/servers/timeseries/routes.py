@@ -13,6 +13,7 @@ from penstock.errors import Unavailable
 from penstock.http import Response, Router
 from penstock.metrics import Registry
 from penstock.servers.auth import Scope
+from penstock.servers.database import check_writable
 from penstock.servers.timeseries.app import Call, Route, TimeSeriesApp, response_of
 from penstock.servers.timeseries.settings import TimeSeriesSettings
 from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
@@ -153,7 +154,7 @@ class TimeSeriesApi:
         return Response(200, b"Penstock is healthy.\n", content_type=b"text/plain")
 
     async def ready(self, call: Call) -> Response:
-        self.check_ready()
+        check_writable(self._db)
         return Response(200, b"Penstock is ready.\n", content_type=b"text/plain")
 
 

@@ -13,6 +13,7 @@ from penstock.errors import NotFound, Unavailable
 from penstock.http import Response, Router
 from penstock.metrics import Registry
 from penstock.servers.auth import Scope
+from penstock.servers.database import check_writable
 from penstock.servers.decoding import DecodedBytes
 from penstock.servers.errors import PayloadTooLarge, UnsupportedMediaType
 from penstock.servers.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
@@ -179,7 +180,7 @@ class VectorApi:
         return call.answer(200, b'{"status":"healthy"}')
 
     async def ready(self, call: Call) -> Response:
-        self.check_ready()
+        check_writable(self._open)
         return call.answer(200, b'{"status":"ready"}')
 
     async def metrics(self, call: Call) -> Response:

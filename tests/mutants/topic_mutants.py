@@ -224,8 +224,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a refused router tells a key the topics of a cycle outside its prefix",
         where="servers:RouterApi._told",
-        old="        return error if all(map(principal.may_name, names)) else instead\n",
-        new="        return error\n",
+        old="    return error if all(map(principal.may_name, names)) else instead\n",
+        new="    return error\n",
         test="tests/contract/topics/test_key_names.py"
         "::test_a_cycle_beyond_the_key_is_refused_without_the_names_in_it",
     ),

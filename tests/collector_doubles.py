@@ -58,6 +58,8 @@ class Bundle:
 class MemoryStore:
     """One subscriber's worth of a durable queue; `fail` makes the next ingest raise."""
 
+    takes_writes = True
+
     def __init__(self) -> None:
         self.pending: deque[Bundle] = deque()
         self.stored: list[Bundle] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import grpc
 
+import penstock
 from penstock.collector.receiver_grpc import METHODS
 from penstock.otlp.messages import messages_of
 from penstock.otlp.schema import Signal
@@ -49,6 +51,9 @@ dead_letters: "{{dir}}/dead"
 drain_timeout: 10s
 """
 
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parent.parent)}
+"""A process runs the source that the test itself has."""
+
 
 def free_port() -> int:
     with socket.socket() as found:
@@ -78,7 +83,7 @@ class CollectorProcess:
         for name, value in self._variables.items():
             command += ["--set", f"{name}={value}"]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+            self._process = subprocess.Popen(command, env=_ENVIRONMENT, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self.log
@@ -103,6 +108,11 @@ class CollectorProcess:
         code = self._process.wait(30)
         self._process = None
         return code
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def log(self) -> str:

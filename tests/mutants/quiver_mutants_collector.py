@@ -14,6 +14,14 @@ BODIES = "tests/unit/collector/test_bodies.py"
 
 COLLECTOR_MUTANTS = (
     Mutant(
+        name="a collector is ready although its disk takes no write",
+        where="collector:Collector._takes_requests",
+        old="    return self.is_ready and all(store.takes_writes for store in stores)\n",
+        new="    return self.is_ready\n",
+        test="tests/process/collector/test_disk_trouble.py"
+        "::test_ready_is_503_while_no_write_succeeds_and_200_again_after_that",
+    ),
+    Mutant(
         name="a request is answered before the store has it",
         where="collector:RawConsumer.take",
         old="    await self._store.ingest_raw(data, signal.value)\n    return TAKEN\n",

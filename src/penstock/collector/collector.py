@@ -128,9 +128,13 @@ class Collector:
             # Each core tells of itself: the first on the port of the file, the next ones behind it.
             address = Address(address.host, address.port + self._core_id)
         sites = Sites(address.host, self._plan.telemetry.allowed_hosts)
-        admin = AdminServer(self._registry, lambda: self.is_ready, sites)
+        admin = AdminServer(self._registry, self._takes_requests, sites)
         self.addresses["telemetry"] = [await admin.bind(address)]
         self._admin = admin
+
+    def _takes_requests(self) -> bool:
+        stores = (pipeline.store for pipeline in self._pipelines.values())
+        return self.is_ready and all(store.takes_writes for store in stores)
 
     async def _start_self_metrics(self) -> None:
         settings = self._plan.telemetry

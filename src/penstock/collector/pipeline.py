@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -22,7 +22,7 @@ from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSour
 from penstock.collector.graph import Node
 from penstock.collector.ports import ConsumerNode, Delivery, Exporter, Store
 from penstock.collector.settings import BufferSettings, OtlpExporterSettings
-from penstock.errors import Corrupt, NotFound
+from penstock.errors import Corrupt, NotFound, PenstockError, Rejected
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
 from penstock.storage import FileSystem, OsFileSystem, write_durably
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _NAME: Final = "collector.id"
+_FAILED_S: Final = 30.0
+"""After that a failed write tells nothing of the next one. Nobody sends one while this is not ready."""
 _IDENTITY: Final = re.compile(r"[0-9A-Z]{26}")
 
 
@@ -64,14 +66,33 @@ def directory_identity(fs: FileSystem, directory: str, *, clock: Clock = SYSTEM_
 class QuiverStore:
     """Quiver as workers and receivers see it."""
 
-    def __init__(self, quiver: AsyncQuiver) -> None:
+    def __init__(self, quiver: AsyncQuiver, clock: Clock = SYSTEM_CLOCK) -> None:
         self._quiver = quiver
+        self._clock = clock
+        self._failed_s: float | None = None
 
     async def ingest(self, batch: pa.RecordBatch, *, signal: str) -> object:
-        return await self._quiver.ingest(batch, signal=signal)
+        return await self._written(self._quiver.ingest(batch, signal=signal))
 
     async def ingest_raw(self, data: bytes, signal: str) -> object:
-        return await self._quiver.ingest_raw(data, signal)
+        return await self._written(self._quiver.ingest_raw(data, signal))
+
+    async def _written(self, write: Awaitable[object]) -> object:
+        from penstock.quiver import AtCapacity
+
+        try:
+            written = await write
+        except (AtCapacity, Rejected):
+            raise
+        except PenstockError:
+            self._failed_s = self._clock.monotonic()
+            raise
+        self._failed_s = None
+        return written
+
+    @property
+    def takes_writes(self) -> bool:
+        return self._failed_s is None or self._clock.monotonic() - self._failed_s >= _FAILED_S
 
     async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Delivery | None:
         return await self._quiver.next_bundle(subscriber, timeout)

@@ -63,6 +63,11 @@ class Store(Protocol):
 
     async def ingest_raw(self, data: bytes, signal: str) -> object: ...
 
+    @property
+    def takes_writes(self) -> bool:
+        """False for a while after the disk failed a write, unless it has taken another one since."""
+        ...
+
     async def next_bundle(self, subscriber: str, timeout: float | None = None) -> Delivery | None: ...
 
     def unacked_unleased(self, subscriber: str) -> int:

@@ -13,6 +13,14 @@ SITES = "tests/unit/servers/test_sites.py"
 
 HTTP_MUTANTS = (
     Mutant(
+        name="fragments of a message cost only their bytes",
+        where="servers:Framing.receive",
+        old="        self._pieces_bytes += len(frame.data) + PIECE_BYTES\n",
+        new="        self._pieces_bytes += len(frame.data)\n",
+        test="tests/unit/servers/test_websocket.py"
+        "::test_each_fragment_counts_with_what_it_costs_besides_its_bytes",
+    ),
+    Mutant(
         name="small bodies of http 2 do not count",
         where="http:H2Connection._take_body",
         old="        self._hold(stream, held_bytes)\n",

@@ -25,7 +25,7 @@ from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.step import Step
 from penstock.servers.topics.watch_bodies import check_starts, prefix_of, want_of
 from penstock.servers.topics.ws_messages import InvalidMessage, Ping, Publish, Subscribe, Unsubscribe
-from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame
+from penstock.servers.topics.ws_protocol import PIECE_BYTES, Framing, handshake, text_frame
 from penstock.topics import (
     WATCH_TOPICS_MAX,
     Damaged,
@@ -45,7 +45,6 @@ PUBLISHING_MAX: Final = 64
 PUBLISHING_BYTES_MAX: Final = 8 * 1024**2
 """What one client may have under way; it is read no further until some of that is decided."""
 FOLLOWING_MAX: Final = 4096
-_HELD_FROM_BYTES: Final = 64 * 1024
 _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 
 
@@ -86,7 +85,7 @@ class WebSocket(Outlet):
         self._is_paused = False
         self._is_leaving = False
         self._was_heard = True
-        self._unread_bytes = 0
+        self._waiting_bytes = 0
 
     # ---- the connection ------------------------------------------------------------------------------
 
@@ -99,11 +98,10 @@ class WebSocket(Outlet):
 
     def received(self, data: bytes) -> None:
         self._was_heard = True
-        self._unread_bytes += len(data)
         for is_text, message in self._framing.receive(data):
-            self._unread_bytes = 0
             self._take(is_text, message)
-        self._count_unread()
+        if not self._count_unread():
+            self._framing.overload()
         self._flush()
         self._work()
 
@@ -118,12 +116,11 @@ class WebSocket(Outlet):
             self._framing.reject_text()
             return
         self._waiting.append(message)
+        self._waiting_bytes += len(message) + PIECE_BYTES
 
-    def _count_unread(self) -> None:
-        """A message that comes in pieces counts in the budget of all connections."""
-        size = self._unread_bytes if self._unread_bytes > _HELD_FROM_BYTES else 0
-        if self._client is not None and not self._client.hold(size):
-            self._framing.overload()
+    def _count_unread(self) -> bool:
+        """Count what is read and not begun in the budget of all connections; false if there is no room."""
+        return self._client is None or self._client.hold(self._framing.held_bytes + self._waiting_bytes)
 
     def _flush(self) -> None:
         if replies := self._framing.replies():
@@ -133,6 +130,7 @@ class WebSocket(Outlet):
 
     def left(self) -> None:
         self._waiting.clear()
+        self._waiting_bytes = 0
         self._client = None
 
     def _say(self, message: bytes) -> None:
@@ -151,6 +149,7 @@ class WebSocket(Outlet):
         """What is under way is answered before the connection ends."""
         self._is_leaving = True
         self._waiting.clear()
+        self._waiting_bytes = 0
         text = "the server is shutting down; reconnect"
         self._say(messages.error_message(b"null", "server_shutting_down", text))
         self._leave_when_done()
@@ -169,8 +168,11 @@ class WebSocket(Outlet):
             return  # a publish that was decided at once: the loop below goes on
         self._is_working = True
         while self._waiting and not self._is_full:
-            self._obey(self._waiting.popleft())
+            message = self._waiting.popleft()
+            self._waiting_bytes -= len(message) + PIECE_BYTES
+            self._obey(message)
         self._is_working = False
+        self._count_unread()  # it is less than before
         if self._client is not None and self._is_paused != bool(self._waiting):
             self._is_paused = bool(self._waiting)
             if self._is_paused:

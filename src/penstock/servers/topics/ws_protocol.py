@@ -15,9 +15,11 @@ from websockets.utils import accept_key
 from penstock.http import HeaderList, Request
 from penstock.servers.errors import Refusal
 
-__all__ = ["MESSAGE_BYTES_MAX", "Framing", "handshake", "text_frame"]
+__all__ = ["MESSAGE_BYTES_MAX", "PIECE_BYTES", "Framing", "handshake", "text_frame"]
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024**2
+PIECE_BYTES: Final = 64
+"""What a fragment or a message costs in memory besides its bytes."""
 _KEY_BYTES: Final = 16
 _SHORT: Final = 126
 _LONG: Final = 2**16
@@ -67,6 +69,7 @@ class Framing:
     def __init__(self) -> None:
         self._protocol = Protocol(SERVER, state=State.OPEN, max_size=MESSAGE_BYTES_MAX, logger=_SILENT)
         self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
         self._opcode = Opcode.TEXT
 
     @property
@@ -77,6 +80,11 @@ class Framing:
     @property
     def is_over(self) -> bool:
         return self._protocol.eof_sent
+
+    @property
+    def held_bytes(self) -> int:
+        """What the part of a message that is there takes in memory, its fragments included."""
+        return len(self._protocol.reader.buffer) + self._pieces_bytes
 
     def replies(self) -> bytes:
         return b"".join(self._protocol.data_to_send())
@@ -91,9 +99,10 @@ class Framing:
             elif frame.opcode is not Opcode.CONT:
                 continue
             self._pieces.append(bytes(frame.data))
+            self._pieces_bytes += len(frame.data) + PIECE_BYTES
             if frame.fin:
                 message = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._pieces = []
+                self._pieces, self._pieces_bytes = [], 0
                 yield self._opcode is Opcode.TEXT, message
 
     def ping(self) -> None:

@@ -65,6 +65,14 @@ QUIVER_WAL_MUTANTS = (
         "::test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded",
     ),
     Mutant(
+        name="how far the log is durable is not noted before a bundle is accepted",
+        where="quiver:Intake._deliver",
+        old="        self._logged_file.reach(*self._logged)\n",
+        new="",
+        test="tests/crash/quiver/test_damage_sweep.py"
+        "::test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them[cut]",
+    ),
+    Mutant(
         name="delivered payloads stay in the log after a clean shutdown",
         where="quiver:Core._clear_log",
         old="            self.wal.clear()\n",

@@ -14,6 +14,7 @@ from penstock.errors import Conflict, PenstockError
 from penstock.quiver.ack_log import LogFileInfo, list_logs, read_log
 from penstock.quiver.ack_state import AckState
 from penstock.quiver.checkpoint_file import CHECKPOINT, load_checkpoint
+from penstock.quiver.logged_file import read_logged
 from penstock.storage import FileSystem, stage
 
 __all__ = ["Replayed", "replay"]
@@ -67,6 +68,7 @@ def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Repl
             if keep_evidence:
                 _keep_evidence(fs, core_dir, ack_dir, [file.name])
         files.append(replace(file, last_number=going.last_number))
+    going.state.note_logged(*read_logged(fs, meta_dir))
     if going.state.unknown_subscribers:
         damage.append(
             f"{going.state.unknown_subscribers} outcomes are of subscribers whose definition was lost"

@@ -21,6 +21,7 @@ from penstock.quiver.config import QuiverConfig
 from penstock.quiver.delivery import Deliveries, DeliverySettings
 from penstock.quiver.finalize import Finalizer
 from penstock.quiver.intake import Intake
+from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.open_buffer import OpenBuffer
 from penstock.quiver.open_segment import Trigger
@@ -95,6 +96,7 @@ class Core:
             clock=seams.clock,
             registry=seams.registry,
             threads=seams.threads,
+            logged_file=LoggedFile(seams.fs, os.path.join(directory, "meta")),
         )
         self.uploader = self._make_uploader(seams, core_id)
         self.upkeep = Upkeep(self, seams, directory, core_id=core_id, cores=cores)

@@ -17,6 +17,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Registry
 from penstock.quiver.config import WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
+from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.model import Pending
 from penstock.quiver.open_buffer import OpenBuffer
 from penstock.quiver.preparation import Prepared, Receipt
@@ -58,6 +59,7 @@ class Intake:
         clock: Clock,
         registry: Registry,
         threads: bool,
+        logged_file: LoggedFile,
     ) -> None:
         self._wal = wal
         self._buffer = buffer
@@ -68,6 +70,7 @@ class Intake:
         self._failed = False
         self._is_closed = False
         self._logged = (0, 0)
+        self._logged_file = logged_file
         self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Time of one sync of the log.")
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
@@ -167,6 +170,7 @@ class Intake:
         if end and self._config.syncs:
             seqs = [_taken(one).receipt.wal_seq for one in entries if one.position and one.error is None]
             self._logged = (end, max(seqs))
+            self._logged_file.reach(*self._logged)
         for entry in entries:
             taken = _taken(entry)
             if entry.position is None or entry.error is not None:
@@ -211,6 +215,7 @@ class Intake:
                 self._committer.close()
             elif self._wal is not None:
                 self._wal.log.sync()
+            self._logged_file.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -32,8 +32,11 @@ def write(disk: FakeDisk, path: str, data: bytes | None) -> None:
     disk.sync_dir(path.rpartition("/")[0])
 
 
-def prepared() -> tuple[FakeDisk, dict[str, list[bytes]], int]:
-    """A directory at rest, older copies of its files, and the highest bundle number that was given."""
+def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
+    """A directory, older copies of its files, and the highest bundle number that was given.
+
+    Unless it is `at_rest`, the process ended right after it had accepted the last bundle.
+    """
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock, config(wal={"rotation_target": 4096}))
@@ -43,8 +46,9 @@ def prepared() -> tuple[FakeDisk, dict[str, list[bytes]], int]:
     highest = 0
     for n in range(COUNT):
         highest = quiver.ingest(rows(n * 100, 8), slot=50 + n % 2).wal_seq
-        clock.step(0.2)
-        quiver.maintain()
+        if n < COUNT - 1 or at_rest:
+            clock.step(0.2)
+            quiver.maintain()
         if n == COUNT // 2 - 1:
             quiver.core.book.checkpoint()
             leave_note(disk, CORE, AckNote(subscriber="spark", through=0))
@@ -54,9 +58,10 @@ def prepared() -> tuple[FakeDisk, dict[str, list[bytes]], int]:
         if n in (2, COUNT // 2, COUNT - 3):
             for name, _ in disk.list_files(PATH):
                 older.setdefault(name, []).append(disk.read(f"{PATH}/{name}"))
-    clock.step(0.2)
-    quiver.maintain()
-    return disk.crash(Survival.NOTHING), older, highest
+    if at_rest:
+        clock.step(0.2)
+        quiver.maintain()
+    return disk.crash(Survival.NOTHING if at_rest else Survival.EVERYTHING), older, highest
 
 
 def lost_silently(disk: FakeDisk, highest: int) -> str | None:
@@ -85,11 +90,12 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
     return None
 
 
+@pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "at work"])
 @pytest.mark.parametrize("parts", [FEW, pytest.param(MANY, marks=pytest.mark.long)], ids=["few", "many"])
 def test_damage_to_any_durable_file_is_reported_or_costs_nothing_and_no_number_is_given_twice(
-    parts: tuple[int, ...], caplog: pytest.LogCaptureFixture
+    parts: tuple[int, ...], at_rest: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk, older, highest = prepared()
+    disk, older, highest = prepared(at_rest=at_rest)
     files = [name for name, _ in disk.list_files(PATH)]
     tally = Tally("Quiver")
     for name in some_of("Quiver", files, 2 if parts is FEW else len(files)):
@@ -181,3 +187,25 @@ def test_a_log_with_the_header_of_another_version_is_a_problem_beside_the_segmen
     checked = check(disk, 0, CORE)
     assert [finding.subject for finding in checked.problems] == ["wal"]
     assert checked.segments == 1
+
+
+@pytest.mark.parametrize("how", ["missing", "cut"])
+def test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them(
+    how: str,
+) -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock)
+    quiver.register("lake")
+    kept = len(disk.read(f"{CORE}/wal/quiver.wal").rstrip(b"\0"))
+    highest = max(quiver.ingest(rows(n * 100, 3), slot=50).wal_seq for n in range(4))
+    # No maintenance between the last bundle and the end of the process.
+    disk = disk.crash(Survival.EVERYTHING)
+    raw = disk.read(f"{CORE}/wal/quiver.wal")
+    write(disk, f"{CORE}/wal/quiver.wal", None if how == "missing" else raw[:kept])
+    assert [one.subject for one in check(disk, 0, CORE).problems] == ["wal/quiver.wal"]
+    again = open_quiver(disk, StepClock())
+    assert any("4 accepted bundles up to number 4" in text for text in again.stats().damage)
+    assert [one.dropped for one in again.stats().subscribers] == [4]
+    assert again.ingest(rows(900, 3), slot=50).wal_seq > highest
+    once_more = open_quiver(disk.crash(Survival.EVERYTHING), StepClock())
+    assert [one.dropped for one in once_more.stats().subscribers] == [4], "each loss is counted once"

@@ -125,6 +125,13 @@ DATABASE_MUTANTS = (
         test=f"{FEEDING}::test_a_database_that_is_older_than_the_queue_is_refused_until_the_gap_is_accepted",
     ),
     Mutant(
+        name="letters of single records count as batches that were set aside",
+        where="buffer:dead_sequences",
+        old=" if is_own(info.key, folder)",
+        new="",
+        test=f"{FEEDING}::test_letters_of_records_do_not_hide_that_a_database_is_older_than_the_queue",
+    ),
+    Mutant(
         name="a new series gets the largest id that is stored",
         where="timeseries:load_bucket",
         old="series.next_id = max(named, streamed, in_blocks) + 1",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.buffer.batch import is_own
 from penstock.objects import ObjectStore
 
 __all__ = ["DeadLetter", "dead_sequences", "store_dead_letter"]
@@ -54,7 +55,11 @@ async def store_dead_letter(
 
 
 async def dead_sequences(store: ObjectStore, manifest_path: str) -> set[int]:
-    """The numbers of the batches that were set aside. Raises as the store does."""
-    names = [info.key.rpartition("/")[2] for info in await store.list(f"{manifest_path}.dead/")]
+    """The numbers of the batches that were set aside. Raises as the store does.
+
+    Folders below have letters of single records, whose numbers mean something else.
+    """
+    folder = f"{manifest_path}.dead"
+    names = [info.key.rpartition("/")[2] for info in await store.list(folder) if is_own(info.key, folder)]
     numbers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
     return {int(number) for number in numbers if number.isdecimal()}

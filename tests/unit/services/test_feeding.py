@@ -337,6 +337,24 @@ async def test_a_database_that_is_older_than_the_queue_is_refused_until_the_gap_
     assert await fed_from(older, store, "new") == [0, 1, 4]
 
 
+async def test_letters_of_records_do_not_hide_that_a_database_is_older_than_the_queue(
+    store: MemoryStore,
+) -> None:
+    older, newer = disk(), disk()
+    await numbers(store, 0, 2)
+    assert await fed_from(older, store) == [0, 1]
+    await numbers(store, 2, 2)
+    async with await opened(newer.open()) as database:
+        await database.write([], sequence=1)
+    await fed_from(newer, store)
+    for number in (2, 3):
+        # Their numbers are those of batches whose other records are stored, or of records of a topic.
+        for folder in ("records", "relay/t"):
+            await store.put(f"ingest/manifest.dead/{folder}/{number:020d}.json", b"{}")
+    with pytest.raises(Corrupt, match="2 batches after 1"):
+        await fed_from(older, store)
+
+
 async def test_a_position_without_a_name_is_adopted_at_the_first_start(store: MemoryStore) -> None:
     there = disk()
     await numbers(store, 0, 3)

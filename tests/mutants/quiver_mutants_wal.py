@@ -73,6 +73,22 @@ QUIVER_WAL_MUTANTS = (
         "::test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them[cut]",
     ),
     Mutant(
+        name="bundles that the middle of the log lost are not counted",
+        where="quiver:WalReplay.gaps",
+        old="    jumps = list(self._jumps)\n",
+        new="    jumps = list(self._jumps[:0])\n",
+        test="tests/crash/quiver/test_damage_sweep.py"
+        "::test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once",
+    ),
+    Mutant(
+        name="a damaged log is counted again at every start",
+        where="quiver:_uncounted",
+        old=' if f"{_COUNTED}{gap.first}" not in names',
+        new="",
+        test="tests/crash/quiver/test_damage_sweep.py"
+        "::test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once",
+    ),
+    Mutant(
         name="delivered payloads stay in the log after a clean shutdown",
         where="quiver:Core._clear_log",
         old="            self.wal.clear()\n",

@@ -26,13 +26,15 @@ from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.wal import Wal
 from penstock.quiver.wal_entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
 from penstock.quiver.wal_payload import decode_batch
-from penstock.quiver.wal_replay import FoundEntry, WalReplay, quarantine_damage, read_wal
-from penstock.storage import FileSystem
+from penstock.quiver.wal_replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
+from penstock.storage import FileSystem, write_durably
 from penstock.units import parse_duration, parse_size
 
 __all__ = ["Recovered", "recover"]
 
 _LOGGER = logging.getLogger(__name__)
+_COUNTED = "quiver.wal.counted-"
+"""A file of this name, in quarantine, says that the bundles lost from this number on are counted."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -130,6 +132,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
     unlogged = _unlogged(replay, store, book.logged)
+    gaps = _uncounted(fs, quarantine, replay, book.logged[1])
+    unlogged += sum(_missing(gap, store) for gap in gaps)
     reconciled = book.reconcile(
         store.infos(),
         expired_before_ns=expired_before_ns,
@@ -137,6 +141,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         set_aside=store.set_aside,
         unlogged=unlogged,
     )
+    _note_counted(fs, quarantine, replay, gaps)
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))
     found = Recovered(
@@ -209,6 +214,26 @@ def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -
     committed = set().union(*_committed(store, first).values())
     missing = last + 1 - first - sum(first <= seq <= last for seq in committed)
     return max(0, min(missing, (end - cursor) // ENTRY_BYTES_MIN))
+
+
+def _uncounted(fs: FileSystem, quarantine: str, replay: WalReplay, last_seq: int) -> list[Gap]:
+    """The gaps that no earlier start has counted: a damaged file stays until nothing in it is needed."""
+    names = {name for name, _ in fs.list_files(quarantine)}
+    return [gap for gap in replay.gaps(last_seq) if f"{_COUNTED}{gap.first}" not in names]
+
+
+def _note_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list[Gap]) -> None:
+    """Keep these gaps, and the end that a log has lost, from being counted by the next start as well."""
+    for first in [gap.first for gap in gaps] + [replay.highest_seq + 1] * replay.is_short:
+        fs.make_dirs(quarantine)
+        write_durably(fs, os.path.join(quarantine, f"{_COUNTED}{first}"), [b"counted"], staging=quarantine)
+
+
+def _missing(gap: Gap, store: SegmentStore) -> int:
+    """How many bundles of a gap in the log no committed segment has, at most."""
+    committed = set().union(*_committed(store, gap.first).values())
+    missing = gap.last + 1 - gap.first - sum(gap.first <= seq <= gap.last for seq in committed)
+    return max(0, min(missing, gap.byte_count // ENTRY_BYTES_MIN))
 
 
 def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set[int]]:

@@ -12,7 +12,11 @@ from penstock.quiver.wal_entry import EntryType, WalEntry, WalFormat, entry_body
 from penstock.quiver.wal_layout import ACTIVE, QuiverLayout
 from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 
-__all__ = ["FoundEntry", "WalReplay", "quarantine_damage", "read_wal"]
+__all__ = ["FoundEntry", "Gap", "WalReplay", "quarantine_damage", "read_wal"]
+
+_BEGINNING = LogPosition(0, 0)
+_END = LogPosition(1 << 62, 0)
+_UNKNOWN_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,6 +26,15 @@ class FoundEntry:
     entry: WalEntry
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Bundle numbers that are missing where `byte_count` bytes of the log are damaged, both ends included."""
+
+    first: int
+    last: int
+    byte_count: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,6 +54,9 @@ class WalReplay:
     highest_seq: int = 0
     is_short: bool = False
     """Whether the log ends before a position up to which it was durable."""
+    _jumps: list[tuple[int, int, LogPosition, LogPosition]] = field(default_factory=list)
+    """Where numbers do not follow each other: those of the two bundles, and the place between them."""
+    _last_end: LogPosition = _BEGINNING
 
     @property
     def end(self) -> int:
@@ -73,6 +89,7 @@ class WalReplay:
     def entries(self) -> Iterator[FoundEntry]:
         """Every bundle that ends behind the cursor, in order, each once. May be asked again."""
         self.unknown_entries = self.highest_seq = 0
+        self._jumps, self._last_end = [], _BEGINNING
         for file, start, end in self.found.frames():
             try:
                 frame = file.bytes_of(start, end)
@@ -86,6 +103,21 @@ class WalReplay:
                     yield found
             elif kind not in (EntryType.MARK, EntryType.OPENING):
                 self.unknown_entries += 1
+
+    def gaps(self, last_seq: int) -> list[Gap]:
+        """Which numbers up to `last_seq` damage may have taken, behind the cursor, after `entries`.
+
+        A number that was given to a bundle whose write failed cannot be told apart.
+        """
+        jumps = list(self._jumps)
+        if last_seq > self.highest_seq and not self.is_short:
+            jumps.append((self.highest_seq, last_seq + 1, self._last_end, _END))
+        gaps = []
+        for before, after, low, high in jumps:
+            inside = [one for one in self.damage if low <= (one.file, one.start) < high]
+            if inside and (high == _END or self.layout.position(high) > self.cursor):
+                gaps.append(Gap(first=before + 1, last=after - 1, byte_count=sum(map(_size, inside))))
+        return gaps
 
     def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
         name = self.found.name_of(file.number)
@@ -101,12 +133,19 @@ class WalReplay:
             return None
         if entry.wal_seq <= self.highest_seq:
             return None
-        self.highest_seq = entry.wal_seq
-        first = self.layout.position(LogPosition(file.number, start))
-        behind = self.layout.position(LogPosition(file.number, end))
+        begin, after = LogPosition(file.number, start), LogPosition(file.number, end)
+        if entry.wal_seq != self.highest_seq + 1:
+            self._jumps.append((self.highest_seq, entry.wal_seq, self._last_end, begin))
+        self.highest_seq, self._last_end = entry.wal_seq, after
+        first, behind = self.layout.position(begin), self.layout.position(after)
         if behind <= self.cursor and not self.layout.is_guessed(file.number):
             return None
         return FoundEntry(entry=entry, start=first, end=behind)
+
+
+def _size(damage: LogDamage) -> int:
+    """How many bytes are damaged; of a file that is missing nobody knows."""
+    return _UNKNOWN_BYTES if damage.end is None else damage.end - damage.start
 
 
 def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:

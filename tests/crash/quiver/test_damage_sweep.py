@@ -209,3 +209,24 @@ def test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them
     assert again.ingest(rows(900, 3), slot=50).wal_seq > highest
     once_more = open_quiver(disk.crash(Survival.EVERYTHING), StepClock())
     assert [one.dropped for one in once_more.stats().subscribers] == [4], "each loss is counted once"
+
+
+def test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock, config(wal={"rotation_target": 30_000}))
+    quiver.register("lake")
+    ends = [len(disk.read(f"{CORE}/wal/quiver.wal").rstrip(b"\0"))]
+    for n in range(8):
+        quiver.ingest(rows(n * 100, 3), slot=50)
+        ends.append(len(disk.read(f"{CORE}/wal/quiver.wal").rstrip(b"\0")))
+    disk = disk.crash(Survival.EVERYTHING)
+    raw = disk.read(f"{CORE}/wal/quiver.wal")
+    write(disk, f"{CORE}/wal/quiver.wal", raw[: ends[2]] + bytes(ends[5] - ends[2]) + raw[ends[5] :])
+    for turn in range(3):
+        again = open_quiver(disk, StepClock())
+        assert again.stats().damage, f"start {turn}"
+        assert [one.dropped for one in again.stats().subscribers] == [3], f"start {turn}"
+        disk = disk.crash(Survival.EVERYTHING)
+    again = open_quiver(disk, StepClock())
+    again.flush()
+    assert {values[0] for _, values in take_all(again, "lake")} == {0, 100, 500, 600, 700}

@@ -507,7 +507,10 @@ def test_a_damaged_entry_costs_itself_alone_and_is_kept_as_evidence(disk: FakeDi
     quiver.flush()
     assert numbers(quiver) == [10, 20]
     assert registry.value("quiver.wal.corrupt_total") == 1
-    assert [name for name, _ in after.list_files(f"{CORE}/quarantine")] == ["quiver.wal.1.at-75"]
+    assert [name for name, _ in after.list_files(f"{CORE}/quarantine")] == [
+        "quiver.wal.1.at-75",
+        "quiver.wal.counted-1",
+    ]
 
 
 def test_a_damaged_log_stops_the_start_if_that_is_wanted(disk: FakeDisk, clock: StepClock) -> None:

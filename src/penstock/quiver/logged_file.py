@@ -18,8 +18,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound, PenstockError
-from penstock.storage import FileSystem, write_durably
-from penstock.storage.fs import LogFile
+from penstock.storage import FileSystem, LogFile, write_durably
 
 __all__ = ["LOGGED", "LoggedFile", "decode_logged", "encode_logged", "read_logged"]
 

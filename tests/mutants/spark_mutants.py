@@ -9,7 +9,7 @@ __all__ = ["SPARK_MUTANTS"]
 ENDING = "tests/unit/spark/test_java_ending.py"
 START = "tests/process/test_java_start.py"
 SUPERVISOR = "tests/unit/cli/test_run_supervisor.py"
-LINES = "tests/unit/up/test_lines.py"
+LINES = "tests/unit/up/test_log.py"
 FLEET = "tests/unit/up/test_fleet.py"
 KILLED = "tests/unit/cli/test_killed_processes.py"
 
@@ -65,7 +65,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="noise is an error if its worker pauses",
-        where="up:Listener.overdue",
+        where="up:LogFilter.overdue",
         old="now_s - self._heard_s >= HELD_MAX_S",
         new="now_s > self._heard_s",
         test=f"{LINES}::test_a_worker_that_pauses_within_its_trace_still_prints_noise",

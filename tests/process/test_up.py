@@ -21,9 +21,9 @@ from tests.process.up_process import ports_for, up
 
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.buffer.append import last_version
-from penstock.cli import up_ground
 from penstock.storage.dirlock import DirectoryLock
 from penstock.storage.fs import OsFileSystem
+from penstock.up import preflight
 
 FLOW = {
     "stop_timeout": "30s",
@@ -259,7 +259,7 @@ def answers(url: str) -> bool:
 def test_a_directory_has_one_fleet_and_the_second_says_who_has_it(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("data_dir: data\ntopics:\n")
-    with DirectoryLock(OsFileSystem(), str(tmp_path / "data"), name=up_ground.LOCK_NAME):
+    with DirectoryLock(OsFileSystem(), str(tmp_path / "data"), name=preflight.LOCK_NAME):
         told = penstock("up", file, code=3).stderr.decode()
     assert f"is in use by process {os.getpid()}" in told
 
@@ -267,7 +267,7 @@ def test_a_directory_has_one_fleet_and_the_second_says_who_has_it(tmp_path: Path
 def test_ports_that_are_taken_are_all_named_with_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up_ground, "LEAVING_S", 0.0)
+    monkeypatch.setattr(preflight, "LEAVING_S", 0.0)
     file = tmp_path / "penstock.yaml"
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import click
 
 from penstock.cli.display import print_json
 from penstock.cli.failure import ExitCode
-from penstock.cli.up_file import Prepared, find_file, prepare
+from penstock.cli.pipeline_file import overrides
+from penstock.cli.starting_file import DEFAULT_PIPELINE, default_mapping, pipeline_text
 from penstock.cli.up_log import LogPrinter
-from penstock.up import Level, address_of
+from penstock.config import from_env, load_mapping, merge
+from penstock.up import (
+    Level,
+    Prepared,
+    UpFile,
+    address_of,
+    check_ports,
+    data_directory,
+    hold,
+    layered,
+    prepare,
+    write_collector_file,
+    write_if_missing,
+)
 
-__all__ = ["up"]
-
+FILE_NAME: Final = "penstock.yaml"
+ENVIRONMENT: Final = "PENSTOCK_UP__"
 _SIGNALS = """\b
 Signals:
   SIGTERM, Ctrl-C   stop the parts in the direction of the flow; twice: at once
@@ -55,8 +71,6 @@ def up(
     Without FILE it is penstock.yaml here, and without that every part that is installed, with its data below
     ./penstock-data, for this machine alone. A part that ends is started again, and takes no other with it.
     """
-    from penstock.cli.up_ground import check_ports, hold, write_collector_file, write_default_pipeline
-
     if "console" in without:
         changes, without = (*changes, "console.enabled=false"), tuple(p for p in without if p != "console")
     found = find_file(file, changes, data_dir, os.environ)
@@ -75,6 +89,35 @@ def up(
         with LogPrinter(Level[level.upper()], as_json=as_json) as printer:
             run_fleet(prepared, printer)
     return ExitCode.OK
+
+
+def find_file(
+    path: Path | None,
+    changes: Iterable[str],
+    data_dir: str | None,
+    environ: Mapping[str, str],
+    directory: Path | None = None,
+) -> UpFile:
+    """The file that was named, else penstock.yaml here, else everything with its defaults.
+
+    Later layers win: the file, `PENSTOCK_UP__*` of the environment, flags. Raises `ConfigError`.
+    """
+    here = (directory or Path()).absolute()
+    if path is None and (here / FILE_NAME).exists():
+        path = Path(FILE_NAME)
+    flags = {} if data_dir is None else {"data_dir": str(here / data_dir)}
+    over = merge(from_env(ENVIRONMENT, environ), overrides(changes), flags)
+    if path is None:
+        own, base = default_mapping(str(over.get("data_dir", "penstock-data"))), here
+    else:
+        own, base = load_mapping(here / path), (here / path).parent
+    return layered(path, base, [own, over], environ)
+
+
+def write_default_pipeline(file: UpFile) -> None:
+    """Write the pipeline that runs without a file, unless it is there."""
+    if file.path is None:
+        write_if_missing(Path(data_directory(file)) / DEFAULT_PIPELINE, pipeline_text(".."))
 
 
 def _refuse(faults: list[str]) -> int:

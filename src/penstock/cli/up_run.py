@@ -11,19 +11,27 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.up_extras import missing_extra
-from penstock.cli.up_file import Prepared
-from penstock.cli.up_ground import scratch_of_spark
-from penstock.cli.up_hints import hint_of
 from penstock.cli.up_log import LogPrinter
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
-from penstock.up import Fleet, FleetEvent, Level, PartKind, PartState, PartStatus, address_of, reachable
+from penstock.up import (
+    Fleet,
+    FleetEvent,
+    FleetMap,
+    Level,
+    PartKind,
+    PartState,
+    PartStatus,
+    Plan,
+    Prepared,
+    address_of,
+    missing_extra,
+    reachable,
+    scratch_of_spark,
+)
 
 if TYPE_CHECKING:
     from penstock.http import Request
-
-__all__ = ["run_fleet"]
 
 COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
 _CONSOLE: Final = "console"
@@ -98,9 +106,9 @@ class _Up:
 
     def _say_disabled(self) -> None:
         for part, why in self._prepared.disabled.items():
-            self._fleet.journal.say(part, Level.INFO, f"is not run: {why}")
+            self._fleet.log_buffer.say(part, Level.INFO, f"is not run: {why}")
         for part, fault in self._prepared.faults.items():
-            self._fleet.journal.say(part, Level.ERROR, fault)
+            self._fleet.log_buffer.say(part, Level.ERROR, fault)
 
     async def _open_front(self, stack: contextlib.AsyncExitStack) -> None:
         """The probes of the whole, and the console behind them."""
@@ -176,8 +184,36 @@ class _Up:
             seen.add(event.name)
             hint = hint_of(self._prepared.plan, event)
             if hint is not None:
-                self._fleet.journal.say(event.name, Level.INFO, hint)
+                self._fleet.log_buffer.say(event.name, Level.INFO, hint)
             if event.kind is not PartKind.CONSOLE and not self._fleet.not_ready():
                 self._fleet.say("everything is ready")
 
         return self._fleet.subscribe(look)
+
+
+def hint_of(plan: Plan, part: PartStatus) -> str | None:
+    """How to use a part that is ready; None if there is nothing to say."""
+    here = f"http://{reachable(part.address)}" if part.address else ""
+    if part.kind is PartKind.TOPICS and here:
+        return _write_an_event(plan.map, here)
+    if part.kind is PartKind.COLLECTOR:
+        ports = plan.part(part.name).ports
+        if "collector.grpc_port" not in ports:
+            return None
+        where = reachable(address_of(*ports["collector.grpc_port"]))
+        return f"send telemetry: OTEL_EXPORTER_OTLP_ENDPOINT=http://{where}"
+    if part.kind is PartKind.TIMESERIES and here:
+        return f"ask for a series: curl '{here}/api/v1/query?query=NAME'"
+    if part.kind is PartKind.VECTOR and here:
+        return f"search vectors: POST {here}/api/v1/vector/search"
+    if part.kind is PartKind.PIPELINE:
+        files = [place.file for place in plan.map.pipelines if place.part == part.name]
+        return f"how its records go into its tables: {files[0]}" if files else None
+    return None
+
+
+def _write_an_event(places: FleetMap, here: str) -> str:
+    topic = places.relays[0].topic if places.relays else "events"
+    key = " -H 'Authorization: Bearer KEY'" if places.topics is not None and places.topics.key else ""
+    body = """-H 'Content-Type: application/json' -d '{"records":[{"data":{"hello":1}}]}'"""
+    return f"write an event: curl -X POST {here}/v0/topics/{topic}{key} {body}"

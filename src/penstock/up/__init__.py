@@ -9,12 +9,33 @@ from penstock.lazy import lazy_exports
 if TYPE_CHECKING:
     from penstock.up.fleet import OWN_NAME, Fleet
     from penstock.up.health import Front
-    from penstock.up.noise import NoiseFilter
-    from penstock.up.parts import DATA_DIR_VARIABLE, PartPlan, Plan, Probe, pipeline_environment
+    from penstock.up.log import NoiseFilter
+    from penstock.up.parts import (
+        DATA_DIR_VARIABLE,
+        PartPlan,
+        Plan,
+        Probe,
+        address_of,
+        missing_extra,
+        pipeline_environment,
+        reachable,
+    )
     from penstock.up.plan import plan_of, port_faults, wanted_ports
-    from penstock.up.probe import address_of, reachable
+    from penstock.up.preflight import (
+        Prepared,
+        UpFile,
+        check_ports,
+        data_directory,
+        hold,
+        layered,
+        prepare,
+        scratch_of_spark,
+        write_collector_file,
+        write_if_missing,
+    )
     from penstock.up.settings import UpSettings, faults_of, read_settings
     from penstock.up.status import (
+        DatabasePlace,
         FleetEvent,
         FleetMap,
         FleetView,
@@ -26,11 +47,14 @@ if TYPE_CHECKING:
         PipelinePlace,
         QueuePlace,
         QuiverPlace,
+        RelayPlace,
+        TopicsPlace,
     )
 
 __all__ = [
     "DATA_DIR_VARIABLE",
     "OWN_NAME",
+    "DatabasePlace",
     "Fleet",
     "FleetEvent",
     "FleetMap",
@@ -45,18 +69,31 @@ __all__ = [
     "PartStatus",
     "PipelinePlace",
     "Plan",
+    "Prepared",
     "Probe",
     "QueuePlace",
     "QuiverPlace",
+    "RelayPlace",
+    "TopicsPlace",
+    "UpFile",
     "UpSettings",
     "address_of",
+    "check_ports",
+    "data_directory",
     "faults_of",
+    "hold",
+    "layered",
+    "missing_extra",
     "pipeline_environment",
     "plan_of",
     "port_faults",
+    "prepare",
     "reachable",
     "read_settings",
+    "scratch_of_spark",
     "wanted_ports",
+    "write_collector_file",
+    "write_if_missing",
 ]
 
 if not TYPE_CHECKING:
@@ -65,14 +102,20 @@ if not TYPE_CHECKING:
         {
             "fleet": "OWN_NAME Fleet",
             "health": "Front",
-            "noise": "NoiseFilter",
-            "parts": "DATA_DIR_VARIABLE PartPlan Plan Probe pipeline_environment",
+            "log": "NoiseFilter",
+            "parts": (
+                "DATA_DIR_VARIABLE PartPlan Plan Probe address_of missing_extra pipeline_environment "
+                "reachable"
+            ),
             "plan": "plan_of port_faults wanted_ports",
-            "probe": "address_of reachable",
+            "preflight": (
+                "Prepared UpFile check_ports data_directory hold layered prepare scratch_of_spark "
+                "write_collector_file write_if_missing"
+            ),
             "settings": "UpSettings faults_of read_settings",
             "status": (
-                "FleetEvent FleetMap FleetView Level LogLine PartKind PartState PartStatus PipelinePlace "
-                "QueuePlace QuiverPlace"
+                "DatabasePlace FleetEvent FleetMap FleetView Level LogLine PartKind PartState "
+                "PartStatus PipelinePlace QueuePlace QuiverPlace RelayPlace TopicsPlace"
             ),
         },
     )

@@ -17,10 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Final
 
-from penstock.up.life import Exit
-from penstock.up.lines import Splitter
-
-__all__ = ["Child"]
+from penstock.up.lifecycle import Exit
+from penstock.up.log import Splitter
 
 _LOG = logging.getLogger(__name__)
 _CHUNK_BYTES: Final = 64 * 1024

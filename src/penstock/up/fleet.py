@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG
-from penstock.up.journal import Journal
+from penstock.up.log import LogBuffer
 from penstock.up.parts import Plan, stage_of
 from penstock.up.runner import Runner
 from penstock.up.status import (
@@ -22,8 +22,6 @@ from penstock.up.status import (
     PartState,
     PartStatus,
 )
-
-__all__ = ["OWN_NAME", "Fleet"]
 
 OWN_NAME: Final = "up"
 """What the fleet is called in its own log."""
@@ -48,13 +46,13 @@ class Fleet:
     ) -> None:
         self._plan = plan
         self._clock = clock
-        self.journal = Journal(clock=clock, secrets=plan.secrets)
+        self.log_buffer = LogBuffer(clock=clock, secrets=plan.secrets)
         self._own: dict[str, PartStatus] = {}
         self._runners = [
             Runner(
                 part,
                 command,
-                self.journal,
+                self.log_buffer,
                 clock=clock,
                 rng=rng,
                 topics_address=self._topics_address,
@@ -74,16 +72,16 @@ class Fleet:
 
     def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
         """See `FleetView.log`."""
-        return self.journal.lines(after, limit)
+        return self.log_buffer.lines(after, limit)
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
         """See `FleetView.subscribe`."""
-        return self.journal.subscribe(listener)
+        return self.log_buffer.subscribe(listener)
 
     def own(self, status: PartStatus) -> None:
         """Tell of a part that runs in this process."""
         self._own[status.name] = status
-        self.journal.changed(status)
+        self.log_buffer.changed(status)
 
     def not_ready(self) -> list[PartStatus]:
         """The parts that ought to do their work and do not."""
@@ -92,7 +90,7 @@ class Fleet:
 
     def say(self, text: str, level: Level = Level.INFO) -> None:
         """A line of the fleet itself."""
-        self.journal.say(OWN_NAME, level, text)
+        self.log_buffer.say(OWN_NAME, level, text)
 
     def try_again(self) -> None:
         """Start every part now that waits for it, or was left alone."""
@@ -106,7 +104,7 @@ class Fleet:
         Nothing of it is left running, also when this is cancelled.
         """
         for status in self.parts():
-            self.journal.changed(status)
+            self.log_buffer.changed(status)
         living = [asyncio.create_task(runner.live()) for runner in self._runners]
         ticking = asyncio.create_task(self._tick())
         stopping = asyncio.create_task(stop.wait())
@@ -119,7 +117,7 @@ class Fleet:
             for task in [*living, ticking, stopping]:
                 task.cancel()
             await asyncio.gather(*living, ticking, stopping, return_exceptions=True)
-            self.journal.tell_left_out()
+            self.log_buffer.tell_left_out()
 
     async def _until(self, stopping: asyncio.Task[bool], living: Sequence[asyncio.Task[None]]) -> None:
         """Until it is to stop. Raises what a runner raises, which is a fault of this program."""
@@ -148,7 +146,7 @@ class Fleet:
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep(_TICK_S)
-            self.journal.tell_left_out()
+            self.log_buffer.tell_left_out()
 
     def _topics_address(self) -> str | None:
         topics = [runner for runner in self._runners if runner.plan.kind is PartKind.TOPICS]

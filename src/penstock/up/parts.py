@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.config import Secret, Setting
 from penstock.up.settings import UpSettings
 from penstock.up.status import FleetMap, PartKind
-
-__all__ = [
-    "DATA_DIR_VARIABLE",
-    "TOPICS_URL",
-    "Layout",
-    "PartPlan",
-    "Plan",
-    "Probe",
-    "pipeline_environment",
-    "stage_of",
-]
 
 DATA_DIR_VARIABLE: Final = "PENSTOCK_DATA_DIR"
 """In the environment of a pipeline: the fleet's data directory, which the pipeline's file may name."""
@@ -34,6 +24,20 @@ _STAGES: Final = {
     PartKind.TIMESERIES: 3,
     PartKind.VECTOR: 3,
     PartKind.CONSOLE: 4,
+}
+_ANY: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}  # noqa: S104 - these are replaced
+_SERVER: Final = ("h2", "httptools")
+_NEEDS: Final = {
+    PartKind.COLLECTOR: ("collector", (*_SERVER, "grpc", "google.protobuf", "opentelemetry.proto", "ptars")),
+    PartKind.TOPICS: ("topics", (*_SERVER, "httpx")),
+    PartKind.RELAY: ("topics", ("httpx",)),
+    PartKind.PIPELINE: ("spark", ("pyspark", "pandas")),
+    PartKind.TIMESERIES: (
+        "databases,timeseries,topics",
+        (*_SERVER, "slatedb", "promql_parser", "pyroaring", "cramjam", "opentelemetry.proto"),
+    ),
+    PartKind.VECTOR: ("databases,vector,topics", (*_SERVER, "slatedb", "pyroaring")),
+    PartKind.CONSOLE: ("topics", (*_SERVER, "httpx")),
 }
 
 
@@ -122,3 +126,31 @@ class Plan:
 def pipeline_environment(data_dir: str) -> dict[str, str]:
     """Return the environment that the file of a pipeline sees in a fleet with this data directory."""
     return {**os.environ, DATA_DIR_VARIABLE: data_dir}
+
+
+def address_of(host: str, port: int) -> str:
+    """`host:port`, with an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable(address: str) -> str:
+    """`host:port` as this machine reaches it: a server that listens everywhere is here, too."""
+    host, _, port = address.rpartition(":")
+    return f"{_ANY.get(host, host)}:{port}"
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def missing_extra(kind: PartKind, installed: Callable[[str], bool] = is_installed) -> str | None:
+    """Why a part of this kind cannot run here, with what would change that; None if it can."""
+    extra, packages = _NEEDS[kind]
+    missing = [package for package in packages if not installed(package)]
+    if not missing:
+        return None
+    return f"the package {missing[0].partition('.')[0]} is missing: pip install 'penstock[{extra}]'"

@@ -13,18 +13,15 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.units import format_duration
-from penstock.up import life as lives
+from penstock.up import lifecycle
 from penstock.up.child import Child
-from penstock.up.journal import Journal
-from penstock.up.life import Act, Exit, Life
-from penstock.up.lines import Said, event_of
-from penstock.up.noise import Listener
-from penstock.up.parts import TOPICS_URL, PartPlan
-from penstock.up.probe import ask, reachable
+from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
+from penstock.up.log import LogBuffer, LogFilter, Said, event_of
+from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
 from penstock.up.status import Level, PartKind, PartState, PartStatus
 
-__all__ = ["Runner"]
-
+PROBE_TIMEOUT_S: Final = 5.0
+_OK: Final = 200
 _ASK_SOON_S: Final = 0.2
 _ASK_S: Final = 2.0
 _HURRY_S: Final = 5.0
@@ -49,7 +46,7 @@ class Runner:
         self,
         plan: PartPlan,
         command: Sequence[str],
-        journal: Journal,
+        log_buffer: LogBuffer,
         *,
         clock: Clock,
         rng: random.Random,
@@ -59,13 +56,13 @@ class Runner:
     ) -> None:
         self.plan = plan
         self._command = command
-        self._journal = journal
+        self._log_buffer = log_buffer
         self._clock = clock
         self._rng = rng
         self._topics_address = topics_address
         self._disabled_why = disabled_why
         self._environ = environ
-        self._life = lives.new_life(clock.monotonic(), enabled=disabled_why is None)
+        self._lifecycle = lifecycle.initial_state(clock.monotonic(), enabled=disabled_why is None)
         self._since_ms = clock.now_ms()
         self._child: Child | None = None
         self._address: str | None = None
@@ -74,23 +71,23 @@ class Runner:
         self._has_verdict = False
         self._hung = False
         self._progress: Mapping[str, object] = {}
-        self._listener = Listener()
+        self._log_filter = LogFilter()
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
 
     @property
     def status(self) -> PartStatus:
-        life, now_s = self._life, self._clock.monotonic()
-        waits_s = None if life.next_start_s is None else max(0.0, life.next_start_s - now_s)
-        is_waiting = waits_s is not None and life.state in (PartState.RESTARTING, PartState.FAILED)
+        process, now_s = self._lifecycle, self._clock.monotonic()
+        waits_s = None if process.next_start_s is None else max(0.0, process.next_start_s - now_s)
+        is_waiting = waits_s is not None and process.state in (PartState.RESTARTING, PartState.FAILED)
         return PartStatus(
             name=self.plan.name,
             kind=self.plan.kind,
-            state=life.state,
+            state=process.state,
             since_ms=self._since_ms,
             pid=self._child.pid if self._child is not None else None,
-            restarts=life.restarts,
+            restarts=process.restarts,
             next_start_ms=self._clock.now_ms() + int(1000 * (waits_s or 0.0)) if is_waiting else None,
             last_error=self._error[0] if self._error else None,
             last_error_ms=self._error[1] if self._error else None,
@@ -115,12 +112,12 @@ class Runner:
 
     async def _is_due(self) -> bool:
         """Wait until it is to be started; false when that will not be."""
-        while not self._life.is_over:
+        while not self._lifecycle.is_over:
             now_s = self._clock.monotonic()
-            is_due = lives.next_act(self._life, now_s) is Act.START
+            is_due = lifecycle.next_action(self._lifecycle, now_s) is Action.START
             if is_due and not (self.plan.needs_topics and self._topics_address() is None):
                 return True
-            at_s = self._life.next_start_s
+            at_s = self._lifecycle.next_start_s
             wait_s = None if at_s is None else max(_ASK_SOON_S if is_due else 0.0, at_s - now_s)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -140,13 +137,13 @@ class Runner:
         except OSError as error:
             self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))
             return None
-        if self._life.is_over:  # it was stopped while the process was made
+        if self._lifecycle.is_over:  # it was stopped while the process was made
             child.kill()
             await child.wait()
             return None
         self._child = child
-        self._journal.say(self.plan.name, Level.DEBUG, f"runs as process {child.pid}")
-        self._set(lives.started(self._life, self._clock.monotonic()))
+        self._log_buffer.say(self.plan.name, Level.DEBUG, f"runs as process {child.pid}")
+        self._set(lifecycle.on_start(self._lifecycle, self._clock.monotonic()))
         self._publish()
         return child
 
@@ -154,7 +151,7 @@ class Runner:
         """What was true of the process before this one."""
         self._address = self.plan.address
         self._progress = {}
-        self._listener = Listener()
+        self._log_filter = LogFilter()
         self._errors_heard = 0
         self._has_verdict = False
         self._hung = False
@@ -177,7 +174,7 @@ class Runner:
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asking
-            self._hear_all(self._listener.release())
+            self._hear_all(self._log_filter.release())
             self._child = None
             self._progress = {}
             if self.plan.address is None:
@@ -187,18 +184,18 @@ class Runner:
     async def _keep_asking(self, child: Child) -> None:
         """Ask its probe for ever, if it has one, and kill it when it hangs."""
         while True:
-            wait_s = _ASK_S if self._life.state is PartState.READY else _ASK_SOON_S
+            wait_s = _ASK_S if self._lifecycle.state is PartState.READY else _ASK_SOON_S
             due_s = self._clock.monotonic() + wait_s
             await self._clock.sleep(wait_s)
             if self._clock.monotonic() - due_s > _LATE_S:
-                self._set(lives.excused(self._life, self._clock.monotonic()))
-            self._hear_all(self._listener.overdue(self._clock.monotonic()))
+                self._set(lifecycle.excuse_silence(self._lifecycle, self._clock.monotonic()))
+            self._hear_all(self._log_filter.overdue(self._clock.monotonic()))
             if self._address is None and self.plan.port_file is not None:
                 self._look_for_address(self.plan.port_file)
             if self.plan.probe is not None and self._address is not None:
                 answer = await ask(self._address, self.plan.probe)
-                self._set(lives.answered(self._life, answer, self._clock.monotonic()))
-            if why := lives.why_killed(self._life, self._clock.monotonic()):
+                self._set(lifecycle.on_probe(self._lifecycle, answer, self._clock.monotonic()))
+            if why := lifecycle.hang_reason(self._lifecycle, self._clock.monotonic()):
                 self._err(why)
                 self._hung = True
                 child.kill()
@@ -215,17 +212,17 @@ class Runner:
         event = event_of(line)
         if event is None:
             if line.strip():
-                self._journal.hear(self.plan.name, Said(Level.INFO, line))
+                self._log_buffer.hear(self.plan.name, Said(Level.INFO, line))
             return
         name, now_s = str(event["event"]), self._clock.monotonic()
         if name == "progress":
             self._progress = {key: value for key, value in event.items() if key != "event"}
         if self.plan.probe is None and name in _ALIVE_EVENTS:
-            self._set(lives.told_alive(self._life, now_s))
+            self._set(lifecycle.on_heartbeat(self._lifecycle, now_s))
         if self.plan.probe is None and name == _READY_EVENTS.get(self.plan.kind):
-            self._set(lives.told_ready(self._life, now_s))
+            self._set(lifecycle.on_ready(self._lifecycle, now_s))
         if name == "restarting":
-            self._set(lives.told_trouble(self._life, now_s))
+            self._set(lifecycle.on_trouble(self._lifecycle, now_s))
         self._tell_event(name, event)
         if name == "progress":
             self._publish()
@@ -240,7 +237,7 @@ class Runner:
 
     def _logged(self, line: str) -> None:
         if line.strip():
-            self._hear_all(self._listener.hear(line, self._clock.monotonic()))
+            self._hear_all(self._log_filter.hear(line, self._clock.monotonic()))
 
     def _hear_all(self, lines: Sequence[Said]) -> None:
         for said in lines:
@@ -251,43 +248,43 @@ class Runner:
             self._errors_heard += 1
         if said.level >= Level.ERROR and self._is_news(said):
             self._has_verdict = said.is_verdict
-            self._error = (self._journal.shown(said.text), self._clock.now_ms())
-        if self._journal.hear(self.plan.name, said) and said.level >= Level.ERROR:
+            self._error = (self._log_buffer.shown(said.text), self._clock.now_ms())
+        if self._log_buffer.hear(self.plan.name, said) and said.level >= Level.ERROR:
             self._publish()
 
     def _is_news(self, said: Said) -> bool:
         """Whether it is to be the last error: a trace that follows the reason of a failure is not."""
-        return said.is_verdict or not self._has_verdict or self._life.state is PartState.READY
+        return said.is_verdict or not self._has_verdict or self._lifecycle.state is PartState.READY
 
     def _ended(self, how: Exit) -> None:
-        if self._life.state is PartState.STOPPING:
-            self._set(lives.ended(self._life, how, self._clock.monotonic(), self._rng))
+        if self._lifecycle.state is PartState.STOPPING:
+            self._set(lifecycle.on_exit(self._lifecycle, how, self._clock.monotonic(), self._rng))
             is_good = how.code in _GOOD_ENDS or how.signal == signal.SIGTERM
             level = Level.INFO if is_good else Level.WARNING
-            self._journal.say(self.plan.name, level, f"stopped ({how})")
+            self._log_buffer.say(self.plan.name, level, f"stopped ({how})")
             return
         self._failed(f"was {how}" if how.signal is not None else f"ended by itself ({how})", how)
 
     def _failed(self, what: str, how: Exit) -> None:
         now_s = self._clock.monotonic()
-        self._set(lives.ended(self._life, how, now_s, self._rng))
-        at_s = self._life.next_start_s
+        self._set(lifecycle.on_exit(self._lifecycle, how, now_s, self._rng))
+        at_s = self._lifecycle.next_start_s
         then = "is not started again" if at_s is None else f"is started again in {_wait(at_s - now_s)}"
-        why = lives.why_failed(how)
+        why = lifecycle.failure_reason(how)
         text = f"{what}{f': {why}' if why else ''}"
         if not self._errors_heard or (how.signal is not None and not self._hung):
             self._error = (text, self._clock.now_ms())
-        self._journal.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
+        self._log_buffer.say(self.plan.name, Level.ERROR, f"{text}; it {then}")
         self._publish()
 
     def _err(self, text: str) -> None:
         self._errors_heard += 1
         self._error = (text, self._clock.now_ms())
-        self._journal.say(self.plan.name, Level.ERROR, text)
+        self._log_buffer.say(self.plan.name, Level.ERROR, text)
 
     def try_again(self) -> None:
         """Start it now if it waits for that, or was left alone."""
-        self._set(lives.try_again(self._life, self._clock.monotonic()))
+        self._set(lifecycle.try_again(self._lifecycle, self._clock.monotonic()))
         self._wake.set()
 
     async def stop(self, hurry: asyncio.Event) -> None:
@@ -297,7 +294,7 @@ class Runner:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, hurry: asyncio.Event) -> None:
-        self._set(lives.ask_to_stop(self._life, self._clock.monotonic()))
+        self._set(lifecycle.on_stop_request(self._lifecycle, self._clock.monotonic()))
         self._wake.set()
         child = self._child
         if child is not None:
@@ -322,21 +319,48 @@ class Runner:
             for event in events:
                 event.cancel()
 
-    def _set(self, life: Life) -> None:
-        before, self._life = self._life, life
-        if life.state is before.state:
+    def _set(self, process: ProcessState) -> None:
+        before, self._lifecycle = self._lifecycle, process
+        if process.state is before.state:
             return
         self._since_ms = self._clock.now_ms()
-        if life.state is PartState.READY:
+        if process.state is PartState.READY:
             where = f" on {self._address}" if self._address else ""
-            self._journal.say(self.plan.name, Level.INFO, f"ready{where}")
-        elif life.state is PartState.NOT_READY:
-            self._journal.say(self.plan.name, Level.WARNING, "runs, and says that it is not ready")
+            self._log_buffer.say(self.plan.name, Level.INFO, f"ready{where}")
+        elif process.state is PartState.NOT_READY:
+            self._log_buffer.say(self.plan.name, Level.WARNING, "runs, and says that it is not ready")
         self._publish()
 
     def _publish(self) -> None:
-        self._journal.changed(self.status)
+        self._log_buffer.changed(self.status)
 
 
 def _wait(seconds: float) -> str:
     return format_duration(max(0.0, round(seconds, 1)))
+
+
+async def ask(address: str, probe: Probe) -> ProbeResult:
+    """What the probe at an address says; whatever goes wrong on the way to it is silence."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            status = await _status(reachable(address), probe)
+    except (OSError, TimeoutError, ValueError):
+        return ProbeResult.SILENT
+    return ProbeResult.READY if status == _OK else ProbeResult.NOT_READY
+
+
+async def _status(address: str, probe: Probe) -> int:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        key = f"Authorization: Bearer {probe.key.reveal()}\r\n" if probe.key else ""
+        head = f"GET {probe.path} HTTP/1.1\r\nHost: {address}\r\n{key}Connection: close\r\n\r\n"
+        writer.write(head.encode("ascii"))
+        line = await reader.readline()
+        return int(line.split()[1]) if line.startswith(b"HTTP/1.") else 0
+    except IndexError:
+        return 0
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

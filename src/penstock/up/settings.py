@@ -16,20 +16,6 @@ from penstock.errors import ConfigError
 from penstock.topics import is_topic_name
 from penstock.units import DurationLike, parse_duration
 
-__all__ = [
-    "CollectorSettings",
-    "ConsoleSettings",
-    "PipelineSettings",
-    "QueueSettings",
-    "RelaySettings",
-    "TimeSeriesSettings",
-    "TopicsSettings",
-    "UpSettings",
-    "VectorSettings",
-    "faults_of",
-    "read_settings",
-]
-
 _PORT_MAX: Final = 65535
 _START: Final = re.compile(r"earliest|latest|[0-9]+")
 _FIELD: Final = re.compile(r".+:(string|int64|float64|bool|text)(:indexed)?")

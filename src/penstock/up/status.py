@@ -9,23 +9,6 @@ from typing import Protocol, TypeAlias
 
 from penstock.config import Secret
 
-__all__ = [
-    "DatabasePlace",
-    "FleetEvent",
-    "FleetMap",
-    "FleetView",
-    "Level",
-    "LogLine",
-    "PartKind",
-    "PartState",
-    "PartStatus",
-    "PipelinePlace",
-    "QueuePlace",
-    "QuiverPlace",
-    "RelayPlace",
-    "TopicsPlace",
-]
-
 
 class PartKind(enum.Enum):
     """What a part is, in the direction of the flow: a stop goes down this list."""

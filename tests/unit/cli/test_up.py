@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import up_extras
 from penstock.cli.outlet import Outlet
 from penstock.cli.starting_file import pipeline_text, starting_text
-from penstock.cli.up_file import Prepared, find_file, prepare
-from penstock.cli.up_ground import scratch_of_spark, write_collector_file, write_default_pipeline
-from penstock.cli.up_hints import hint_of
+from penstock.cli.up import find_file, write_default_pipeline
 from penstock.cli.up_log import LogPrinter
+from penstock.cli.up_run import hint_of
 from penstock.collector.config import load_plan
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import load_spec
+from penstock.up import Prepared, parts, prepare, scratch_of_spark, write_collector_file
 from penstock.up.status import Level, LogLine, PartKind, PartState, PartStatus
 
 
@@ -224,9 +223,9 @@ def test_a_part_whose_extra_is_missing_is_told_with_the_line_of_pip(
     def installed(package: str) -> bool:
         return package not in ("pyspark", "ptars")
 
-    assert up_extras.missing_extra(PartKind.TOPICS, installed) is None
+    assert parts.missing_extra(PartKind.TOPICS, installed) is None
     monkeypatch.setattr(
-        "penstock.cli.up_file.missing_extra", lambda kind: up_extras.missing_extra(kind, installed)
+        "penstock.up.preflight.missing_extra", lambda kind: parts.missing_extra(kind, installed)
     )
     found = prepared(tmp_path)
     assert found.disabled == {
@@ -276,8 +275,8 @@ main(["up", "--check"])
 
 
 def test_every_extra_that_is_named_is_installed_here() -> None:
-    assert [up_extras.missing_extra(kind) for kind in PartKind] == [None] * len(PartKind)
-    assert not up_extras.is_installed("no.such.package")
+    assert [parts.missing_extra(kind) for kind in PartKind] == [None] * len(PartKind)
+    assert not parts.is_installed("no.such.package")
 
 
 def test_a_collector_file_of_ones_own_is_probed_where_it_says(tmp_path: Path) -> None:

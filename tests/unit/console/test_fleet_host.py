@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.starting_file import pipeline_text
-from penstock.cli.up_file import find_file, prepare
+from penstock.cli.up import find_file
 from penstock.console.fleet_host import FleetHost
 from penstock.errors import ConfigError
 from penstock.testing import ManualClock
-from penstock.up import Fleet
+from penstock.up import Fleet, prepare
 
 
 def host_of(directory: Path) -> FleetHost:

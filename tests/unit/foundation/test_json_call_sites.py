@@ -42,7 +42,7 @@ KNOWN: Final[dict[str, tuple[int, str]]] = {
     "servers/topics/watch_bodies.py": (1, CHECKED),
     "servers/topics/websocket.py": (1, OWN),
     "servers/topics/ws_messages.py": (2, CHECKED),
-    "up/lines.py": (1, CAUGHT),
+    "up/log.py": (1, CAUGHT),
     "services/record_letters.py": (1, CAUGHT),
     "services/relay_draft.py": (3, CAUGHT),
     "services/relay_target.py": (1, CAUGHT),

@@ -15,8 +15,9 @@ import pytest
 import yaml
 from tests.process.cli_runner import penstock
 
-from penstock.cli.up_file import find_file, prepare
+from penstock.cli.up import find_file
 from penstock.spark.pipeline.spec import load_spec
+from penstock.up import prepare
 from penstock.up.settings import UpSettings
 
 ROOT = Path(__file__).parents[3]

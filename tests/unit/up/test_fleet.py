@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.servers import free_ports
 
-from penstock.up import Fleet, PartState, PartStatus, Plan, UpSettings, life, probe, runner
+from penstock.up import Fleet, PartState, PartStatus, Plan, UpSettings, lifecycle, runner
 from penstock.up.child import Child
 from penstock.up.parts import Layout, PartPlan, Probe
 from penstock.up.status import FleetMap, Level, PartKind
@@ -240,9 +240,9 @@ def _group(entry: Path) -> int | None:
 async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "SILENT_MAX_S", 0.1)
+    monkeypatch.setattr(lifecycle, "SILENT_MAX_S", 0.1)
     monkeypatch.setattr(runner, "_ASK_S", 0.05)
-    monkeypatch.setattr(probe, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(runner, "PROBE_TIMEOUT_S", 0.1)
     (port,) = free_ports(1)
     mute = PartPlan(
         name="mute",
@@ -260,7 +260,7 @@ async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
 async def test_a_part_without_a_probe_that_tells_nothing_any_more_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "MUTE_MAX_S", 0.5)
+    monkeypatch.setattr(lifecycle, "MUTE_MAX_S", 0.5)
     monkeypatch.setattr(runner, "_ASK_S", 0.05)
     async with running(tmp_path, part("lively"), part("good")) as stage:
         await stage.until(lambda: stage.part("good").restarts == 1)
@@ -271,7 +271,7 @@ async def test_a_part_without_a_probe_that_tells_nothing_any_more_is_killed_and_
 async def test_a_part_that_hangs_while_it_starts_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "STARTING_MAX_S", 0.5)
+    monkeypatch.setattr(lifecycle, "STARTING_MAX_S", 0.5)
     async with running(tmp_path, part("dumb")) as stage:
         await stage.until(lambda: stage.part("dumb").restarts == 1)
         assert "is not ready after 500ms, and is killed" in stage.texts

@@ -16,9 +16,9 @@ from penstock.http.listener import Listener
 from penstock.http.message import Fault, Request, Response
 from penstock.up import Fleet, FleetMap, PartState, PartStatus, Plan, UpSettings
 from penstock.up.health import Front, metrics_of, readiness_of
-from penstock.up.life import Answer
-from penstock.up.parts import Layout, Probe
-from penstock.up.probe import ask, reachable
+from penstock.up.lifecycle import ProbeResult
+from penstock.up.parts import Layout, Probe, reachable
+from penstock.up.runner import ask
 from penstock.up.status import PartKind
 
 
@@ -100,12 +100,12 @@ async def test_everything_else_goes_to_what_is_behind(tmp_path: Path) -> None:
 
 async def test_a_probe_tells_ready_from_not_ready_from_silent(tmp_path: Path) -> None:
     async with served(tmp_path, Behind()) as (fleet, address):
-        assert await ask(address, Probe(path="/ready")) is Answer.READY
-        assert await ask(address, Probe(path="/x", key=Secret("k"))) is Answer.READY
+        assert await ask(address, Probe(path="/ready")) is ProbeResult.READY
+        assert await ask(address, Probe(path="/x", key=Secret("k"))) is ProbeResult.READY
         fleet.own(status("a", PartState.STARTING))
-        assert await ask(address, Probe(path="/ready")) is Answer.NOT_READY
-    assert await ask(address, Probe(path="/ready")) is Answer.SILENT
-    assert await ask("nonsense", Probe(path="/ready")) is Answer.SILENT
+        assert await ask(address, Probe(path="/ready")) is ProbeResult.NOT_READY
+    assert await ask(address, Probe(path="/ready")) is ProbeResult.SILENT
+    assert await ask("nonsense", Probe(path="/ready")) is ProbeResult.SILENT
 
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0\r\n")
@@ -114,7 +114,7 @@ async def test_a_probe_tells_ready_from_not_ready_from_silent(tmp_path: Path) ->
 
     async with await asyncio.start_server(garbage, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        assert await ask(f"127.0.0.1:{port}", Probe(path="/")) is Answer.NOT_READY
+        assert await ask(f"127.0.0.1:{port}", Probe(path="/")) is ProbeResult.NOT_READY
 
 
 def test_a_server_that_listens_everywhere_is_reached_here() -> None:

@@ -1,33 +1,44 @@
-"""The file of `penstock up`: found, layered with the environment and flags, and checked as a whole."""
+"""What is checked and prepared before the first part of a fleet starts.
+
+The file as a whole (`prepare`), the data directory for this fleet alone (`hold`), the collector's file, and
+free ports (`check_ports`).
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from collections.abc import Container, Iterable, Mapping, Sequence
+import shutil
+import socket
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.cli.pipeline_file import overrides
-from penstock.cli.starting_file import default_mapping
-from penstock.cli.up_extras import missing_extra
-from penstock.cli.up_map import (
+from penstock.config import Secret, Setting, merge
+from penstock.errors import ConfigError, Unavailable
+from penstock.servers import check_reach
+from penstock.storage import DirectoryLock, OsFileSystem, data_modes
+from penstock.up.parts import PartPlan, Plan, missing_extra
+from penstock.up.plan import plan_of, port_faults, wanted_ports
+from penstock.up.settings import UpSettings, faults_of, read_settings
+from penstock.up.status import PartKind
+from penstock.up.topology import (
     collector_faults,
     database_faults,
     pipeline_faults,
     queue_faults,
     with_places,
 )
-from penstock.config import Secret, Setting, from_env, load_mapping, merge
-from penstock.errors import ConfigError
-from penstock.servers import check_reach
-from penstock.up import PartKind, PartPlan, Plan, UpSettings, faults_of, plan_of, port_faults, read_settings
 
-__all__ = ["Prepared", "UpFile", "find_file", "prepare"]
-
-FILE_NAME: Final = "penstock.yaml"
-ENVIRONMENT: Final = "PENSTOCK_UP__"
+LOCK_NAME: Final = "up.lock"
+LEAVING_S: Final = 5.0
+"""How long the parts of a fleet that was killed may take to notice, and to leave their ports."""
+_LOOK_S: Final = 0.1
+_PARTS: Final = ("collector", "topics", "timeseries", "vector", "console")
 _KEYS: Final = {
     "topics": "TOPICS_API_KEYS",
     "timeseries": "TIMESERIES_API_KEYS",
@@ -64,29 +75,10 @@ class Prepared:
         return [part for part in self.plan.parts if part.name not in self.disabled]
 
 
-def find_file(
-    path: Path | None,
-    changes: Iterable[str],
-    data_dir: str | None,
-    environ: Mapping[str, str],
-    directory: Path | None = None,
+def layered(
+    path: Path | None, base: Path, layers: Sequence[Mapping[str, Setting]], environ: Mapping[str, str]
 ) -> UpFile:
-    """The file that was named, else penstock.yaml here, else everything with its defaults.
-
-    Later layers win: the file, `PENSTOCK_UP__*` of the environment, flags. Raises `ConfigError`.
-    """
-    here = (directory or Path()).absolute()
-    if path is None and (here / FILE_NAME).exists():
-        path = Path(FILE_NAME)
-    flags = {} if data_dir is None else {"data_dir": str(here / data_dir)}
-    over = merge(from_env(ENVIRONMENT, environ), overrides(changes), flags)
-    layers: list[Mapping[str, Setting]] = [
-        default_mapping(str(over.get("data_dir", "penstock-data")))
-        if path is None
-        else load_mapping(here / path),
-        over,
-    ]
-    base = here if path is None else (here / path).parent
+    """What is to run by the layers of a file, of which later ones win, and the servers' keys in `environ`."""
     return UpFile(path=path, base=base, mapping=_with_keys(merge(*_nothing_is_empty(layers)), environ))
 
 
@@ -96,9 +88,6 @@ def _nothing_is_empty(layers: Sequence[Mapping[str, Setting]]) -> list[Mapping[s
         {key: {} if value is None and key in _PARTS else value for key, value in layer.items()}
         for layer in layers
     ]
-
-
-_PARTS: Final = ("collector", "topics", "timeseries", "vector", "console")
 
 
 def _with_keys(mapping: dict[str, Setting], environ: Mapping[str, str]) -> dict[str, Setting]:
@@ -205,3 +194,92 @@ def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[s
 def data_directory(file: UpFile) -> str:
     """Where the data of a file is, also of one that cannot run."""
     return os.path.normpath(file.base / str(file.mapping.get("data_dir", "penstock-data")))
+
+
+@contextmanager
+def hold(plan: Plan) -> Iterator[None]:
+    """The data directory, for this fleet alone. Raises `LockHeld`, which names the process that has it."""
+    with ExitStack() as stack:
+        stack.enter_context(DirectoryLock(OsFileSystem(), plan.layout.data_dir, name=LOCK_NAME))
+        OsFileSystem().make_dirs(plan.layout.inner("run"))
+        yield
+
+
+def scratch_of_spark(plan: Plan) -> str:
+    """Where Spark puts what it needs for a moment; what a Spark that was killed has left there is removed."""
+    path = plan.layout.run_file("spark")
+    shutil.rmtree(path, ignore_errors=True)
+    return path
+
+
+def write_if_missing(path: Path, text: str) -> None:
+    """Write a file of the user's, unless it is there: it may have been changed."""
+    if not path.exists():
+        _write(path, text, mode=data_modes().file)
+
+
+def write_collector_file(plan: Plan) -> None:
+    """The collector's file, if it has none of its own. Only this user may read it: it may hold tokens."""
+    import yaml
+
+    if plan.collector_text is None or plan.collector_file is None:
+        return
+    text = yaml.safe_dump(_plain(plan.collector_text), sort_keys=False)
+    _write(Path(plan.collector_file), f"# Written by `penstock up` at every start.\n{text}", mode=0o600)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _write(path: Path, text: str, *, mode: int) -> None:
+    try:
+        OsFileSystem().make_dirs(os.path.abspath(path.parent))
+        staged = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        staged.touch(mode=mode)
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def check_ports(prepared: Prepared, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Raises `Unavailable`, which names every port that is taken and the key that sets it."""
+    deadline = time.monotonic() + LEAVING_S
+    wanted = wanted_ports(prepared.plan.settings, prepared.running)
+    while taken := taken_ports({key: place for key, place in wanted.items() if place[1]}):
+        if time.monotonic() >= deadline:
+            raise Unavailable(_taken_text(taken, prepared.file))
+        sleep(_LOOK_S)
+
+
+def taken_ports(wanted: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Those that somebody listens on. What else is wrong with an address its part will say."""
+    return {key: place for key, place in wanted.items() if not _is_free(*place)}
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True
+    return all(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Sequence[object]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(tuple(address))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def _taken_text(taken: Mapping[str, tuple[str, int]], file: UpFile) -> str:
+    said = [f"port {port} of {host} is taken ({key})" for key, (host, port) in taken.items()]
+    key, (_, port) = next(iter(taken.items()))
+    change = f"change {key} in {file.path}" if file.path is not None else f"use --set {key}={port + 1}"
+    return f"{'; '.join(said)}. Stop what listens there, or {change}"

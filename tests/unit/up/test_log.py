@@ -7,9 +7,17 @@ import random
 import pytest
 
 from penstock.testing import ManualClock
-from penstock.up.journal import Journal
-from penstock.up.lines import Levels, Said, Splitter, Throttle, event_of, shown
-from penstock.up.noise import HELD_MAX_S, Listener
+from penstock.up.log import (
+    HELD_MAX_S,
+    Levels,
+    LogBuffer,
+    LogFilter,
+    Said,
+    Splitter,
+    Throttle,
+    event_of,
+    shown,
+)
 from penstock.up.status import FleetEvent, Level, LogLine
 
 
@@ -68,13 +76,13 @@ def test_a_flood_is_limited_and_counted() -> None:
 
 
 def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
-    journal = Journal(clock=ManualClock())
+    log_buffer = LogBuffer(clock=ManualClock())
     heard: list[FleetEvent] = []
-    end = journal.subscribe(heard.append)
+    end = log_buffer.subscribe(heard.append)
     for number in range(600):
-        journal.hear("noisy", Said(Level.INFO, str(number)))
-    journal.hear("quiet", Said(Level.INFO, "here"))
-    journal.tell_left_out()
+        log_buffer.hear("noisy", Said(Level.INFO, str(number)))
+    log_buffer.hear("quiet", Said(Level.INFO, "here"))
+    log_buffer.tell_left_out()
     lines = [line for line in heard if isinstance(line, LogLine)]
     assert [line.text for line in lines][-2:] == [
         "here",
@@ -82,35 +90,35 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     ]
     assert [line.number for line in lines] == list(range(1, 503))
     end()
-    journal.say("up", Level.INFO, "nobody hears this")
+    log_buffer.say("up", Level.INFO, "nobody hears this")
     assert len(heard) == 502
 
 
 def test_a_listener_that_fails_hears_nothing_more_and_the_others_do(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    journal = Journal(clock=ManualClock())
+    log_buffer = LogBuffer(clock=ManualClock())
     heard: list[FleetEvent] = []
 
     def fail(event: FleetEvent) -> None:
         raise ValueError("no")
 
-    journal.subscribe(fail)
-    journal.subscribe(heard.append)
-    journal.say("up", Level.INFO, "one")
-    journal.say("up", Level.INFO, "two")
+    log_buffer.subscribe(fail)
+    log_buffer.subscribe(heard.append)
+    log_buffer.say("up", Level.INFO, "one")
+    log_buffer.say("up", Level.INFO, "two")
     assert len(heard) == 2
     assert len(caplog.records) == 1
 
 
 def test_the_journal_keeps_the_last_lines_and_numbers_them() -> None:
-    journal = Journal(clock=ManualClock(), kept=5)
+    log_buffer = LogBuffer(clock=ManualClock(), kept=5)
     for number in range(8):
-        journal.say("up", Level.INFO, str(number))
-    assert [line.number for line in journal.lines()] == [4, 5, 6, 7, 8]
-    assert [line.text for line in journal.lines(after=6)] == ["6", "7"]
-    assert [line.text for line in journal.lines(limit=1)] == ["7"]
-    assert journal.lines(limit=0) == []
+        log_buffer.say("up", Level.INFO, str(number))
+    assert [line.number for line in log_buffer.lines()] == [4, 5, 6, 7, 8]
+    assert [line.text for line in log_buffer.lines(after=6)] == ["6", "7"]
+    assert [line.text for line in log_buffer.lines(limit=1)] == ["7"]
+    assert log_buffer.lines(limit=0) == []
 
 
 SPARK_NOISE = [
@@ -126,7 +134,7 @@ SPARK_NOISE = [
 
 def levels(lines: list[str]) -> list[tuple[str, Level]]:
     """Every line with its level, in the order in which they are said."""
-    listener = Listener()
+    listener = LogFilter()
     heard = [said for line in lines for said in listener.hear(line, 0.0)] + listener.release()
     return [(said.text, said.level) for said in heard]
 
@@ -185,7 +193,7 @@ def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
 
 
 def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
-    listener = Listener()
+    listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:3]] == [[], [], []]
     assert listener.overdue(12.0) == []
     heard = [said for line in SPARK_NOISE[3:] for said in listener.hear(line, 14.0)]
@@ -194,14 +202,14 @@ def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
 
 
 def test_what_is_held_for_a_block_is_told_when_nothing_more_comes() -> None:
-    listener = Listener()
+    listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:2]] == [[], []]
     assert [said.level for said in listener.overdue(10.0 + HELD_MAX_S)] == [Level.ERROR] * 2
     assert listener.release() == []
 
 
 def test_a_reason_is_told_from_a_trace() -> None:
-    listener = Listener()
+    listener = LogFilter()
     (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
     assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)
     traced = [said for line in OTHER_TRACE for said in listener.hear(line, 0.0)]
@@ -218,7 +226,7 @@ def test_an_event_nested_beyond_reason_is_a_line_like_any_other() -> None:
 
 
 def test_a_secret_is_in_no_line_whoever_prints_it() -> None:
-    journal = Journal(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
-    journal.hear("careless", Said(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key"))
-    journal.say("up", Level.INFO, "own-key-1234")
-    assert [line.text for line in journal.lines()] == ["sent ***, then *** as the key", "***"]
+    log_buffer = LogBuffer(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
+    log_buffer.hear("careless", Said(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key"))
+    log_buffer.say("up", Level.INFO, "own-key-1234")
+    assert [line.text for line in log_buffer.lines()] == ["sent ***, then *** as the key", "***"]

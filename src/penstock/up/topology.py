@@ -9,35 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.up_extras import missing_extra
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.objects import StoreAddress
 from penstock.units import parse_size
-from penstock.up import (
+from penstock.up.parts import (
     DATA_DIR_VARIABLE,
-    FleetMap,
-    PartKind,
     PartPlan,
-    PipelinePlace,
     Plan,
     Probe,
-    QueuePlace,
-    QuiverPlace,
+    missing_extra,
     pipeline_environment,
 )
+from penstock.up.status import FleetMap, PartKind, PipelinePlace, QueuePlace, QuiverPlace
 
 if TYPE_CHECKING:
     from penstock.collector import Plan as CollectorPlan
     from penstock.spark import BufferSourceSpec, PipelineSpec
-
-__all__ = [
-    "collector_faults",
-    "database_faults",
-    "pipeline_faults",
-    "queue_faults",
-    "with_places",
-]
 
 
 def _read_pipeline(file: str, data_dir: str) -> PipelineSpec:

@@ -1,4 +1,4 @@
-"""The life of one part: what happens to it, the state it is in, and when it is started again. Pure.
+"""The lifecycle of one part: what happens to it, the state it is in, and when it is started again. Pure.
 
 A part that ends by itself is started again after a wait that grows with every failure in a row, up to a
 minute, drawn with full jitter. One that has been ready for a while begins a new count. An exit code that
@@ -16,27 +16,6 @@ from typing import Final
 from penstock.retry import RetryPolicy
 from penstock.units import format_duration
 from penstock.up.status import PartState
-
-__all__ = [
-    "BACKOFF",
-    "Act",
-    "Answer",
-    "Exit",
-    "Life",
-    "answered",
-    "ask_to_stop",
-    "ended",
-    "excused",
-    "new_life",
-    "next_act",
-    "started",
-    "told_alive",
-    "told_ready",
-    "told_trouble",
-    "try_again",
-    "why_failed",
-    "why_killed",
-]
 
 BACKOFF: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
 HEALTHY_S: Final = 60.0
@@ -67,7 +46,7 @@ _FAILED: Final = {
 _RUNNING: Final = frozenset({PartState.STARTING, PartState.READY, PartState.NOT_READY})
 
 
-class Answer(enum.Enum):
+class ProbeResult(enum.Enum):
     """What a probe found."""
 
     READY = "ready"
@@ -77,7 +56,7 @@ class Answer(enum.Enum):
     """Nothing answers."""
 
 
-class Act(enum.Enum):
+class Action(enum.Enum):
     """What is to be done about a part."""
 
     NOTHING = "nothing"
@@ -102,8 +81,8 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """Where a part is in its life. Times are of a monotonic clock, in seconds."""
+class ProcessState:
+    """State of the process of one part. Times are of a monotonic clock, in seconds."""
 
     state: PartState
     since_s: float
@@ -134,17 +113,17 @@ class Life:
         return self.state in (PartState.STOPPED, PartState.DISABLED)
 
 
-def new_life(now_s: float, *, enabled: bool = True) -> Life:
+def initial_state(now_s: float, *, enabled: bool = True) -> ProcessState:
     """A part that is to be started now, or never."""
     if not enabled:
-        return Life(state=PartState.DISABLED, since_s=now_s)
-    return Life(state=PartState.STARTING, since_s=now_s, next_start_s=now_s)
+        return ProcessState(state=PartState.DISABLED, since_s=now_s)
+    return ProcessState(state=PartState.STARTING, since_s=now_s, next_start_s=now_s)
 
 
-def started(life: Life, now_s: float) -> Life:
+def on_start(process: ProcessState, now_s: float) -> ProcessState:
     """Its process runs."""
     return replace(
-        _in(life, PartState.STARTING, now_s),
+        _moved_to(process, PartState.STARTING, now_s),
         started_s=now_s,
         ready_s=None,
         silent_s=None,
@@ -152,111 +131,111 @@ def started(life: Life, now_s: float) -> Life:
         heard_s=None,
         misses=0,
         next_start_s=None,
-        restarts=life.restarts + (life.started_s is not None),
+        restarts=process.restarts + (process.started_s is not None),
     )
 
 
-def told_ready(life: Life, now_s: float) -> Life:
+def on_ready(process: ProcessState, now_s: float) -> ProcessState:
     """It said itself that it does its work."""
-    return answered(life, Answer.READY, now_s)
+    return on_probe(process, ProbeResult.READY, now_s)
 
 
-def told_alive(life: Life, now_s: float) -> Life:
+def on_heartbeat(process: ProcessState, now_s: float) -> ProcessState:
     """It said itself that it lives, which is not to say that it is ready."""
-    if not life.is_running:
-        return life
-    return replace(life, heard_s=now_s, begun_s=None if life.begun_s is None else now_s)
+    if not process.is_running:
+        return process
+    return replace(process, heard_s=now_s, begun_s=None if process.begun_s is None else now_s)
 
 
-def told_trouble(life: Life, now_s: float) -> Life:
+def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
     """It said itself that something is in its way, and that it begins anew."""
-    if not life.is_running:
-        return life
-    life = replace(life, begun_s=now_s, heard_s=None)
-    if life.state is PartState.STARTING:
-        return life
-    return replace(_in(life, PartState.NOT_READY, now_s), ready_s=None)
+    if not process.is_running:
+        return process
+    process = replace(process, begun_s=now_s, heard_s=None)
+    if process.state is PartState.STARTING:
+        return process
+    return replace(_moved_to(process, PartState.NOT_READY, now_s), ready_s=None)
 
 
-def excused(life: Life, now_s: float) -> Life:
+def excuse_silence(process: ProcessState, now_s: float) -> ProcessState:
     """What it has not told up to now is not its silence: it had not to, or nobody has listened."""
-    return replace(life, heard_s=None if life.heard_s is None else now_s)
+    return replace(process, heard_s=None if process.heard_s is None else now_s)
 
 
-def answered(life: Life, answer: Answer, now_s: float) -> Life:
+def on_probe(process: ProcessState, answer: ProbeResult, now_s: float) -> ProcessState:
     """A probe came back."""
-    if not life.is_running:
-        return life
-    if answer is Answer.READY:
-        ready_s = life.ready_s if life.ready_s is not None else now_s
-        life = replace(life, ready_s=ready_s, silent_s=None, begun_s=None, misses=0)
-        return _in(excused(life, now_s), PartState.READY, now_s)
-    if life.state is PartState.STARTING:
-        return replace(life, begun_s=now_s) if answer is Answer.NOT_READY else life
+    if not process.is_running:
+        return process
+    if answer is ProbeResult.READY:
+        ready_s = process.ready_s if process.ready_s is not None else now_s
+        process = replace(process, ready_s=ready_s, silent_s=None, begun_s=None, misses=0)
+        return _moved_to(excuse_silence(process, now_s), PartState.READY, now_s)
+    if process.state is PartState.STARTING:
+        return replace(process, begun_s=now_s) if answer is ProbeResult.NOT_READY else process
     silent_s = None
-    if answer is Answer.SILENT:
-        silent_s = life.silent_s if life.silent_s is not None else now_s
-    life = replace(life, misses=life.misses + 1, silent_s=silent_s)
-    if life.misses < NOT_READY_AFTER:
-        return life
-    return replace(_in(life, PartState.NOT_READY, now_s), ready_s=None)
+    if answer is ProbeResult.SILENT:
+        silent_s = process.silent_s if process.silent_s is not None else now_s
+    process = replace(process, misses=process.misses + 1, silent_s=silent_s)
+    if process.misses < NOT_READY_AFTER:
+        return process
+    return replace(_moved_to(process, PartState.NOT_READY, now_s), ready_s=None)
 
 
-def ended(life: Life, how: Exit, now_s: float, rng: random.Random) -> Life:
+def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) -> ProcessState:
     """Its process is gone."""
-    if life.state in (PartState.STOPPING, PartState.STOPPED):
-        return replace(_in(life, PartState.STOPPED, now_s), ready_s=None, next_start_s=None)
-    healthy = life.ready_s is not None and now_s - life.ready_s >= HEALTHY_S
-    failures = 1 if healthy else life.failures + 1
-    life = replace(life, failures=failures, ready_s=None, silent_s=None, misses=0)
+    if process.state in (PartState.STOPPING, PartState.STOPPED):
+        return replace(_moved_to(process, PartState.STOPPED, now_s), ready_s=None, next_start_s=None)
+    healthy = process.ready_s is not None and now_s - process.ready_s >= HEALTHY_S
+    failures = 1 if healthy else process.failures + 1
+    process = replace(process, failures=failures, ready_s=None, silent_s=None, misses=0)
     if how.code in _FAILED:
         again_s = now_s + WRONG_AGAIN_S if how.code == _REJECTED else None
-        return replace(_in(life, PartState.FAILED, now_s), next_start_s=again_s)
+        return replace(_moved_to(process, PartState.FAILED, now_s), next_start_s=again_s)
     wait_s = BACKOFF.wait_s(failures - 1, rng)
-    return replace(_in(life, PartState.RESTARTING, now_s), next_start_s=now_s + wait_s)
+    return replace(_moved_to(process, PartState.RESTARTING, now_s), next_start_s=now_s + wait_s)
 
 
-def ask_to_stop(life: Life, now_s: float) -> Life:
+def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
     """It is to end, and stays so."""
-    if life.state is PartState.DISABLED or life.state is PartState.STOPPED:
-        return life
-    running = life.is_running and life.next_start_s is None
-    state = PartState.STOPPING if running or life.state is PartState.STOPPING else PartState.STOPPED
-    return replace(_in(life, state, now_s), next_start_s=None)
+    if process.state is PartState.DISABLED or process.state is PartState.STOPPED:
+        return process
+    running = process.is_running and process.next_start_s is None
+    state = PartState.STOPPING if running or process.state is PartState.STOPPING else PartState.STOPPED
+    return replace(_moved_to(process, state, now_s), next_start_s=None)
 
 
-def try_again(life: Life, now_s: float) -> Life:
+def try_again(process: ProcessState, now_s: float) -> ProcessState:
     """Start it now if it waits for that, or was left alone."""
-    if life.state in (PartState.RESTARTING, PartState.FAILED):
-        return replace(life, next_start_s=now_s, failures=0)
-    return life
+    if process.state in (PartState.RESTARTING, PartState.FAILED):
+        return replace(process, next_start_s=now_s, failures=0)
+    return process
 
 
-def next_act(life: Life, now_s: float) -> Act:
+def next_action(process: ProcessState, now_s: float) -> Action:
     """What is to be done now."""
-    if life.next_start_s is not None and now_s >= life.next_start_s:
-        return Act.START
-    return Act.KILL if why_killed(life, now_s) else Act.NOTHING
+    if process.next_start_s is not None and now_s >= process.next_start_s:
+        return Action.START
+    return Action.KILL if hang_reason(process, now_s) else Action.NOTHING
 
 
-def why_killed(life: Life, now_s: float) -> str:
+def hang_reason(process: ProcessState, now_s: float) -> str:
     """What is said of a part that hangs; empty for one that does not."""
-    if not life.is_running:
+    if not process.is_running:
         return ""
-    if life.silent_s is not None and now_s - life.silent_s >= SILENT_MAX_S:
+    if process.silent_s is not None and now_s - process.silent_s >= SILENT_MAX_S:
         return "answers nothing any more, and is killed"
-    if life.begun_s is not None:
-        is_late = now_s - life.begun_s >= STARTING_MAX_S
+    if process.begun_s is not None:
+        is_late = now_s - process.begun_s >= STARTING_MAX_S
         return f"is not ready after {format_duration(STARTING_MAX_S)}, and is killed" if is_late else ""
-    if life.heard_s is not None and now_s - life.heard_s >= MUTE_MAX_S:
+    if process.heard_s is not None and now_s - process.heard_s >= MUTE_MAX_S:
         return f"has told nothing for {format_duration(MUTE_MAX_S)}, and is killed"
     return ""
 
 
-def why_failed(how: Exit) -> str:
+def failure_reason(how: Exit) -> str:
     """A few words on an end that starting again does not change; empty for any other."""
     return _FAILED.get(how.code, "") if how.code is not None else ""
 
 
-def _in(life: Life, state: PartState, now_s: float) -> Life:
-    return life if life.state is state else replace(life, state=state, since_s=now_s)
+def _moved_to(process: ProcessState, state: PartState, now_s: float) -> ProcessState:
+    return process if process.state is state else replace(process, state=state, since_s=now_s)

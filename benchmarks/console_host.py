@@ -8,39 +8,31 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.console import Console, ConsoleSettings
-from penstock.console.seam import (
-    Change,
-    CommandOutcome,
-    LogLine,
-    Part,
-    PartState,
-    Plan,
-    TopicsPlace,
-)
 from penstock.servers.auth import Keyring
+from penstock.up import FleetEvent, FleetMap, LogLine, PartKind, PartState, PartStatus, TopicsPlace
 
 
 class OneServer:
-    """A host with a topics server and nothing else."""
+    """A fleet with a topics server and nothing else. See `FleetView`."""
 
     def __init__(self, url: str) -> None:
-        self._plan = Plan(topics=TopicsPlace(part="topics", url=url))
-        self._since_ms = time.time_ns() // 1_000_000
+        self.map = FleetMap(data_dir="", topics=TopicsPlace(part="topics", data_dir=""))
+        self._topics = PartStatus(
+            name="topics",
+            kind=PartKind.TOPICS,
+            state=PartState.READY,
+            since_ms=time.time_ns() // 1_000_000,
+            address=url.removeprefix("http://").rstrip("/"),
+        )
 
-    def parts(self) -> Sequence[Part]:
-        return [Part(name="topics", kind="topics", state=PartState.READY, since_ms=self._since_ms)]
+    def parts(self) -> Sequence[PartStatus]:
+        return [self._topics]
 
-    def plan(self) -> Plan:
-        return self._plan
-
-    def log(self) -> Sequence[LogLine]:
+    def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
         return []
 
-    def subscribe(self, tell: Callable[[Change], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
         return lambda: None
-
-    async def run(self, arguments: Sequence[str], tell: Callable[[str], None]) -> CommandOutcome:
-        raise NotImplementedError("nothing is redriven here")
 
 
 async def _main(url: str, key: str) -> None:

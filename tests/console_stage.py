@@ -37,24 +37,6 @@ from tests.console_books import deliver, pipeline_settings
 from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.pipeline_file import read_pipeline
 from penstock.console import Console, ConsoleSettings
-from penstock.console.books import open_books
-from penstock.console.command import run_penstock
-from penstock.console.seam import (
-    Books,
-    Change,
-    CommandOutcome,
-    DatabasePlace,
-    LogLine,
-    Part,
-    PartState,
-    PipelinePlace,
-    Plan,
-    QueuePlace,
-    QuiverPlace,
-    RelayPlace,
-    TopicsPlace,
-)
-from penstock.objects import StoreConfig
 from penstock.quiver import Quiver
 from penstock.servers.auth import Keyring
 from penstock.services.relay import Relay
@@ -63,6 +45,21 @@ from penstock.topics.client import Client
 from penstock.topics.config import TopicConfig
 from penstock.topics.model import NewRecord
 from penstock.topics.router import RouterConfig
+from penstock.up import (
+    DatabasePlace,
+    FleetEvent,
+    FleetMap,
+    Level,
+    LogLine,
+    PartKind,
+    PartState,
+    PartStatus,
+    PipelinePlace,
+    QueuePlace,
+    QuiverPlace,
+    RelayPlace,
+    TopicsPlace,
+)
 from penstock.vector.model import Vector
 from penstock.vector.records import UPSERT_METADATA, encode_upserts
 
@@ -90,35 +87,36 @@ class Child:
 
 
 class Stage:
-    """The host of the console: what `penstock up` would be, with a fixed plan."""
+    """The fleet of the console: what `penstock up` would be, with fixed places. See `FleetView`."""
 
     def __init__(self, root: Path, *, topics: int = 0, fast: bool = False) -> None:
         self.root = root
         self._many = topics
         self._fast = fast
-        self._listeners: list[Callable[[Change], None]] = []
+        self._listeners: list[Callable[[FleetEvent], None]] = []
         self._lines: list[LogLine] = []
-        self._books: Books | None = None
+        self._said = 0
+        self._pipeline_file = root / "pipeline.yaml"
         self._watching: list[asyncio.Task[None]] = []
         self.children = {child.name: child for child in self._parts()}
 
-    # --- the seam ------------------------------------------------------------------------------------------
+    # --- as the console sees it ----------------------------------------------------------------------------
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[PartStatus]:
         """Every part, and one that is switched off."""
-        off = Part(
+        off = PartStatus(
             name="collector",
-            kind="collector",
+            kind=PartKind.COLLECTOR,
             state=PartState.DISABLED,
             since_ms=0,
             disabled_why="pip install 'penstock[collector]'",
         )
         return [*(self._part(child) for child in self.children.values()), off]
 
-    def _part(self, child: Child) -> Part:
-        return Part(
+    def _part(self, child: Child) -> PartStatus:
+        return PartStatus(
             name=child.name,
-            kind=child.kind,
+            kind=PartKind(child.kind),
             state=child.state,
             since_ms=child.since_ms,
             pid=child.process.pid if child.process is not None and child.state is PartState.READY else None,
@@ -127,50 +125,39 @@ class Stage:
             address=child.address,
         )
 
-    def plan(self) -> Plan:
+    @property
+    def map(self) -> FleetMap:
         """Where everything is."""
-        return Plan(
-            topics=TopicsPlace(part="topics", url=self._url("topics")),
+        file = self._pipeline_file
+        return FleetMap(
+            data_dir=str(self.root),
+            topics=TopicsPlace(part="topics", data_dir=str(self.root / "topics")),
             queues=tuple(self._queue(name) for name in ("events", "metrics", "vectors")),
             relays=(RelayPlace(part="relay-events", topic="events", queue="events", app="relay:events"),),
             quivers=(QuiverPlace(name="telemetry", part="collector", path=str(self.root / "quiver")),),
             pipelines=()
-            if self._books is None
-            else (
-                PipelinePlace(
-                    name="events",
-                    part="pipeline-events",
-                    file=str(self.root / "pipeline.yaml"),
-                    queue="events",
-                    books=self._books,
-                ),
-            ),
-            databases=(
+            if not file.exists()
+            else (PipelinePlace(name="events", part="pipeline-events", file=str(file), queue="events"),),
+            databases=tuple(
                 DatabasePlace(
-                    name="timeseries",
-                    kind="timeseries",
-                    part="timeseries",
-                    url=self._url("timeseries"),
-                    queue="metrics",
-                ),
-                DatabasePlace(
-                    name="vector", kind="vector", part="vector", url=self._url("vector"), queue="vectors"
-                ),
+                    name=kind.value,
+                    kind=kind,
+                    part=kind.value,
+                    store=str(self.root / kind.value),
+                    queue=queue,
+                )
+                for kind, queue in ((PartKind.TIMESERIES, "metrics"), (PartKind.VECTOR, "vectors"))
             ),
         )
 
-    def log(self) -> Sequence[LogLine]:
+    def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
         """What was said so far."""
-        return self._lines
+        return [line for line in self._lines if line.number > after][-limit:]
 
-    def subscribe(self, tell: Callable[[Change], None]) -> Callable[[], None]:
-        """See `Host.subscribe`."""
-        self._listeners.append(tell)
-        return lambda: self._listeners.remove(tell)
-
-    async def run(self, arguments: Sequence[str], tell: Callable[[str], None]) -> CommandOutcome:
-        """See `Host.run`."""
-        return await run_penstock(arguments, tell)
+    def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
+        """See `FleetView.subscribe`."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     # --- the parts -----------------------------------------------------------------------------------------
 
@@ -217,14 +204,14 @@ class Stage:
     def _queue(self, name: str) -> QueuePlace:
         return QueuePlace(
             name=name,
-            store=StoreConfig(url=self._store(name)),
+            store=self._store(name),
             manifest_path=MANIFEST,
             data_path_prefix=PREFIX,
         )
 
     def _url(self, name: str) -> str | None:
         child = self.children.get(name)
-        return None if child is None else child.address
+        return None if child is None or child.address is None else f"http://{child.address}"
 
     async def start(self) -> None:
         """Bring everything up and fill it."""
@@ -274,10 +261,10 @@ class Stage:
             return True
         if not child.port_file.exists():
             return False
-        child.address = f"http://{child.port_file.read_text()}"
+        child.address = child.port_file.read_text()
         async with httpx.AsyncClient(trust_env=False) as http:
             with contextlib.suppress(httpx.HTTPError):
-                return (await http.get(child.address + child.probe)).status_code == 200
+                return (await http.get(f"http://{child.address}{child.probe}")).status_code == 200
         return False
 
     async def _watch(self, child: Child, process: asyncio.subprocess.Process) -> None:
@@ -286,20 +273,23 @@ class Stage:
             child.address = None
             child.last_error = f"ended with {code}"
             self._change(child, PartState.FAILED)
-            self.say(child.name, "error", child.last_error)
+            self.say(child.name, Level.ERROR, child.last_error)
 
     def _change(self, child: Child, state: PartState) -> None:
         child.state, child.since_ms = state, time.time_ns() // 1_000_000
         self._tell(self._part(child))
 
-    def say(self, part: str, level: str, text: str) -> None:
+    def say(self, part: str, level: Level, text: str) -> None:
         """A line of the log."""
-        line = LogLine(at_ms=time.time_ns() // 1_000_000, part=part, level=level, text=text)
+        self._said += 1
+        line = LogLine(
+            number=self._said, at_ms=time.time_ns() // 1_000_000, part=part, level=level, text=text
+        )
         self._lines.append(line)
         del self._lines[:-500]
         self._tell(line)
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: FleetEvent) -> None:
         for tell in self._listeners:
             tell(change)
 
@@ -318,8 +308,6 @@ class Stage:
                 await child.process.wait()
         for task in self._watching:
             await task
-        if self._books is not None:
-            self._books.close()
 
     # --- what is in them -----------------------------------------------------------------------------------
 
@@ -370,10 +358,9 @@ class Stage:
         await client.put_router("copy-odd", RouterConfig(source="events", dest="odd-events"))
 
     async def _deliver(self, leave: int = 0) -> int:
-        file = self.root / "pipeline.yaml"
+        file = self._pipeline_file
         if not file.exists():
             file.write_text(yaml.safe_dump(pipeline_settings(self._store("events"))))
-            self._books = await asyncio.to_thread(open_books, file)
         lines = await asyncio.to_thread(lambda: deliver(read_pipeline(file), leave=leave))
         return len(lines)
 
@@ -435,7 +422,7 @@ async def _serve(options: argparse.Namespace) -> None:
         settings = ConsoleSettings(port=options.port, keys=Keyring.parse(options.keys, "--keys"))
         console = Console(stage, settings)
         await console.start()
-        stage.say("console", "info", "the console is up")
+        stage.say("console", Level.INFO, "the console is up")
         try:
             _print({"url": console.url, "parts": {part.name: part.pid for part in stage.parts()}})
             await _orders(stage, console)
@@ -461,7 +448,7 @@ async def _obey(stage: Stage, console: Console, word: str, rest: str) -> dict[st
         return {"url": console.new_url()}
     if word == "log":
         level, _, text = rest.partition(" ")
-        stage.say("stage", level, text)
+        stage.say("stage", Level[level.upper()], text)
     elif word == "kill":
         stage.kill(rest)
     elif word == "start":

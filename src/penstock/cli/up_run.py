@@ -138,18 +138,16 @@ class _Up:
         return bound
 
     async def _open_console(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
-        from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings, FleetHost
+        from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings
         from penstock.servers import Keyring
         from penstock.up import Front
 
         keys = self._prepared.plan.settings.console.keys
         names = self._prepared.plan.settings.allowed_hosts
         keyring = Keyring.parse(keys.reveal() if keys else "", KEYS_VARIABLE)
-        fleet_host = FleetHost(self._fleet)
-        stack.callback(fleet_host.close)
         sessions = self._prepared.plan.layout.inner("console-sessions.json")
         console = Console(
-            fleet_host,
+            self._fleet,
             ConsoleSettings(host=host, port=port, keys=keyring, sessions_file=sessions, allowed_hosts=names),
             front=lambda app: Front(self._fleet, app, check=_host_check(host, names)),
         )

@@ -9,10 +9,9 @@ from penstock.lazy import lazy_exports
 if TYPE_CHECKING:
     from penstock.console.access import Access
     from penstock.console.console import Console
-    from penstock.console.fleet_host import FleetHost
     from penstock.console.settings import DEFAULT_PORT, KEYS_VARIABLE, ConsoleSettings
 
-__all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Access", "Console", "ConsoleSettings", "FleetHost"]
+__all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Access", "Console", "ConsoleSettings"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
@@ -20,7 +19,6 @@ if not TYPE_CHECKING:
         {
             "access": "Access",
             "console": "Console",
-            "fleet_host": "FleetHost",
             "settings": "DEFAULT_PORT KEYS_VARIABLE ConsoleSettings",
         },
     )

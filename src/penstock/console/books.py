@@ -7,105 +7,147 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer import Severity
-from penstock.console.seam import (
-    BalanceLine,
-    Books,
-    BooksReading,
-    Letter,
-    LetterPage,
-    MicroBatch,
-    Sink,
-    SinkCommit,
-)
 from penstock.errors import Corrupt, PenstockError, Unsupported
 
 if TYPE_CHECKING:
-    from penstock.spark import BatchLine, PipelineSpec, SinkSpec
-
-__all__ = ["LateBooks", "PipelineBooks", "open_books"]
+    from penstock.spark import AuditReport, BatchLine, Checkpoint, Ledger, PipelineSpec, SinkSpec
 
 _SINKS_KEPT_S: Final = 10.0
 _LETTERS_KEPT_S: Final = 5.0
 _POSITION: Final = ("shard", "sequence", "index")
-_FINDINGS_MAX: Final = 20
 
 
-def open_books(file: Path, environ: Mapping[str, str] = os.environ) -> Books:
-    """The books of the pipeline in a file, which needs the extra `spark`. Raises `ConfigError`."""
-    from penstock.spark import load_spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Where rows go, and how far it has them."""
 
-    return PipelineBooks(load_spec(file, environ))
+    name: str
+    kind: str
+    place: str
+    last: int | None
+    """The last micro-batch it has; None if it has none, or if `error` says why it is not known."""
+    error: str | None = None
+    is_letters: bool = False
+    """Whether it is the table of dead letters."""
 
 
-class LateBooks:
-    """Books that are opened when somebody asks for them, and tried again as long as that fails.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BooksReading:
+    """How far a pipeline is, by its durable books."""
 
-    See `Books`. A file that is wrong is an error of the question, and may be right at the next one.
-    """
+    query: str | None
+    """None: it never ran."""
+    batches: Sequence[BatchLine]
+    """The last ones, oldest first."""
+    checkpoint: str
+    planned: int | None
+    """The last micro-batch that the checkpoint has a plan for; None if there is none or it is elsewhere."""
+    done: int | None
+    sinks: Sequence[Sink]
 
-    def __init__(self, opening: Callable[[], Books]) -> None:
-        self._opening = opening
-        self._opened: Books | None = None
-        self._lock = threading.Lock()
 
-    @property
-    def _books(self) -> Books:
-        with self._lock:
-            if self._opened is None:
-                self._opened = self._opening()
-            return self._opened
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter with its bytes."""
 
-    def read(self, last: int) -> BooksReading:
-        return self._books.read(last)
+    shard: int
+    sequence: int
+    index: int
+    """Its place in the batch; -1 for a hole in the queue."""
+    reason: str
+    at_ms: int
+    value: bytes | None
+    redriven: bool
 
-    def micro_batch(self, number: int) -> MicroBatch | None:
-        return self._books.micro_batch(number)
 
-    def find(self, shard: int, sequence: int) -> MicroBatch | None:
-        return self._books.find(shard, sequence)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterPage:
+    """Letters in the order of their positions. `following` is where the next page begins, if there is one."""
 
-    def commits(self, number: int) -> Sequence[SinkCommit]:
-        return self._books.commits(number)
+    letters: Sequence[Letter]
+    following: tuple[int, int, int] | None
+    total: int
+    left: int
+    """Of `total`, not redriven yet."""
 
-    def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
-        return self._books.letter(shard, sequence, index)
 
-    def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
-        return self._books.letters(after, limit)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCommit:
+    """What a sink says of one micro-batch."""
 
-    def audit(self) -> Sequence[BalanceLine]:
-        return self._books.audit()
+    sink: str
+    kind: str
+    place: str
+    has_it: bool | None
+    """None: the sink's own history does not reach back, or could not be read; `text` says which."""
+    version: int | None = None
+    """The version of the table (Delta, Iceberg snapshot) that it made."""
+    at_ms: int | None = None
+    rows: int | None = None
+    text: str = ""
 
-    def close(self) -> None:
-        """Close what was opened."""
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the file of a pipeline leads to."""
+
+    spec: PipelineSpec
+    ledger: Ledger
+    checkpoint: Checkpoint
 
 
 class PipelineBooks:
-    """See `Books`."""
+    """Reads the durable books of the pipeline in a file, which needs the extra `spark`.
 
-    def __init__(self, spec: PipelineSpec) -> None:
-        from penstock.spark import Checkpoint, Ledger
+    Every call blocks, and is made in a thread: `audit` may run in one thread while the others are called, one
+    at a time, in another. Raises `PenstockError` where a book cannot be read, and `ConfigError` for a file
+    that is wrong. The file is read by the first call, and again as long as that fails: it may be corrected.
+    """
 
-        self._spec = spec
-        self._ledger = Ledger(spec.ledger_config)
-        self._checkpoint = Checkpoint(spec.checkpoint_path)
+    def __init__(self, file: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self._file = file
+        self._environ = environ
+        self._opened: _Opened | None = None
+        self._lock = threading.Lock()
         self._sinks: tuple[float, list[Sink]] | None = None
         self._heads: tuple[float, pa.Table] | None = None
         self._app: str | None = None
 
     def close(self) -> None:
-        self._ledger.close()
+        """Close what was opened."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.ledger.close()
+
+    @property
+    def _books(self) -> _Opened:
+        with self._lock:
+            if self._opened is None:
+                from penstock.spark import Checkpoint, Ledger, load_spec
+
+                spec = load_spec(self._file, self._environ)
+                self._opened = _Opened(spec, Ledger(spec.ledger_config), Checkpoint(spec.checkpoint_path))
+            return self._opened
+
+    @property
+    def _spec(self) -> PipelineSpec:
+        return self._books.spec
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._books.ledger
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        return self._books.checkpoint
 
     @property
     def _query(self) -> str | None:
@@ -119,13 +161,13 @@ class PipelineBooks:
         return self._app
 
     def read(self, last: int) -> BooksReading:
-        """See `Books.read`."""
+        """How far it is, with its `last` micro-batches."""
         query = self._query
         lines = [] if query is None else self._ledger.last(query, last)
         is_near = self._checkpoint.is_local
         return BooksReading(
             query=query,
-            batches=[_micro_batch(line) for line in lines],
+            batches=lines,
             checkpoint=self._spec.checkpoint_path,
             planned=max(self._checkpoint.planned(), default=None) if is_near else None,
             done=max(self._checkpoint.done(), default=None) if is_near else None,
@@ -141,27 +183,25 @@ class PipelineBooks:
             self._sinks = (now, sinks)
         return self._sinks[1]
 
-    def micro_batch(self, number: int) -> MicroBatch | None:
-        """See `Books.micro_batch`."""
+    def micro_batch(self, number: int) -> BatchLine | None:
+        """The line of a micro-batch."""
         query = self._query
-        line = None if query is None else self._ledger.line(query, number)
-        return None if line is None else _micro_batch(line)
+        return None if query is None else self._ledger.line(query, number)
 
-    def find(self, shard: int, sequence: int) -> MicroBatch | None:
-        """See `Books.find`."""
+    def find(self, shard: int, sequence: int) -> BatchLine | None:
+        """The line of the micro-batch that read this sequence; a few reads, however many lines there are."""
         query = self._query
-        line = None if query is None else self._ledger.find(query, shard, sequence)
-        return None if line is None else _micro_batch(line)
+        return None if query is None else self._ledger.find(query, shard, sequence)
 
     def commits(self, number: int) -> Sequence[SinkCommit]:
-        """See `Books.commits`."""
+        """What each sink says of a micro-batch."""
         query = self._query
         if query is None:
             return []
         return [_commit(name, sink, query, number) for name, sink in self._spec.outputs.items()]
 
     def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
-        """See `Books.letter`."""
+        """The dead letter at a position."""
         if self._spec.letters is None:
             return None
         with self._whole_files():
@@ -184,7 +224,7 @@ class PipelineBooks:
             raise Corrupt(f"a table of {self._spec.name} cannot be read: {why}. Restore it") from error
 
     def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
-        """See `Books.letters`."""
+        """Dead letters behind a position; None if the pipeline keeps none."""
         if self._spec.letters is None:
             return None
         with self._whole_files():
@@ -252,42 +292,12 @@ class PipelineBooks:
 
         return redriven_places(self._spec)
 
-    def audit(self) -> Sequence[BalanceLine]:
-        """See `Books.audit`."""
+    def audit(self) -> AuditReport:
+        """The account of every sink, from queue, checkpoint, ledger and tables."""
         from penstock.spark import audit
 
         with self._whole_files():
-            report = audit(self._spec)
-        problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
-        texts = tuple(f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX])
-        return [
-            BalanceLine(
-                sink=sink.name,
-                produced=sink.produced,
-                delivered=sink.delivered,
-                dead=sink.dead,
-                dropped=sink.dropped,
-                skipped=sink.skipped,
-                in_flight=sink.in_flight,
-                balances=report.balanced,
-                findings=texts,
-            )
-            for sink in report.balance.sinks
-        ]
-
-
-def _micro_batch(line: BatchLine) -> MicroBatch:
-    return MicroBatch(
-        number=line.batch,
-        at_ms=line.at_ms,
-        start=line.start,
-        end=line.end,
-        records=line.read,
-        dead=line.dead,
-        skipped=line.skipped,
-        rows=line.rows,
-        took_ms=line.took_ms or None,
-    )
+            return audit(self._spec)
 
 
 def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> Sink:

@@ -13,8 +13,6 @@ from penstock.console.sources import QueueWatch, Sources
 from penstock.console.watcher import Watcher
 from penstock.http import Response
 
-__all__ = ["BuffersPanel"]
-
 ENTRIES_SHOWN: Final = 500
 _METADATA_SHOWN: Final = 4
 _METADATA_BYTES: Final = 256
@@ -34,23 +32,24 @@ class BuffersPanel:
             await survey.close()
 
     async def index(self, call: Call) -> Response:
-        plan = self._sources.refresh()
-        watches = [self._sources.queue(place.name) for place in plan.queues]
+        places = self._sources.refresh()
+        watches = [self._sources.queue(place.name) for place in places.queues]
         await asyncio.gather(*(watch.main.renew(1.0) for watch in watches))
         return json_answer([self._row(watch) for watch in watches])
 
     def _row(self, watch: QueueWatch) -> dict[str, object]:
         reading = watch.main.reading
         value = reading.value
-        plan, name = self._sources.plan, watch.place.name
-        writers = [relay.part for relay in plan.relays if relay.queue == name]
-        if plan.collector is not None and name in plan.collector.queues:
-            writers.append(plan.collector.part)
-        readers = [place.part for place in plan.pipelines if place.queue == name]
-        readers += [place.part for place in plan.databases if place.queue == name]
+        places, collector = self._sources.places, self._sources.collector_place
+        name = watch.place.name
+        writers = [relay.part for relay in places.relays if relay.queue == name]
+        if collector is not None and name in collector.queues:
+            writers.append(collector.part)
+        readers = [place.part for place in places.pipelines if place.queue == name]
+        readers += [place.part for place in places.databases if place.queue == name]
         return {
             "name": name,
-            "store": watch.place.store.url,
+            "store": watch.source.store_url,
             "manifest_path": watch.place.manifest_path,
             "writers": writers,
             "readers": readers,
@@ -106,16 +105,16 @@ class BuffersPanel:
 
     def _conflicts(self, queue: str) -> dict[str, object]:
         """Lost attempts to write the manifest, of the processes that tell; the others are named."""
-        plan = self._sources.plan
-        known, unknown = {}, [relay.part for relay in plan.relays if relay.queue == queue]
-        unknown += [place.part for place in plan.pipelines if place.queue == queue]
+        places, collector = self._sources.places, self._sources.collector_place
+        known, unknown = {}, [relay.part for relay in places.relays if relay.queue == queue]
+        unknown += [place.part for place in places.pipelines if place.queue == queue]
         told = [
             (place.part, self._sources.databases[place.name])
-            for place in plan.databases
+            for place in places.databases
             if place.queue == queue
         ]
-        if plan.collector is not None and queue in plan.collector.queues:
-            told.append((plan.collector.part, self._sources.collector))
+        if collector is not None and queue in collector.queues:
+            told.append((collector.part, self._sources.collector))
         for part, source in told:
             value = source.main.reading.value
             if value is None:

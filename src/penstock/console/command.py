@@ -9,15 +9,23 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
-
-from penstock.console.seam import CommandOutcome
-
-__all__ = ["run_penstock"]
 
 _OUTPUT_BYTES_MAX: Final = 4 << 20
 _ERROR_LINES: Final = 50
 _NOT_STARTED: Final = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutcome:
+    """How a command ended."""
+
+    exit_code: int
+    output: str
+    """What it printed to standard output."""
+    errors: str
+    """The end of what it printed to standard error."""
 
 
 async def run_penstock(

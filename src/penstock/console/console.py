@@ -22,7 +22,6 @@ from penstock.console.overview import overview
 from penstock.console.pipelines_panel import PipelinesPanel
 from penstock.console.quivers_panel import QuiversPanel
 from penstock.console.redrive import RedrivePanel
-from penstock.console.seam import Host
 from penstock.console.settings import ACT, ConsoleSettings
 from penstock.console.sources import Sources
 from penstock.console.static_files import StaticFiles
@@ -32,6 +31,7 @@ from penstock.console.trace import TracePanel
 from penstock.errors import Unavailable
 from penstock.http import Application, HttpLimits, Listener, Response
 from penstock.servers import HEADERS, is_loopback
+from penstock.up import FleetView
 
 __all__ = ["Console"]
 
@@ -49,9 +49,9 @@ _TOKEN: Final = msgspec.json.Decoder(_Token)
 
 
 class Console:
-    """Shows what a host runs.
+    """Shows what a fleet runs.
 
-    console = Console(host, ConsoleSettings())
+    console = Console(fleet, ConsoleSettings())
     await console.start()
     print(console.url)
     ...
@@ -62,14 +62,13 @@ class Console:
 
     def __init__(
         self,
-        host: Host,
+        fleet: FleetView,
         settings: ConsoleSettings,
         *,
         clock: Clock = SYSTEM_CLOCK,
         front: Callable[[Application], Application] = lambda app: app,
     ) -> None:
         """`front` may put an application of its own before the console's, on the same port."""
-        self._host = host
         self._front = front
         self._settings = settings
         self._clock = clock
@@ -81,7 +80,7 @@ class Console:
             names=settings.allowed_hosts,
             sessions_file=settings.sessions_file,
         )
-        self._sources = Sources(host, clock)
+        self._sources = Sources(fleet, clock)
         self._address: tuple[str, int] | None = None
         self._token = ""
         self._listener: Listener | None = None

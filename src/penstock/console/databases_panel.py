@@ -10,13 +10,12 @@ import msgspec
 
 from penstock.console.app import Call, json_answer, read_body
 from penstock.console.exposition import Exposition
+from penstock.console.flow import state_of, url_of
 from penstock.console.overview import backlog_of, feed_position
-from penstock.console.seam import DatabasePlace, PartState
 from penstock.console.sources import MetricsSource, Sources
 from penstock.errors import InvalidInput
 from penstock.http import Response
-
-__all__ = ["DatabasesPanel"]
+from penstock.up import DatabasePlace, PartKind, PartState
 
 QUERY_TIMEOUT_S: Final = 30.0
 _LEVELS: Final = ("applied", "flushed", "durable")
@@ -50,8 +49,8 @@ class DatabasesPanel:
         self._sources = sources
 
     async def index(self, call: Call) -> Response:
-        plan = self._sources.refresh()
-        found = [self._sources.database(place.name) for place in plan.databases]
+        places = self._sources.refresh()
+        found = [self._sources.database(place.name) for place in places.databases]
         queues = [
             self._sources.queues[place.queue] for place, _ in found if place.queue in self._sources.queues
         ]
@@ -62,16 +61,16 @@ class DatabasesPanel:
 
     def _row(self, place: DatabasePlace, source: MetricsSource) -> dict[str, object]:
         reading = source.main.reading
-        part = next((part for part in self._sources.host.parts() if part.name == place.part), None)
+        part = self._sources.part(place.part)
         is_up = part is None or part.state is PartState.READY
         value = reading.value if is_up else None
-        prefix = f"{place.kind}_write_coordinator"
+        prefix = f"{place.kind.value}_write_coordinator"
         return {
             "name": place.name,
-            "kind": place.kind,
+            "kind": place.kind.value,
             "part": place.part,
-            "url": place.url,
-            "state": None if part is None else part.state.value,
+            "url": url_of(part),
+            "state": None if part is None else state_of(part),
             "error": reading.error or (None if part is None else part.last_error),
             "failing_since_ms": reading.failing_since_ms,
             "watermarks": None if value is None else _watermarks(value, prefix),
@@ -106,7 +105,7 @@ class DatabasesPanel:
 
     async def query(self, call: Call) -> Response:
         """PromQL, answered by the database in its own words."""
-        source = self._of_kind(call, "timeseries")
+        source = self._of_kind(call, PartKind.TIMESERIES)
         asked = read_body(call, _QUERY)
         if not asked.query.strip() or len(asked.query) > _QUERY_MAX:
             raise InvalidInput(f"query: expected PromQL of at most {_QUERY_MAX} characters")
@@ -121,7 +120,7 @@ class DatabasesPanel:
 
     async def search(self, call: Call) -> Response:
         """The nearest vectors, answered by the database in its own words."""
-        source = self._of_kind(call, "vector")
+        source = self._of_kind(call, PartKind.VECTOR)
         asked = read_body(call, _SEARCH)
         body = msgspec.json.encode(
             {
@@ -133,11 +132,13 @@ class DatabasesPanel:
         )
         return await _passed_on(source, "/api/v1/vector/search", body, "application/json")
 
-    def _of_kind(self, call: Call, kind: str) -> MetricsSource:
+    def _of_kind(self, call: Call, kind: PartKind) -> MetricsSource:
         self._sources.refresh()
         place, source = self._sources.database(call.name)
-        if place.kind != kind:
-            raise InvalidInput(f"{place.name} is a {place.kind} database; this question is for {kind}")
+        if place.kind is not kind:
+            raise InvalidInput(
+                f"{place.name} is a {place.kind.value} database; this question is for {kind.value}"
+            )
         return source
 
 

@@ -6,13 +6,11 @@ has `known` false and no rates. What durable state alone tells, such as a backlo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.console.seam import Part, PartState, Plan
-
-__all__ = ["Edge", "EdgeKey", "Figures", "Flow", "Node", "flow_of"]
+from penstock.up import FleetMap, PartKind, PartState, PartStatus, reachable
 
 EdgeKey: TypeAlias = tuple[str, str, str]
 """From, to (ids of nodes), and the part that carries."""
@@ -98,93 +96,129 @@ class _Arrow:
     label: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorPlace:
+    """The collector: the Quiver directories it keeps, and the queues its exporters append to."""
+
+    part: str
+    quivers: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+
+
+def collector_of(places: FleetMap, parts: Iterable[PartStatus]) -> CollectorPlace | None:
+    """The collector of a fleet, unless none is run."""
+    for part in parts:
+        if part.kind is PartKind.COLLECTOR and part.state is not PartState.DISABLED:
+            return CollectorPlace(
+                part=part.name,
+                quivers=tuple(place.name for place in places.quivers),
+                queues=tuple(place.name for place in places.queues if part.name in place.producers),
+            )
+    return None
+
+
+def state_of(part: PartStatus) -> str:
+    """A part's state as the API shows it. One that is stopping still runs, and takes nothing more."""
+    text: str = part.state.value
+    return PartState.NOT_READY.value if part.state is PartState.STOPPING else text
+
+
+def url_of(part: PartStatus | None) -> str | None:
+    """Where a part answers HTTP, if it has an address and that is known."""
+    return None if part is None or part.address is None else f"http://{reachable(part.address)}"
+
+
 def flow_of(
-    plan: Plan,
-    parts: Sequence[Part],
+    places: FleetMap,
+    collector: CollectorPlace | None,
+    parts: Sequence[PartStatus],
     figures: Mapping[EdgeKey, Figures],
     stored: Mapping[str, bool],
     sinks: Mapping[str, Sequence[tuple[str, str]]],
 ) -> Flow:
-    """The picture of a plan.
+    """The picture of a places.
 
     `stored` tells of each node that is no process whether it could be read; `sinks` are the (name, kind) of
     what each pipeline writes, as far as known.
     """
     known = {part.name: part for part in parts}
-    nodes = list(_nodes(plan, known, stored, sinks))
-    edges = [_edge(arrow, known, figures) for arrow in _arrows(plan, sinks)]
+    nodes = list(_nodes(places, collector, known, stored, sinks))
+    edges = [_edge(arrow, known, figures) for arrow in _arrows(places, collector, sinks)]
     return Flow(nodes=nodes, edges=edges)
 
 
 def _nodes(
-    plan: Plan,
-    parts: Mapping[str, Part],
+    places: FleetMap,
+    collector: CollectorPlace | None,
+    parts: Mapping[str, PartStatus],
     stored: Mapping[str, bool],
     sinks: Mapping[str, Sequence[tuple[str, str]]],
 ) -> Iterator[Node]:
     def process(ident: str, kind: str, label: str, part: str) -> Node:
-        state = parts[part].state.value if part in parts else _UNKNOWN
+        state = state_of(parts[part]) if part in parts else _UNKNOWN
         return Node(id=ident, kind=kind, label=label, part=part, state=state)
 
     def place(ident: str, kind: str, label: str) -> Node:
         state = PartState.READY.value if stored.get(ident) else _UNKNOWN
         return Node(id=ident, kind=kind, label=label, part=None, state=state)
 
-    if plan.topics is not None:
+    if places.topics is not None:
         yield Node(id="clients", kind="clients", label="services, jobs", part=None, state="ready")
-        yield process("topics", "topics", "topics", plan.topics.part)
-    if plan.collector is not None:
+        yield process("topics", "topics", "topics", places.topics.part)
+    if collector is not None:
         yield Node(id="otlp", kind="clients", label="OpenTelemetry", part=None, state="ready")
-        yield process("collector", "collector", "collector", plan.collector.part)
-    for quiver in plan.quivers:
+        yield process("collector", "collector", "collector", collector.part)
+    for quiver in places.quivers:
         yield place(f"quiver:{quiver.name}", "quiver", quiver.name)
-    for queue in plan.queues:
+    for queue in places.queues:
         yield place(f"queue:{queue.name}", "queue", queue.name)
-    for pipeline in plan.pipelines:
+    for pipeline in places.pipelines:
         yield process(f"pipeline:{pipeline.name}", "pipeline", pipeline.name, pipeline.part)
         for name, kind in sinks.get(pipeline.name, ()):
             yield place(f"sink:{pipeline.name}/{name}", kind, name)
-    for database in plan.databases:
-        yield process(f"database:{database.name}", database.kind, database.name, database.part)
+    for database in places.databases:
+        yield process(f"database:{database.name}", database.kind.value, database.name, database.part)
 
 
-def _arrows(plan: Plan, sinks: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[_Arrow]:
-    if plan.topics is not None:
-        yield _Arrow(source="clients", target="topics", part=plan.topics.part)
-    for relay in plan.relays:
+def _arrows(
+    places: FleetMap, collector: CollectorPlace | None, sinks: Mapping[str, Sequence[tuple[str, str]]]
+) -> Iterator[_Arrow]:
+    if places.topics is not None:
+        yield _Arrow(source="clients", target="topics", part=places.topics.part)
+    for relay in places.relays:
         yield _Arrow(
             source="topics", target=f"queue:{relay.queue}", part=relay.part, label=f"relay of {relay.topic}"
         )
-    if plan.collector is not None:
-        part = plan.collector.part
+    if collector is not None:
+        part = collector.part
         yield _Arrow(source="otlp", target="collector", part=part)
-        for quiver in plan.collector.quivers:
+        for quiver in collector.quivers:
             yield _Arrow(source="collector", target=f"quiver:{quiver}", part=part)
-        one = plan.collector.quivers[0] if len(plan.collector.quivers) == 1 else None
-        for queue in plan.collector.queues:
+        one = collector.quivers[0] if len(collector.quivers) == 1 else None
+        for queue in collector.queues:
             source = "collector" if one is None else f"quiver:{one}"
             yield _Arrow(source=source, target=f"queue:{queue}", part=part, label="exporter")
-    for pipeline in plan.pipelines:
+    for pipeline in places.pipelines:
         node = f"pipeline:{pipeline.name}"
         if pipeline.queue is not None:
             yield _Arrow(source=f"queue:{pipeline.queue}", target=node, part=pipeline.part)
         for name, _ in sinks.get(pipeline.name, ()):
             yield _Arrow(source=node, target=f"sink:{pipeline.name}/{name}", part=pipeline.part)
-    for database in plan.databases:
+    for database in places.databases:
         if database.queue is not None:
             yield _Arrow(
                 source=f"queue:{database.queue}", target=f"database:{database.name}", part=database.part
             )
 
 
-def _edge(arrow: _Arrow, parts: Mapping[str, Part], figures: Mapping[EdgeKey, Figures]) -> Edge:
+def _edge(arrow: _Arrow, parts: Mapping[str, PartStatus], figures: Mapping[EdgeKey, Figures]) -> Edge:
     part = parts.get(arrow.part)
     is_up = part is None or part.state is PartState.READY
     read = figures.get((arrow.source, arrow.target, arrow.part), Figures(is_read=False))
     known = is_up and read.is_read
     error = read.error
     if part is not None and not is_up:  # of one that is well again, the last error is over
-        error = part.last_error or error or f"{part.name} is {part.state.value}"
+        error = part.last_error or error or f"{part.name} is {state_of(part)}"
     return Edge(
         source=arrow.source,
         target=arrow.target,

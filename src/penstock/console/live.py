@@ -12,16 +12,18 @@ import msgspec
 
 from penstock.console.overview import overview, part_fields
 from penstock.console.ring import Event, Ring
-from penstock.console.seam import Change, LogLine
 from penstock.console.sources import Attention, Sources
 from penstock.errors import LimitExceeded
 from penstock.servers import RETRY, event, told
+from penstock.up import FleetEvent, LogLine
 
 __all__ = ["LiveHub", "frame"]
 
 _LOG = logging.getLogger(__name__)
 LOG_LINES_FIRST: Final = 200
 STREAMS_MAX: Final = 64
+_LINES_HELD: Final = 500
+"""Lines of before that are taken over at the start."""
 _EVENTS_MAX: Final = 4000
 _BYTES_MAX: Final = 16 << 20
 _TICK_S: Final = 1.0
@@ -54,7 +56,13 @@ def in_pieces(events: Iterable[Event]) -> Iterator[bytes]:
 def log_fields(line: LogLine) -> dict[str, object]:
     cut = len(line.text) > _TEXT_MAX
     text = line.text[:_TEXT_MAX].encode("utf-8", "replace").decode()
-    return {"at_ms": line.at_ms, "part": line.part, "level": line.level, "text": text, "cut": cut}
+    return {
+        "at_ms": line.at_ms,
+        "part": line.part,
+        "level": line.level.name.lower(),
+        "text": text,
+        "cut": cut,
+    }
 
 
 class LiveHub:
@@ -79,12 +87,12 @@ class LiveHub:
         self._overviews = 0
         """How many were told."""
         self._is_over = False
-        for line in sources.host.log():
+        for line in sources.fleet.log(limit=_LINES_HELD):
             self._ring.push("log", _ENCODE(log_fields(line)))
-        self._unsubscribe = sources.host.subscribe(self.told)
+        self._unsubscribe = sources.fleet.subscribe(self.told)
 
-    def told(self, change: Change) -> None:
-        """A part changed, or said something. One that looks as it did is not told again: a host says so with
+    def told(self, change: FleetEvent) -> None:
+        """A part changed, or said something. One that looks as it did is not told again: a fleet says so with
         every step of a part's progress, which is not shown here."""
         if isinstance(change, LogLine):
             self.push("log", log_fields(change))

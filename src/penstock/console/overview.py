@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import penstock
+from penstock.buffer import Severity
+from penstock.console.books import BooksReading
 from penstock.console.exposition import Exposition
-from penstock.console.flow import EdgeKey, Figures, flow_of
+from penstock.console.flow import EdgeKey, Figures, flow_of, state_of, url_of
 from penstock.console.queues import QueueReading
-from penstock.console.seam import (
-    BooksReading,
-    DatabasePlace,
-    Part,
-    PartState,
-    PipelinePlace,
-    RelayPlace,
-)
 from penstock.console.sources import LINES_SHOWN, PipelineSource, QueueWatch, Sources
 from penstock.console.topics_source import TopicsReading
 from penstock.console.watcher import Reading
-
-__all__ = ["feed_position", "lines_rate", "overview", "part_fields", "records_behind"]
+from penstock.up import DatabasePlace, PartState, PartStatus, PipelinePlace, RelayPlace
 
 _RATE_WINDOW_MS = 60_000
+_FINDINGS_MAX = 20
 
 
 def overview(sources: Sources) -> dict[str, object]:
     """What is known now. Nobody is asked for it: the watchers are."""
-    plan, parts = sources.plan, sources.host.parts()
+    parts = sources.fleet.parts()
     figures = dict(_figures(sources))
     stored = dict(_stored(sources))
     sinks = {name: _sinks(source.main.reading.value) for name, source in sources.pipelines.items()}
@@ -35,21 +29,21 @@ def overview(sources: Sources) -> dict[str, object]:
         "at_ms": sources.clock.now_ms(),
         "version": penstock.__version__,
         "parts": [part_fields(part) for part in parts],
-        "flow": flow_of(plan, parts, figures, stored, sinks).fields(),
+        "flow": flow_of(sources.places, sources.collector_place, parts, figures, stored, sinks).fields(),
         "balance": [line for source in sources.pipelines.values() for line in balance_of(source)],
     }
 
 
-def part_fields(part: Part) -> dict[str, object]:
+def part_fields(part: PartStatus) -> dict[str, object]:
     return {
         "name": part.name,
-        "kind": part.kind,
-        "state": part.state.value,
+        "kind": part.kind.value,
+        "state": state_of(part),
         "since_ms": part.since_ms,
         "pid": part.pid,
         "restarts": part.restarts,
         "last_error": part.last_error,
-        "address": part.address,
+        "address": url_of(part),
         "disabled_why": part.disabled_why,
     }
 
@@ -67,21 +61,24 @@ def balance_of(source: PipelineSource) -> list[dict[str, object]]:
         names = ("produced", "delivered", "dead_lettered", "dropped", "skipped", "in_flight", "balances")
         empty: dict[str, object] = dict.fromkeys(names)
         return [{"chain": source.place.name, "sink": None, **empty, **common, "findings": []}]
+    report = reading.value
+    problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
+    texts = [f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX]]
     return [
         {
-            "chain": f"{source.place.name} → {line.sink}",
-            "sink": line.sink,
-            "produced": line.produced,
-            "delivered": line.delivered,
-            "dead_lettered": line.dead,
-            "dropped": line.dropped,
-            "skipped": line.skipped,
-            "in_flight": line.in_flight,
-            "balances": line.balances,
+            "chain": f"{source.place.name} → {sink.name}",
+            "sink": sink.name,
+            "produced": sink.produced,
+            "delivered": sink.delivered,
+            "dead_lettered": sink.dead,
+            "dropped": sink.dropped,
+            "skipped": sink.skipped,
+            "in_flight": sink.in_flight,
+            "balances": report.balanced,
             **common,
-            "findings": line.findings,
+            "findings": texts,
         }
-        for line in reading.value
+        for sink in report.balance.sinks
     ]
 
 
@@ -101,16 +98,16 @@ def _sinks(reading: BooksReading | None) -> Sequence[tuple[str, str]]:
 
 
 def _figures(sources: Sources) -> Iterator[tuple[EdgeKey, Figures]]:
-    plan = sources.plan
-    if plan.topics is not None:
-        yield ("clients", "topics", plan.topics.part), _into_topics(sources)
-    for relay in plan.relays:
+    places, collector = sources.places, sources.collector_place
+    if places.topics is not None:
+        yield ("clients", "topics", places.topics.part), _into_topics(sources)
+    for relay in places.relays:
         yield ("topics", f"queue:{relay.queue}", relay.part), _relayed(sources, relay)
-    if plan.collector is not None:
+    if collector is not None:
         yield from _collected(sources)
-    for pipeline in plan.pipelines:
+    for pipeline in places.pipelines:
         yield from _piped(sources, pipeline)
-    for database in plan.databases:
+    for database in places.databases:
         if database.queue is not None:
             key = (f"queue:{database.queue}", f"database:{database.name}", database.part)
             yield key, _fed(sources, database)
@@ -118,11 +115,11 @@ def _figures(sources: Sources) -> Iterator[tuple[EdgeKey, Figures]]:
 
 def _topics(sources: Sources) -> Reading[TopicsReading]:
     """The last reading of the topics server; none while its part is down, however fresh it is."""
-    reading, place = sources.topics.main.reading, sources.plan.topics
-    part = next((p for p in sources.host.parts() if place is not None and p.name == place.part), None)
+    reading, place = sources.topics.main.reading, sources.places.topics
+    part = None if place is None else sources.part(place.part)
     if part is None or part.state is PartState.READY:
         return reading
-    why = part.last_error or f"{part.name} is {part.state.value}"
+    why = part.last_error or f"{part.name} is {state_of(part)}"
     return Reading(value=None, at_ms=reading.at_ms, error=why, failing_since_ms=part.since_ms)
 
 
@@ -161,7 +158,7 @@ def records_behind(*, head: int, earliest: int, position: int | None) -> int:
 
 
 def _collected(sources: Sources) -> Iterator[tuple[EdgeKey, Figures]]:
-    collector = sources.plan.collector
+    collector = sources.collector_place
     assert collector is not None
     reading = sources.collector.main.reading
     value = reading.value
@@ -228,7 +225,7 @@ def _consumed(sources: Sources, queue: QueueWatch, reading: Reading[BooksReading
     if books is None or held is None:
         return Figures(is_read=False, error=reading.error or queue.main.reading.error)
     reached = books.batches[-1].end if books.batches else {}
-    rows = [(line.at_ms, line.records) for line in books.batches]
+    rows = [(line.at_ms, line.read) for line in books.batches]
     return Figures(
         rate_records_s=lines_rate(rows, sources.clock.now_ms()),
         backlog=backlog_of(held, reached),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.console.app import Call, json_answer, number_of
+from penstock.console.books import BooksReading, Letter
+from penstock.console.flow import state_of
 from penstock.console.overview import backlog_of, balance_of, lines_rate
 from penstock.console.payload import payload_fields
-from penstock.console.seam import BooksReading, Letter, MicroBatch, Part
 from penstock.console.sources import PipelineSource, Sources
 from penstock.errors import InvalidInput
 from penstock.http import Response
 
-__all__ = ["PipelinesPanel", "position_of"]
+if TYPE_CHECKING:
+    from penstock.spark import BatchLine
 
 _LETTERS: Final = 100
 _LETTERS_MAX: Final = 500
@@ -27,8 +29,8 @@ class PipelinesPanel:
         self._sources = sources
 
     async def index(self, call: Call) -> Response:
-        plan = self._sources.refresh()
-        found = [self._sources.pipeline(place.name) for place in plan.pipelines]
+        places = self._sources.refresh()
+        found = [self._sources.pipeline(place.name) for place in places.pipelines]
         await asyncio.gather(*(source.main.renew(2.0) for source in found))
         return json_answer([self._row(source) for source in found])
 
@@ -41,7 +43,7 @@ class PipelinesPanel:
             waits.append(queue.main.renew(2.0))
         await asyncio.gather(*waits)
         books = source.main.reading.value
-        batches: Sequence[MicroBatch] = () if books is None else books.batches
+        batches: Sequence[BatchLine] = () if books is None else books.batches
         fields = self._row(source)
         fields["balance"] = balance_of(source)
         fields["batches"] = [_batch_fields(line) for line in batches]
@@ -49,31 +51,28 @@ class PipelinesPanel:
 
     def _row(self, source: PipelineSource) -> dict[str, object]:
         place, reading = source.place, source.main.reading
-        part = self._part(place.part)
+        part = self._sources.part(place.part)
         books = reading.value
         now = self._sources.clock.now_ms()
         last = None if books is None or not books.batches else books.batches[-1]
-        lines = [] if books is None else [(line.at_ms, line.records) for line in books.batches]
+        lines = [] if books is None else [(line.at_ms, line.read) for line in books.batches]
         return {
             "name": place.name,
             "part": place.part,
             "file": place.file,
             "queue": place.queue,
-            "state": None if part is None else part.state.value,
+            "state": None if part is None else state_of(part),
             "last_error": None if part is None else part.last_error,
             "error": reading.error,
             "query": None if books is None else books.query,
             "checkpoint": None if books is None else _checkpoint(books),
-            "last_batch": None if last is None else last.number,
+            "last_batch": None if last is None else last.batch,
             "last_at_ms": None if last is None else last.at_ms,
             "rate_records_s": lines_rate(lines, now),
             "backlog": self._backlog(source, books),
             "lag_s": self._lag_s(source, books),
             "sinks": [] if books is None else books.sinks,
         }
-
-    def _part(self, name: str) -> Part | None:
-        return next((part for part in self._sources.host.parts() if part.name == name), None)
 
     def _backlog(self, source: PipelineSource, books: BooksReading | None) -> int | None:
         """Batches of the queue that no micro-batch has delivered."""
@@ -95,7 +94,7 @@ class PipelinesPanel:
         source = self._sources.pipeline(call.name)
         after = position_of(call.query.get("after", ""))
         limit = number_of(call, "limit", _LETTERS, least=1, most=_LETTERS_MAX)
-        page = await source.ask(source.place.books.letters, after, limit)
+        page = await source.ask(source.books.letters, after, limit)
         if page is None:
             return json_answer({"letters": [], "next": None, "total": 0, "left": 0, "kept": False})
         following = None if page.following is None else position_text(page.following)
@@ -110,13 +109,13 @@ class PipelinesPanel:
         )
 
 
-def _batch_fields(line: MicroBatch) -> dict[str, object]:
-    rate = line.records * 1000 / line.took_ms if line.took_ms else None
+def _batch_fields(line: BatchLine) -> dict[str, object]:
+    rate = line.read * 1000 / line.took_ms if line.took_ms else None
     return {
-        "id": line.number,
+        "id": line.batch,
         "at_ms": line.at_ms,
-        "duration_ms": line.took_ms,
-        "records_in": line.records,
+        "duration_ms": line.took_ms or None,
+        "records_in": line.read,
         "rows": line.rows,
         "rows_per_s": None if rate is None else round(rate, 3),
         "dead_letters": line.dead,

@@ -7,6 +7,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from penstock.buffer import (
@@ -31,11 +32,9 @@ from penstock.buffer import (
 )
 from penstock.clock import Clock
 from penstock.console.relayed import Relayed, RelayMemory, sequences_in
-from penstock.console.seam import QueuePlace
 from penstock.errors import NotFound
-from penstock.objects import ByteRange, ObjectStore, Version, open_store
-
-__all__ = ["BatchSize", "EntryView", "QueueReading", "QueueSource", "ShardReading"]
+from penstock.objects import ByteRange, ObjectStore, StoreConfig, Version, open_store
+from penstock.up import QueuePlace
 
 _Readers: TypeAlias = dict[int, tuple[QueueReader, str]]
 _SIZES_KEPT: Final = 20_000
@@ -134,8 +133,12 @@ class QueueSource:
     def __init__(self, place: QueuePlace, clock: Clock) -> None:
         self.place = place
         self._clock = clock
+        store_url = place.store if "://" in place.store else Path(place.store).absolute().as_uri()
+        self._store_config = StoreConfig(url=store_url, options=place.store_options)
         self._config = QueueConfig(
-            store=place.store, manifest_path=place.manifest_path, data_path_prefix=place.data_path_prefix
+            store=self._store_config,
+            manifest_path=place.manifest_path,
+            data_path_prefix=place.data_path_prefix,
         )
         self._opened: ObjectStore | None = None
         self._readers: _Readers = {}
@@ -153,6 +156,10 @@ class QueueSource:
         self.apps: frozenset[str] = frozenset()
         """Applications whose positions are wanted."""
 
+    @property
+    def store_url(self) -> str:
+        return self._store_config.url
+
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
@@ -161,7 +168,7 @@ class QueueSource:
     def _store(self) -> ObjectStore:
         """Opened when first looked at: settings that do not fit are this queue's error alone."""
         if self._opened is None:
-            self._opened = open_store(replace(self.place.store, retries=1))
+            self._opened = open_store(replace(self._store_config, retries=1))
         return self._opened
 
     async def readers(self) -> _Readers:

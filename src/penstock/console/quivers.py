@@ -8,10 +8,10 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.console.seam import QuiverPlace
 from penstock.errors import NotFound
 from penstock.quiver import LocalSegments, SegmentInfo, SubscriberLook, core_directories, look_at_progress
 from penstock.storage import OsFileSystem
+from penstock.up import QuiverPlace
 
 __all__ = ["QuiverReading", "read_quiver"]
 

@@ -14,8 +14,6 @@ from penstock.console.sources import QuiverSource, Sources
 from penstock.http import Response
 from penstock.quiver import Ranges, SegmentInfo, SubscriberLook, slot_name
 
-__all__ = ["QuiversPanel", "gaps_of", "segment_states"]
-
 SEGMENTS_SHOWN: Final = 2000
 _GAPS_SHOWN: Final = 500
 
@@ -27,8 +25,8 @@ class QuiversPanel:
         self._sources = sources
 
     async def index(self, call: Call) -> Response:
-        plan = self._sources.refresh()
-        found = [self._sources.quiver(place.name) for place in plan.quivers]
+        places = self._sources.refresh()
+        found = [self._sources.quiver(place.name) for place in places.quivers]
         await asyncio.gather(*(source.main.renew(2.0) for source in found))
         return json_answer([_row(source) for source in found])
 
@@ -54,7 +52,7 @@ class QuiversPanel:
 
     def _metrics(self, source: QuiverSource) -> Exposition | None:
         """The numbers of the process that has the directory open, if it tells them."""
-        collector = self._sources.plan.collector
+        collector = self._sources.collector_place
         if collector is None or source.place.name not in collector.quivers:
             return None
         return self._sources.collector.main.reading.value

@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.console.app import Call, json_answer, read_body
+from penstock.console.command import CommandOutcome, run_penstock
 from penstock.console.live import LiveHub
 from penstock.console.pipelines_panel import position_of
-from penstock.console.seam import CommandOutcome
 from penstock.console.sources import Sources
 from penstock.errors import Conflict, InvalidInput
 from penstock.http import Response
@@ -138,7 +138,7 @@ class RedrivePanel:
             self._live.push("redrive", job.fields())
 
         try:
-            outcome = await self._sources.host.run(arguments, tell)
+            outcome = await run_penstock(arguments, tell, self._sources.environment)
             job.state = "done" if outcome.exit_code == 0 else "failed"
             if outcome.exit_code == 0:
                 with contextlib.suppress(msgspec.MsgspecError):

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, ParamSpec, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from penstock.clock import Clock
+from penstock.console.books import BooksReading, PipelineBooks
 from penstock.console.exposition import Exposition
+from penstock.console.flow import CollectorPlace, collector_of, url_of
 from penstock.console.http_source import HttpSource
 from penstock.console.queues import QueueReading, QueueSource
 from penstock.console.quivers import QuiverReading, read_quiver
 from penstock.console.rates import Meter, Trail
-from penstock.console.seam import (
-    BalanceLine,
-    BooksReading,
-    DatabasePlace,
-    Host,
-    PipelinePlace,
-    Plan,
-    QueuePlace,
-    QuiverPlace,
-)
 from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
 from penstock.console.watcher import Watchable, Watcher
 from penstock.errors import NotFound
 from penstock.objects import Workers
+from penstock.up import (
+    DatabasePlace,
+    FleetMap,
+    FleetView,
+    PartStatus,
+    PipelinePlace,
+    QueuePlace,
+    QuiverPlace,
+    pipeline_environment,
+)
 
-__all__ = [
-    "COUNTERS",
-    "LINES_SHOWN",
-    "Attention",
-    "MetricsSource",
-    "PipelineSource",
-    "QueueWatch",
-    "QuiverSource",
-    "Sources",
-    "TopicsWatch",
-]
+if TYPE_CHECKING:
+    from penstock.spark import AuditReport
 
 LINES_SHOWN: Final = 200
 COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
@@ -185,15 +179,16 @@ class QuiverSource:
 class PipelineSource:
     """A pipeline's books, each kind of question in a thread of its own."""
 
-    def __init__(self, place: PipelinePlace, clock: Clock) -> None:
+    def __init__(self, place: PipelinePlace, clock: Clock, environment: Mapping[str, str]) -> None:
         self.place = place
+        self.books = PipelineBooks(Path(place.file), environment)
         self._reader = Workers(f"books-{place.name}", 1)
         self._auditor = Workers(f"audit-{place.name}", 1)
-        books = place.books
+        books = self.books
         self.main: Watcher[BooksReading] = Watcher(
             lambda: self._reader.run(books.read, LINES_SHOWN), clock, interval_s=2.0, timeout_s=10.0
         )
-        self.balance: Watcher[Sequence[BalanceLine]] = Watcher(
+        self.balance: Watcher[AuditReport] = Watcher(
             lambda: self._auditor.run(books.audit), clock, interval_s=30.0, timeout_s=120.0
         )
 
@@ -206,15 +201,19 @@ class PipelineSource:
         await self.balance.close()
         self._reader.close()
         self._auditor.close()
+        self.books.close()
 
 
 class Sources:
     """One source for each place of the plan, as long as it is there."""
 
-    def __init__(self, host: Host, clock: Clock) -> None:
-        self.host = host
+    def __init__(self, fleet: FleetView, clock: Clock) -> None:
+        self.fleet = fleet
         self.clock = clock
-        self.plan = Plan()
+        self.environment = pipeline_environment(fleet.map.data_dir)
+        """What the files of pipelines, and commands about them, see."""
+        self.places = FleetMap(data_dir=fleet.map.data_dir)
+        self.collector_place: CollectorPlace | None = None
         self.topics = TopicsWatch(clock)
         self.queues: dict[str, QueueWatch] = {}
         self.quivers: dict[str, QuiverSource] = {}
@@ -223,23 +222,39 @@ class Sources:
         self.collector = MetricsSource("the collector", clock)
         self._gone: list[_Source] = []
 
-    def refresh(self) -> Plan:
-        """Follow the plan: new places get a source, others lose theirs, addresses move."""
-        plan = self.plan = self.host.plan()
-        self._follow(self.queues, plan.queues, lambda place: QueueWatch(place, self.clock))
-        self._follow(self.quivers, plan.quivers, lambda place: QuiverSource(place, self.clock))
-        self._follow(self.pipelines, plan.pipelines, lambda place: PipelineSource(place, self.clock))
-        self._follow(self.databases, plan.databases, lambda place: MetricsSource(place.name, self.clock))
-        for place in plan.databases:
-            self.databases[place.name].http.move(place.url, place.key)
-        self.collector.http.move(None if plan.collector is None else plan.collector.admin_url, None)
-        self.topics.source.move(plan.topics)
+    def refresh(self) -> FleetMap:
+        """Follow the fleet: new places get a source, others lose theirs, addresses move."""
+        places = self.places = self.fleet.map
+        parts = {part.name: part for part in self.fleet.parts()}
+        self.collector_place = collector_of(places, parts.values())
+        self._follow(self.queues, places.queues, lambda place: QueueWatch(place, self.clock))
+        self._follow(self.quivers, places.quivers, lambda place: QuiverSource(place, self.clock))
+        self._follow(
+            self.pipelines,
+            places.pipelines,
+            lambda place: PipelineSource(place, self.clock, self.environment),
+        )
+        self._follow(self.databases, places.databases, lambda place: MetricsSource(place.name, self.clock))
+        for place in places.databases:
+            key = place.key.reveal() if place.key else None
+            self.databases[place.name].http.move(url_of(parts.get(place.part)), key)
+        collector = self.collector_place
+        self.collector.http.move(None if collector is None else url_of(parts.get(collector.part)), None)
+        topics = places.topics
+        self.topics.source.move(
+            None if topics is None else url_of(parts.get(topics.part)),
+            topics.key.reveal() if topics is not None and topics.key else None,
+        )
         for name, watch in self.queues.items():
-            watch.source.apps = frozenset(relay.app for relay in plan.relays if relay.queue == name)
+            watch.source.apps = frozenset(relay.app for relay in places.relays if relay.queue == name)
         self.topics.source.relayed = {
-            relay.topic: self._position(relay.queue, relay.app) for relay in plan.relays
+            relay.topic: self._position(relay.queue, relay.app) for relay in places.relays
         }
-        return plan
+        return places
+
+    def part(self, name: str) -> PartStatus | None:
+        """A part as it is now."""
+        return next((part for part in self.fleet.parts() if part.name == name), None)
 
     def _follow(self, known: dict[str, S], places: Iterable[N], make: Callable[[N], S]) -> None:
         wanted = {place.name: place for place in places}
@@ -256,11 +271,11 @@ class Sources:
 
     def watchers(self) -> Iterator[Watchable]:
         """All that the picture of the flow needs."""
-        if self.plan.topics is not None:
+        if self.places.topics is not None:
             yield self.topics.numbers
-        if self.plan.topics is not None and self.plan.relays:
+        if self.places.topics is not None and self.places.relays:
             yield self.topics.main
-        if self.plan.collector is not None:
+        if self.collector_place is not None:
             yield self.collector.main
         for queue in self.queues.values():
             yield queue.main
@@ -284,7 +299,7 @@ class Sources:
 
     def database(self, name: str) -> tuple[DatabasePlace, MetricsSource]:
         source = _found(self.databases, name, "database")
-        return next(place for place in self.plan.databases if place.name == name), source
+        return next(place for place in self.places.databases if place.name == name), source
 
     async def close(self) -> None:
         sources: list[_Source] = [*self._gone, self.topics, self.collector]

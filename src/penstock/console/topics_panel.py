@@ -21,8 +21,6 @@ from penstock.topics import (
     check_topic_name,
 )
 
-__all__ = ["TopicsPanel", "record_fields"]
-
 _PAGE: Final = 200
 _LETTERS_SHOWN: Final = 20
 _HISTORY: Final = 300
@@ -105,7 +103,7 @@ class TopicsPanel:
                 }
                 for each in line
             ],
-            "relays": [relay for relay in self._sources.plan.relays if relay.topic == name],
+            "relays": [relay for relay in self._sources.places.relays if relay.topic == name],
             "queue": await self._queue(state),
         }
         return json_answer(fields)

@@ -15,7 +15,6 @@ import httpx
 from penstock.clock import Clock
 from penstock.console.asker import Asker
 from penstock.console.rates import Meter
-from penstock.console.seam import TopicsPlace
 from penstock.errors import Unavailable
 from penstock.topics import (
     Client,
@@ -94,7 +93,7 @@ class TopicsSource:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._place: TopicsPlace | None = None
+        self._place: tuple[str | None, str | None] = (None, None)
         self._client: Client | None = None
         self._asker: Asker | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -104,15 +103,15 @@ class TopicsSource:
         self.relayed: Mapping[str, int | None] = {}
         """Topics that are relayed, and how far."""
 
-    def move(self, place: TopicsPlace | None) -> None:
+    def move(self, url: str | None, key: str | None) -> None:
         """Where the server is from now on."""
-        if place == self._place:
+        if (url, key) == self._place:
             return
-        self._place = place
+        self._place = (url, key)
         self._drop()
-        if place is not None and place.url is not None:
-            self._client = Client(place.url, key=place.key, timeout=_TIMEOUT_S, retry_deadline=0)
-            self._asker = Asker("the topics server", place.url, place.key, timeout_s=_TIMEOUT_S)
+        if url is not None:
+            self._client = Client(url, key=key, timeout=_TIMEOUT_S, retry_deadline=0)
+            self._asker = Asker("the topics server", url, key, timeout_s=_TIMEOUT_S)
 
     def _drop(self) -> None:
         if self._asker is not None:

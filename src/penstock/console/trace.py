@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.buffer import BatchDescriptor, Entry, entry_time_ms, find_tag
 from penstock.console.app import Call, json_answer
+from penstock.console.books import Letter
 from penstock.console.overview import feed_position
 from penstock.console.payload import text_fields
-from penstock.console.seam import Letter, MicroBatch, PipelinePlace, RelayPlace
 from penstock.console.sources import PipelineSource, QueueWatch, Sources
 from penstock.console.trace_steps import (
     Step,
@@ -28,8 +28,10 @@ from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.http import Response
 from penstock.ids import is_ulid
 from penstock.topics import check_topic_name
+from penstock.up import PipelinePlace, RelayPlace
 
-__all__ = ["TracePanel"]
+if TYPE_CHECKING:
+    from penstock.spark import BatchLine
 
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBER_MAX: Final = 2**63 - 1
@@ -75,7 +77,7 @@ class TracePanel:
         head = steps[0].detail.get("head")
         if isinstance(head, int) and seq > head:  # not written yet, so nowhere else
             return steps
-        for relay in self._sources.plan.relays:
+        for relay in self._sources.places.relays:
             if relay.topic == topic:
                 steps += await self._or_unknown(relay.queue, self._relayed(relay, seq))
         return steps
@@ -122,9 +124,9 @@ class TracePanel:
 
     def _is_alone(self, relay: RelayPlace) -> bool:
         """Whether only this relay appends to its queue, as far as the plan goes."""
-        plan = self._sources.plan
-        others = [one for one in plan.relays if one.queue == relay.queue and one != relay]
-        return not others and (plan.collector is None or relay.queue not in plan.collector.queues)
+        collector = self._sources.collector_place
+        others = [one for one in self._sources.places.relays if one.queue == relay.queue and one != relay]
+        return not others and (collector is None or relay.queue not in collector.queues)
 
     # --- from a queue --------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class TracePanel:
         return steps
 
     def _readers(self, queue: str) -> Iterator[PipelinePlace]:
-        return (place for place in self._sources.plan.pipelines if place.queue == queue)
+        return (place for place in self._sources.places.pipelines if place.queue == queue)
 
     async def _stored(
         self, watch: QueueWatch, entry: Entry | None, location: str | None, index: int | None
@@ -176,7 +178,7 @@ class TracePanel:
     async def _piped(
         self, source: PipelineSource, shard: int, sequence: int, index: int | None
     ) -> list[Step]:
-        name, books = source.place.name, source.place.books
+        name, books = source.place.name, source.books
         try:
             line = await source.ask(books.find, shard, sequence)
             if line is None:
@@ -191,13 +193,13 @@ class TracePanel:
             text = f"the books of {name} cannot be read: {reason_of(error)}"
             return [Step(stage="pipeline", state="unknown", text=text, detail={"pipeline": name})]
 
-    async def _written(self, source: PipelineSource, line: MicroBatch, letter: Letter | None) -> list[Step]:
-        commits = await source.ask(source.place.books.commits, line.number)
+    async def _written(self, source: PipelineSource, line: BatchLine, letter: Letter | None) -> list[Step]:
+        commits = await source.ask(source.books.commits, line.batch)
         steps = [table_step(commit, letter) for commit in commits]
         return [*steps, letter_step(letter)] if letter is not None else steps
 
     async def _fed(self, queue: str, sequence: int) -> AsyncIterator[Step]:
-        for place in self._sources.plan.databases:
+        for place in self._sources.places.databases:
             if place.queue == queue:
                 reading = await self._sources.databases[place.name].main.fresh(wait_s=2.0)
                 through = None if reading.value is None else feed_position(reading.value)
@@ -245,7 +247,7 @@ class TracePanel:
 
     async def _micro_batch(self, source: PipelineSource, number: int) -> list[Step]:
         name = source.place.name
-        line = await source.ask(source.place.books.micro_batch, number)
+        line = await source.ask(source.books.micro_batch, number)
         if line is None:
             text = f"the ledger of {name} has no micro-batch {number}"
             return [Step(stage="microbatch", state="unknown", text=text, detail={"pipeline": name})]

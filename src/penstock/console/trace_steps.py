@@ -8,24 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from penstock.console.books import Letter, SinkCommit
 from penstock.console.payload import text_fields
-from penstock.console.seam import Letter, MicroBatch, SinkCommit
 from penstock.topics import Page
 
-__all__ = [
-    "Stage",
-    "State",
-    "Step",
-    "database_step",
-    "letter_step",
-    "micro_batch_step",
-    "relay_step",
-    "table_step",
-    "topic_step",
-    "verdict",
-]
+if TYPE_CHECKING:
+    from penstock.spark import BatchLine
 
 Stage: TypeAlias = Literal[
     "topic", "log", "relay", "buffer", "batch", "pipeline", "microbatch", "table", "database", "dead_letter"
@@ -84,7 +74,7 @@ def relay_step(topic: str, seq: int, queue: str, app: str, position: int | None)
     return Step(stage="relay", state="unknown", text=text, detail=detail)
 
 
-def micro_batch_step(pipeline: str, line: MicroBatch | None, reached: Mapping[int, int] | None) -> Step:
+def micro_batch_step(pipeline: str, line: BatchLine | None, reached: Mapping[int, int] | None) -> Step:
     """The micro-batch that read a sequence; `reached` is how far the pipeline is."""
     if line is None:
         if reached is None:
@@ -97,13 +87,13 @@ def micro_batch_step(pipeline: str, line: MicroBatch | None, reached: Mapping[in
         stage="microbatch",
         state="passed",
         at_ms=line.at_ms,
-        text=f"read by micro-batch {line.number} of {pipeline}, with {line.records} records",
+        text=f"read by micro-batch {line.batch} of {pipeline}, with {line.read} records",
         detail={
             "pipeline": pipeline,
-            "batch": line.number,
+            "batch": line.batch,
             "from": line.start,
             "to": line.end,
-            "records": line.records,
+            "records": line.read,
             "dead": line.dead,
             "rows": line.rows,
         },

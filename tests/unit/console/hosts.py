@@ -1,45 +1,50 @@
-"""A host without processes: its plan and its parts are what a test says."""
+"""A fleet without processes: its places and its parts are what a test says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.console.seam import Change, CommandOutcome, LogLine, Part, PartState, Plan
+from penstock.up import FleetEvent, FleetMap, Level, LogLine, PartKind, PartState, PartStatus
 
 
-class FixedHost:
-    """See `Host`."""
+class FixedFleet:
+    """See `FleetView`."""
 
-    def __init__(self, plan: Plan | None = None, parts: Sequence[Part] = ()) -> None:
-        self.now = plan or Plan()
+    def __init__(self, places: FleetMap | None = None, parts: Sequence[PartStatus] = ()) -> None:
+        self.map = places or nothing()
         self.running = list(parts)
         self.lines: list[LogLine] = []
-        self.listeners: list[Callable[[Change], None]] = []
-        self.commands: list[list[str]] = []
+        self.listeners: list[Callable[[FleetEvent], None]] = []
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[PartStatus]:
         return self.running
 
-    def plan(self) -> Plan:
-        return self.now
+    def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
+        return self.lines[-limit:]
 
-    def log(self) -> Sequence[LogLine]:
-        return self.lines
-
-    def subscribe(self, tell: Callable[[Change], None]) -> Callable[[], None]:
-        self.listeners.append(tell)
-        return lambda: self.listeners.remove(tell)
-
-    async def run(self, arguments: Sequence[str], tell: Callable[[str], None]) -> CommandOutcome:
-        self.commands.append(list(arguments))
-        return CommandOutcome(exit_code=0, output="{}", errors="")
+    def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
 
     def say(self, text: str) -> None:
-        line = LogLine(at_ms=1, part="test", level="info", text=text)
+        line = LogLine(number=len(self.lines) + 1, at_ms=1, part="test", level=Level.INFO, text=text)
         self.lines.append(line)
-        for tell in self.listeners:
-            tell(line)
+        for listener in self.listeners:
+            listener(line)
 
 
-def part(name: str, state: PartState = PartState.READY, error: str | None = None) -> Part:
-    return Part(name=name, kind=name, state=state, since_ms=1, last_error=error)
+def nothing() -> FleetMap:
+    return FleetMap(data_dir="/nowhere")
+
+
+def part(
+    name: str,
+    state: PartState = PartState.READY,
+    error: str | None = None,
+    *,
+    kind: PartKind | None = None,
+    address: str | None = None,
+) -> PartStatus:
+    """A part; its kind is in its name unless it is given."""
+    known = kind or PartKind(name.partition("-")[0])
+    return PartStatus(name=name, kind=known, state=state, since_ms=1, last_error=error, address=address)

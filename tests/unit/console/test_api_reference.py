@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.console.hosts import FixedHost
+from tests.unit.console.hosts import FixedFleet
 
 from penstock.console import Console, ConsoleSettings
 from penstock.console import console as console_module
@@ -26,7 +26,7 @@ async def test_every_path_is_documented_and_every_documented_path_is_there(
             super().__init__(access, static, routes)
 
     monkeypatch.setattr(console_module, "ConsoleApp", Listed)
-    console = Console(FixedHost(), ConsoleSettings(port=0))
+    console = Console(FixedFleet(), ConsoleSettings(port=0))
     await console.start()
     await console.close()
     section = REFERENCE.read_text().partition("## Paths")[2].partition("\n### ")[0]

@@ -13,8 +13,7 @@ from tests.console_books import QUERY, deliver, pipeline_settings
 
 from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.pipeline_file import read_pipeline
-from penstock.console.books import open_books
-from penstock.console.seam import Books
+from penstock.console.books import PipelineBooks
 from penstock.errors import Corrupt, NotFound
 from penstock.objects import StoreConfig, open_store
 from penstock.spark.pipeline.ledger import BatchLine, Ledger, encode_lines
@@ -51,15 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def books(folder: Path) -> Books:
-    return open_books(folder / "pipeline.yaml")
+def books(folder: Path) -> PipelineBooks:
+    return PipelineBooks(folder / "pipeline.yaml")
 
 
-def test_the_last_micro_batches_and_how_far_each_book_is(books: Books) -> None:
+def test_the_last_micro_batches_and_how_far_each_book_is(books: PipelineBooks) -> None:
     reading = books.read(1)
     assert (reading.query, reading.planned, reading.done) == (QUERY, 1, 1)
     (last,) = reading.batches
-    assert (last.number, last.end, last.records, last.dead) == (1, {0: 4}, 4, 2)
+    assert (last.batch, last.end, last.read, last.dead) == (1, {0: 4}, 4, 2)
     assert [(sink.name, sink.last, sink.error) for sink in reading.sinks] == [
         ("lake", 1, None),
         ("dead letters", 1, None),
@@ -68,17 +67,17 @@ def test_the_last_micro_batches_and_how_far_each_book_is(books: Books) -> None:
 
 def test_a_pipeline_that_never_ran_has_empty_books(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(pipeline_settings(str(tmp_path / "queue"))))
-    fresh = open_books(tmp_path / "p.yaml")
+    fresh = PipelineBooks(tmp_path / "p.yaml")
     reading = fresh.read(10)
     assert (reading.query, reading.batches, reading.planned) == (None, [], None)
     assert fresh.find(0, 0) is None
     assert fresh.commits(0) == []
 
 
-def test_a_sequence_is_found_in_its_micro_batch_and_table_version(books: Books) -> None:
+def test_a_sequence_is_found_in_its_micro_batch_and_table_version(books: PipelineBooks) -> None:
     found = books.find(0, 3)
     assert found is not None
-    assert found.number == 1
+    assert found.batch == 1
     assert books.find(0, 4) is None
     assert books.micro_batch(0) is not None
     assert books.micro_batch(7) is None
@@ -88,7 +87,7 @@ def test_a_sequence_is_found_in_its_micro_batch_and_table_version(books: Books) 
     assert behind.has_it is False
 
 
-def test_dead_letters_come_in_pages(books: Books) -> None:
+def test_dead_letters_come_in_pages(books: PipelineBooks) -> None:
     page = books.letters(None, 3)
     assert page is not None
     assert [(one.sequence, one.index) for one in page.letters] == [(0, 1), (1, 1), (2, 1)]
@@ -102,11 +101,11 @@ def test_dead_letters_come_in_pages(books: Books) -> None:
     assert books.letter(0, 1, 0) is None
 
 
-def test_the_account_balances(books: Books) -> None:
-    (account,) = books.audit()
+def test_the_account_balances(books: PipelineBooks) -> None:
+    report = books.audit()
+    (account,) = report.balance.sinks
     assert (account.produced, account.delivered, account.dead, account.in_flight) == (12, 4, 4, 4)
-    assert account.balances
-    assert account.findings == ()
+    assert report.balanced
 
 
 def test_ten_thousand_micro_batches_are_searched_in_a_few_reads(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_a_damaged_file_of_dead_letters_is_a_book_that_cannot_be_read(folder: Pa
     whole = file.read_bytes()
     file.write_bytes(b"no parquet")
     try:
-        fresh = open_books(folder / "pipeline.yaml")
+        fresh = PipelineBooks(folder / "pipeline.yaml")
         with pytest.raises(Corrupt, match="cannot be read"):
             fresh.letters(None, 10)
         with pytest.raises(Corrupt, match="cannot be read"):

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.unit.console.hosts import FixedHost, part
+from tests.unit.console.hosts import FixedFleet, part
 
+from penstock.config import Secret
 from penstock.console import Console, ConsoleSettings
 from penstock.console import console as console_module
-from penstock.console.seam import Plan, TopicsPlace
 from penstock.errors import ConfigError, Unavailable
 from penstock.servers.auth import Keyring
+from penstock.up import FleetMap, TopicsPlace
 
 
 @asynccontextmanager
-async def serving(host: FixedHost, keys: str = "") -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
+async def serving(host: FixedFleet, keys: str = "") -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
     console = Console(host, ConsoleSettings(port=0, keys=Keyring.parse(keys, "KEYS")))
     await console.start()
     try:
@@ -36,7 +37,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def test_with_keys_each_call_brings_one_and_there_is_no_token() -> None:
-    async with serving(FixedHost(), "look:read,do:read+write") as (console, client):
+    async with serving(FixedFleet(), "look:read,do:read+write") as (console, client):
         assert "#" not in console.url
         assert (await client.get("api/overview")).status_code == 401
         assert (await client.get("api/overview", headers=bearer("wrong"))).status_code == 401
@@ -46,7 +47,7 @@ async def test_with_keys_each_call_brings_one_and_there_is_no_token() -> None:
 
 async def test_it_answers_over_http_2_too_and_to_no_foreign_name() -> None:
     async with (
-        serving(FixedHost(), "k") as (console, _),
+        serving(FixedFleet(), "k") as (console, _),
         httpx.AsyncClient(http1=False, http2=True, trust_env=False) as client,
     ):
         url = f"{console.url}/api/overview"
@@ -57,7 +58,7 @@ async def test_it_answers_over_http_2_too_and_to_no_foreign_name() -> None:
 
 async def test_to_change_something_a_key_needs_the_scope() -> None:
     path, body = "api/pipelines/nowhere/redrive", {"confirm": True}
-    async with serving(FixedHost(), "look:read,do:read+write") as (_, client):
+    async with serving(FixedFleet(), "look:read,do:read+write") as (_, client):
         assert (await client.post(path, json=body, headers=bearer("look"))).status_code == 403
         assert (await client.post(path, json=body, headers=bearer("do"))).status_code == 404
         foreign = {**bearer("do"), "Origin": "http://evil.example"}
@@ -77,13 +78,13 @@ async def test_without_keys_it_is_for_this_machine_alone() -> None:
 async def test_neither_token_nor_key_is_in_any_text() -> None:
     settings = ConsoleSettings(port=0, keys=Keyring.parse("secret-key"))
     assert "secret" not in repr(settings)
-    assert "hidden" not in repr(TopicsPlace(part="t", url=None, key="hidden"))
+    assert "hidden" not in repr(TopicsPlace(part="t", data_dir="", key=Secret("hidden")))
 
 
 async def test_a_port_that_is_taken_is_said_so() -> None:
-    async with serving(FixedHost()) as (console, _):
+    async with serving(FixedFleet()) as (console, _):
         port = int(console.url.partition("/console")[0].rpartition(":")[2])
-        second = Console(FixedHost(), ConsoleSettings(port=port))
+        second = Console(FixedFleet(), ConsoleSettings(port=port))
         with pytest.raises(Unavailable, match=str(port)):
             await second.start()
         await second.close()
@@ -94,7 +95,7 @@ async def test_files_are_sent_once_and_packed(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "js").mkdir()
     (tmp_path / "js" / "a.js").write_text("export {}")
     monkeypatch.setattr(console_module, "_STATIC", str(tmp_path))
-    async with serving(FixedHost()) as (console, client):
+    async with serving(FixedFleet()) as (console, client):
         url = console.url.partition("#")[0]
         page = await client.get(url)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -121,8 +122,9 @@ async def test_a_part_that_hangs_does_not_delay_the_overview() -> None:
 
     server = await asyncio.start_server(hold, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    plan = Plan(topics=TopicsPlace(part="topics", url=f"http://127.0.0.1:{port}"))
-    async with serving(FixedHost(plan, [part("topics")]), "k") as (_, client):
+    places = FleetMap(data_dir="", topics=TopicsPlace(part="topics", data_dir=""))
+    running = part("topics", address=f"127.0.0.1:{port}")
+    async with serving(FixedFleet(places, [running]), "k") as (_, client):
         async with asyncio.timeout(5):
             answer = await client.get("api/overview", headers=bearer("k"))
         (edge,) = answer.json()["flow"]["edges"]
@@ -147,7 +149,7 @@ async def lines_of(client: httpx.AsyncClient, path: str, count: int) -> list[tup
 
 
 async def test_what_was_said_before_anybody_watched_is_told_first() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     host.say("before the start")
     async with serving(host, "k") as (_, client):
         host.say("after it")
@@ -157,7 +159,7 @@ async def test_what_was_said_before_anybody_watched_is_told_first() -> None:
 
 
 async def test_a_client_that_was_away_too_long_is_told_of_the_gap() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     async with serving(host, "k") as (_, client):
         host.say("seen")
         async with client.stream("GET", "api/live", headers=bearer("k")) as answer:
@@ -182,7 +184,7 @@ async def _first_lines(answer: httpx.Response, start: str, count: int) -> AsyncI
 
 
 async def test_a_console_that_closes_says_so_and_ends_its_streams() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     console = Console(host, ConsoleSettings(port=0, keys=Keyring.parse("k")))
     await console.start()
     async with (

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 from tests.unit.console.hosts import part
 
-from penstock.console.flow import Edge, Figures, Flow, flow_of
-from penstock.console.seam import (
-    CollectorPlace,
+from penstock.console.flow import CollectorPlace, Edge, Figures, Flow, collector_of, flow_of, state_of
+from penstock.up import (
     DatabasePlace,
-    Part,
+    FleetMap,
+    PartKind,
     PartState,
-    Plan,
+    PartStatus,
     QueuePlace,
     QuiverPlace,
     RelayPlace,
     TopicsPlace,
 )
-from penstock.objects import StoreConfig
 
-PLAN = Plan(
-    topics=TopicsPlace(part="topics", url="http://t"),
+PLACES = FleetMap(
+    data_dir="/data",
+    topics=TopicsPlace(part="topics", data_dir="/data/topics"),
     queues=(
-        QueuePlace(name="q", store=StoreConfig(url="memory://q"), manifest_path="m", data_path_prefix="d"),
+        QueuePlace(
+            name="q", store="memory://q", manifest_path="m", data_path_prefix="d", producers=("collector",)
+        ),
     ),
     relays=(
         RelayPlace(part="relay-a", topic="a", queue="q", app="relay:a"),
         RelayPlace(part="relay-b", topic="b", queue="q", app="relay:b"),
     ),
-    collector=CollectorPlace(part="collector", admin_url=None, quivers=("v",), queues=("q",)),
     quivers=(QuiverPlace(name="v", part="collector", path="/v"),),
-    databases=(DatabasePlace(name="d", kind="vector", part="vector", url=None, queue="q"),),
+    databases=(DatabasePlace(name="d", kind=PartKind.VECTOR, part="vector", store="", queue="q"),),
 )
+COLLECTOR = CollectorPlace(part="collector", quivers=("v",), queues=("q",))
 FIGURES = {
     ("topics", "queue:q", "relay-a"): Figures(rate_records_s=1.23456, backlog=7, lag_s=2.0),
     ("topics", "queue:q", "relay-b"): Figures(rate_records_s=9.0, backlog=0, lag_s=0.0),
 }
 
 
-def picture(*parts: Part) -> Flow:
-    return flow_of(PLAN, parts, FIGURES, {"queue:q": True}, {})
+def picture(*parts: PartStatus) -> Flow:
+    return flow_of(PLACES, COLLECTOR, parts, FIGURES, {"queue:q": True}, {})
 
 
 def edge(flow: Flow, name: str) -> Edge:
@@ -86,3 +88,14 @@ def test_every_edge_joins_two_nodes() -> None:
 def test_an_error_of_before_is_not_told_of_a_part_that_is_well() -> None:
     found = edge(picture(part("relay-a", PartState.READY, "exit 3")), "relay-a")
     assert (found.known, found.last_error) == (True, None)
+
+
+def test_a_collector_that_is_not_run_has_no_place() -> None:
+    assert collector_of(PLACES, [part("topics"), part("collector")]) == COLLECTOR
+    assert collector_of(PLACES, [part("collector", PartState.DISABLED)]) is None
+
+
+def test_a_part_that_is_stopping_is_shown_as_not_ready() -> None:
+    assert state_of(part("topics", PartState.STOPPING)) == "not_ready"
+    for state in set(PartState) - {PartState.STOPPING}:
+        assert state_of(part("topics", state)) == state.value

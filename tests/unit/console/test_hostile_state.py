@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-from tests.unit.console.hosts import FixedHost, part
+from tests.unit.console.hosts import FixedFleet, part
 from tests.unit.console.test_console import bearer, serving
 
 from penstock.buffer import Producer, ProducerConfig
@@ -18,16 +18,20 @@ from penstock.buffer.sharded import ShardedProducer
 from penstock.clock import SYSTEM_CLOCK
 from penstock.console.live import STREAMS_MAX, LiveHub, in_pieces
 from penstock.console.ring import Event
-from penstock.console.seam import DatabasePlace, Plan, QueuePlace
 from penstock.console.sources import Sources
-from penstock.objects import StoreConfig
+from penstock.up import DatabasePlace, FleetMap, PartKind, QueuePlace
 
 MANIFEST = "ingest/manifest"
 
 
 def queue(name: str, url: str, **options: str) -> QueuePlace:
-    store = StoreConfig(url=url, options=options)
-    return QueuePlace(name=name, store=store, manifest_path=MANIFEST, data_path_prefix="ingest")
+    return QueuePlace(
+        name=name, store=url, store_options=options, manifest_path=MANIFEST, data_path_prefix="ingest"
+    )
+
+
+def fleet(*queues: QueuePlace) -> FixedFleet:
+    return FixedFleet(FleetMap(data_dir="", queues=queues))
 
 
 async def produce(folder: Path) -> None:
@@ -73,7 +77,7 @@ async def silence() -> AsyncIterator[str]:
 
 async def test_a_store_with_settings_that_do_not_fit_is_the_error_of_its_queue_alone(tmp_path: Path) -> None:
     await produce(tmp_path / "good")
-    host = FixedHost(Plan(queues=(queue("bad", "az://box/x"), queue("good", str(tmp_path / "good")))))
+    host = fleet(queue("bad", "az://box/x"), queue("good", str(tmp_path / "good")))
     async with serving(host, "k") as (_, client):
         rows = {row["name"]: row for row in (await client.get("api/buffers", headers=bearer("k"))).json()}
         assert "az://box/x" in rows["bad"]["error"]
@@ -85,8 +89,8 @@ async def test_a_damaged_manifest_is_an_error_at_every_look_and_nothing_is_writt
     await produce(tmp_path / "bad")
     (tmp_path / "bad" / MANIFEST).write_bytes(b"\xff" * 300)
     before = files(tmp_path)
-    plan = Plan(queues=tuple(queue(name, str(tmp_path / name)) for name in ("bad", "good", "absent")))
-    async with serving(FixedHost(plan), "k") as (_, client):
+    host = fleet(*(queue(name, str(tmp_path / name)) for name in ("bad", "good", "absent")))
+    async with serving(host, "k") as (_, client):
         for name in ("bad", "good", "absent"):
             assert (await client.get(f"api/buffers/{name}", headers=bearer("k"))).status_code == 200
         for _ in range(2):
@@ -107,7 +111,7 @@ async def test_a_store_that_hangs_delays_no_other_queue(tmp_path: Path) -> None:
     keys = {"access_key_id": "AKIDNOTTOLD", "secret_access_key": "SECRETNOTTOLD", "region": "x"}
     async with silence() as url:
         hangs = queue("hangs", "s3://box/x", endpoint=url, allow_http="true", **keys)
-        host = FixedHost(Plan(queues=(hangs, queue("good", str(tmp_path)))))
+        host = fleet(hangs, queue("good", str(tmp_path)))
         async with serving(host, "k") as (_, client):
             asked = [client.get("api/buffers/hangs", headers=bearer("k")) for _ in range(20)]
             stuck = [asyncio.ensure_future(call) for call in asked]
@@ -129,9 +133,10 @@ async def test_numbers_that_are_none_do_not_end_the_live_stream() -> None:
         writer.close()
 
     server = await asyncio.start_server(metrics, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    place = DatabasePlace(name="db", kind="timeseries", part="db", url=url, queue="q")
-    host = FixedHost(Plan(queues=(queue("q", "memory://numbers"),), databases=(place,)), [part("db")])
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    place = DatabasePlace(name="db", kind=PartKind.TIMESERIES, part="db", store="", queue="q")
+    places = FleetMap(data_dir="", queues=(queue("q", "memory://numbers"),), databases=(place,))
+    host = FixedFleet(places, [part("db", kind=PartKind.TIMESERIES, address=address)])
     async with server, serving(host, "k") as (_, client):
         rows = await client.get("api/databases", headers=bearer("k"))
         assert rows.status_code == 200
@@ -140,7 +145,7 @@ async def test_numbers_that_are_none_do_not_end_the_live_stream() -> None:
 
 
 async def test_log_lines_that_are_no_text_are_told_all_the_same() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     async with (
         serving(host, "k") as (_, client),
         client.stream("GET", "api/live", headers=bearer("k")) as got,
@@ -153,7 +158,7 @@ async def test_log_lines_that_are_no_text_are_told_all_the_same() -> None:
 
 
 async def test_cookies_of_other_programs_do_not_hide_the_session() -> None:
-    async with serving(FixedHost()) as (console, client):
+    async with serving(FixedFleet()) as (console, client):
         token = console.url.partition("#token=")[2]
         opened = await client.post("api/session", json={"token": token})
         name, _, secret = opened.headers["set-cookie"].partition(";")[0].partition("=")
@@ -171,7 +176,7 @@ async def test_cookies_of_other_programs_do_not_hide_the_session() -> None:
 
 async def test_a_record_that_its_batch_does_not_have_is_not_found(tmp_path: Path) -> None:
     await produce(tmp_path)
-    async with serving(FixedHost(Plan(queues=(queue("q", str(tmp_path)),))), "k") as (_, client):
+    async with serving(fleet(queue("q", str(tmp_path))), "k") as (_, client):
         ask = "api/trace?buffer=q&sequence=0&index="
         assert (await client.get(f"{ask}2", headers=bearer("k"))).json()["found"] is True
         missing = (await client.get(f"{ask}3", headers=bearer("k"))).json()
@@ -184,14 +189,14 @@ async def test_a_batch_that_no_shard_refers_to_is_found_in_the_folder_of_its_sha
         await producer.produce([b"x"], b"", key=b"k")
         await producer.flush()
     stored = forgotten(tmp_path)
-    async with serving(FixedHost(Plan(queues=(queue("q", str(tmp_path)),))), "k") as (_, client):
+    async with serving(fleet(queue("q", str(tmp_path))), "k") as (_, client):
         traced = (await client.get(f"api/trace?id={stored.stem}", headers=bearer("k"))).json()
         assert traced["found"] is True
         assert "no queue refers to it" in traced["text"]
 
 
 async def test_streams_that_come_at_once_do_not_pass_the_cap_together() -> None:
-    hub = LiveHub(Sources(FixedHost(), SYSTEM_CLOCK))
+    hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     for _ in range(STREAMS_MAX + 6):
         hub.check_room()
     streams = [hub.stream(None) for _ in range(STREAMS_MAX + 6)]
@@ -205,7 +210,7 @@ async def test_streams_that_come_at_once_do_not_pass_the_cap_together() -> None:
 
 
 async def test_who_comes_is_told_the_state_and_others_are_not_told_it_again() -> None:
-    hub = LiveHub(Sources(FixedHost(), SYSTEM_CLOCK))
+    hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     streams = [hub.stream(None) for _ in range(20)]
     try:
         for stream in streams:
@@ -225,7 +230,7 @@ def test_what_a_slow_client_missed_is_made_for_it_bit_by_bit() -> None:
 
 
 async def test_what_happens_while_a_client_is_written_to_comes_at_once() -> None:
-    hub = LiveHub(Sources(FixedHost(), SYSTEM_CLOCK))
+    hub = LiveHub(Sources(FixedFleet(), SYSTEM_CLOCK))
     stream = hub.stream(None)
     try:
         await anext(stream)

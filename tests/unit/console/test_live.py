@@ -8,12 +8,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.console.hosts import FixedHost, part
+from tests.unit.console.hosts import FixedFleet, part
 
 from penstock.console.live import LiveHub
-from penstock.console.seam import PartState
 from penstock.console.sources import Sources
 from penstock.testing import ManualClock
+from penstock.up import PartState
 
 MANY = 5000
 """More than is kept."""
@@ -34,7 +34,7 @@ def _fields(frame: str) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def hub(host: FixedHost) -> AsyncIterator[tuple[LiveHub, ManualClock]]:
+async def hub(host: FixedFleet) -> AsyncIterator[tuple[LiveHub, ManualClock]]:
     clock = ManualClock()
     sources = Sources(host, clock)
     live = LiveHub(sources)
@@ -57,7 +57,7 @@ async def first_of(live: LiveHub, after: int | None = None) -> Told:
 
 
 async def test_a_part_that_looks_as_it_did_is_not_told_again() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     async with hub(host) as (live, _):
         begin = (await first_of(live)).idents[-1]
         for _ in range(3):
@@ -71,7 +71,7 @@ async def test_a_part_that_looks_as_it_did_is_not_told_again() -> None:
 
 
 async def test_parts_that_change_all_the_time_push_no_line_out() -> None:
-    host = FixedHost()
+    host = FixedFleet()
     async with hub(host) as (live, _):
         host.say("seen")
         begin = (await first_of(live)).idents[-1]
@@ -88,7 +88,7 @@ async def test_parts_that_change_all_the_time_push_no_line_out() -> None:
 
 
 async def test_the_overview_is_told_when_it_changes_and_takes_no_place_in_the_ring() -> None:
-    host = FixedHost(parts=[part("relay")])
+    host = FixedFleet(parts=[part("relay")])
     async with hub(host) as (live, clock):
         host.say("a line")
         async with aclosing(live.stream(None)) as pieces:

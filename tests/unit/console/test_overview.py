@@ -9,18 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.console.hosts import FixedHost, part
+from tests.unit.console.hosts import FixedFleet, nothing, part
 
 from penstock.buffer import Producer, ProducerConfig
 from penstock.collector.settings import Address
 from penstock.collector.telemetry import AdminServer
 from penstock.console.overview import lines_rate, overview, records_behind
-from penstock.console.seam import CollectorPlace, DatabasePlace, Plan, QueuePlace, QuiverPlace
 from penstock.console.sources import Sources
 from penstock.metrics import Registry
-from penstock.objects import StoreConfig
 from penstock.quiver import Quiver
 from penstock.testing import ManualClock
+from penstock.up import DatabasePlace, FleetMap, PartKind, QueuePlace, QuiverPlace
 
 
 class Machine:
@@ -33,26 +32,34 @@ class Machine:
         self.through = self.registry.gauge("feed.sequence", "")
         self.fed = self.registry.counter("feed.records", "")
         self.admin = AdminServer(self.registry, lambda: True)
-        self.host = FixedHost(parts=[part("collector"), part("timeseries")])
+        self.host = FixedFleet()
         self.clock = ManualClock()
         self.sources = Sources(self.host, self.clock)
 
     async def start(self) -> None:
-        url = f"http://{await self.admin.bind(Address('127.0.0.1', 0))}"
+        address = str(await self.admin.bind(Address("127.0.0.1", 0)))
+        self.host.running = [part(name, address=address) for name in ("collector", "timeseries")]
         await asyncio.to_thread(self._fill)
-        self.host.now = Plan(
+        self.host.map = FleetMap(
+            data_dir=str(self.root),
             queues=(
                 QueuePlace(
                     name="metrics",
-                    store=StoreConfig(url=str(self.root / "queue")),
+                    store=str(self.root / "queue"),
                     manifest_path="ingest/manifest",
                     data_path_prefix="ingest",
+                    producers=("collector",),
                 ),
             ),
-            collector=CollectorPlace(part="collector", admin_url=url, quivers=("keep",), queues=("metrics",)),
             quivers=(QuiverPlace(name="keep", part="collector", path=str(self.root / "quiver")),),
             databases=(
-                DatabasePlace(name="series", kind="timeseries", part="timeseries", url=url, queue="metrics"),
+                DatabasePlace(
+                    name="series",
+                    kind=PartKind.TIMESERIES,
+                    part="timeseries",
+                    store="",
+                    queue="metrics",
+                ),
             ),
         )
 
@@ -122,9 +129,9 @@ async def test_without_its_numbers_a_part_is_not_known(machine: Machine) -> None
     assert (states["queue:metrics"], states["quiver:keep"]) == ("ready", "ready")
 
 
-async def test_a_place_that_leaves_the_plan_is_not_looked_at_any_more(machine: Machine) -> None:
+async def test_a_place_that_leaves_the_fleet_is_not_looked_at_any_more(machine: Machine) -> None:
     await machine.look()
-    machine.host.now = Plan()
+    machine.host.map, machine.host.running = nothing(), []
     assert await machine.look() == {}
     assert list(machine.sources.watchers()) == []
 

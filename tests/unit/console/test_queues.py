@@ -24,16 +24,16 @@ from penstock.buffer.sharded import ShardedProducer
 from penstock.codec import RecordChunk
 from penstock.console import queues
 from penstock.console.queues import QueueSource
-from penstock.console.seam import QueuePlace
 from penstock.ids import SYSTEM_RNG
-from penstock.objects import ObjectStore, StoreConfig, open_store
+from penstock.objects import ObjectStore, open_store
 from penstock.testing import ManualClock
+from penstock.up import QueuePlace
 
 
 def place(folder: Path) -> QueuePlace:
     return QueuePlace(
         name="q",
-        store=StoreConfig(url=str(folder)),
+        store=str(folder),
         manifest_path="ingest/manifest",
         data_path_prefix="ingest",
     )

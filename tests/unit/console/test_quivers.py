@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.console.quivers import read_quiver
-from penstock.console.seam import QuiverPlace
 from penstock.objects.workers import Workers
 from penstock.quiver import Quiver
 from penstock.storage.fs import OsFileSystem
+from penstock.up import QuiverPlace
 
 
 def fill(directory: Path, segments: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.console.books import Letter, SinkCommit
 from penstock.console.relayed import run_of, sequences_in
-from penstock.console.seam import Letter, MicroBatch, SinkCommit
 from penstock.console.trace_steps import (
     database_step,
     letter_step,
@@ -12,10 +12,9 @@ from penstock.console.trace_steps import (
     table_step,
     verdict,
 )
+from penstock.spark import BatchLine
 
-LINE = MicroBatch(
-    number=3, at_ms=9, start={0: 4}, end={0: 6}, records=40, dead=1, skipped=0, rows={"lake": 39}
-)
+LINE = BatchLine(batch=3, at_ms=9, start={0: 4}, end={0: 6}, read=40, dead=1, rows={"lake": 39})
 LETTER = Letter(shard=0, sequence=4, index=1, reason="bad", at_ms=5, value=b"\xff", redriven=True)
 
 

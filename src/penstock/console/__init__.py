@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.console.access import Access
+    from penstock.console.access import DEFAULT_PORT, KEYS_VARIABLE, Access, ConsoleSettings
     from penstock.console.console import Console
-    from penstock.console.settings import DEFAULT_PORT, KEYS_VARIABLE, ConsoleSettings
 
 __all__ = ["DEFAULT_PORT", "KEYS_VARIABLE", "Access", "Console", "ConsoleSettings"]
 
@@ -17,8 +16,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "access": "Access",
+            "access": "DEFAULT_PORT KEYS_VARIABLE Access ConsoleSettings",
             "console": "Console",
-            "settings": "DEFAULT_PORT KEYS_VARIABLE ConsoleSettings",
         },
     )

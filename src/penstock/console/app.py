@@ -11,10 +11,9 @@ from typing import Final, TypeAlias, TypeVar
 import httpx
 import msgspec
 
-from penstock.console.access import Access
-from penstock.console.settings import LOOK
+from penstock.console.access import LOOK, Access
+from penstock.console.poller import reason_of
 from penstock.console.static_files import StaticFiles
-from penstock.console.watcher import reason_of
 from penstock.errors import (
     ConfigError,
     Conflict,

@@ -8,9 +8,9 @@ from typing import Final
 from penstock.buffer import QueueSurvey
 from penstock.console.app import Call, json_answer
 from penstock.console.payload import text_fields
+from penstock.console.poller import Poller
 from penstock.console.queues import EntryView, QueueReading
 from penstock.console.sources import QueueWatch, Sources
-from penstock.console.watcher import Watcher
 from penstock.http import Response
 
 ENTRIES_SHOWN: Final = 500
@@ -25,7 +25,7 @@ class BuffersPanel:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._surveys: dict[str, Watcher[list[QueueSurvey]]] = {}
+        self._surveys: dict[str, Poller[list[QueueSurvey]]] = {}
 
     async def close(self) -> None:
         for survey in self._surveys.values():
@@ -95,10 +95,10 @@ class BuffersPanel:
             "entries": [_entry_fields(entry, now) for entry in entries],
         }
 
-    def _survey(self, watch: QueueWatch) -> Watcher[list[QueueSurvey]]:
+    def _survey(self, watch: QueueWatch) -> Poller[list[QueueSurvey]]:
         name = watch.place.name
         if name not in self._surveys:
-            self._surveys[name] = Watcher(
+            self._surveys[name] = Poller(
                 watch.source.surveys, self._sources.clock, interval_s=30.0, timeout_s=20.0
             )
         return self._surveys[name]

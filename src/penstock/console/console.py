@@ -12,17 +12,15 @@ from typing import Final
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.console.access import Access
+from penstock.console.access import ACT, Access, ConsoleSettings
 from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, json_answer, read_body
 from penstock.console.buffers_panel import BuffersPanel
-from penstock.console.cursor import last_id
 from penstock.console.databases_panel import DatabasesPanel
-from penstock.console.live import LiveHub
+from penstock.console.live import LiveHub, last_id
 from penstock.console.overview import overview
 from penstock.console.pipelines_panel import PipelinesPanel
 from penstock.console.quivers_panel import QuiversPanel
 from penstock.console.redrive import RedrivePanel
-from penstock.console.settings import ACT, ConsoleSettings
 from penstock.console.sources import Sources
 from penstock.console.static_files import StaticFiles
 from penstock.console.tail import TailPanel
@@ -32,8 +30,6 @@ from penstock.errors import Unavailable
 from penstock.http import Application, HttpLimits, Listener, Response
 from penstock.servers import HEADERS, is_loopback
 from penstock.up import FleetView
-
-__all__ = ["Console"]
 
 _LOG = logging.getLogger(__name__)
 _STATIC: Final = os.path.join(os.path.dirname(__file__), "static")
@@ -194,7 +190,7 @@ class Console:
 
     async def _overview(self, call: Call) -> Response:
         self._sources.refresh()
-        waits = [asyncio.ensure_future(watcher.renew(1.0)) for watcher in self._sources.watchers()]
+        waits = [asyncio.ensure_future(poller.renew(1.0)) for poller in self._sources.pollers()]
         if waits:
             await asyncio.wait(waits, timeout=1.0)
         return json_answer(overview(self._sources))

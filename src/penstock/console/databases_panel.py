@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from penstock.console.app import Call, json_answer, read_body
-from penstock.console.exposition import Exposition
-from penstock.console.flow import state_of, url_of
+from penstock.console.http_poller import Exposition
 from penstock.console.overview import backlog_of, feed_position
 from penstock.console.sources import MetricsSource, Sources
+from penstock.console.topology import state_of, url_of
 from penstock.errors import InvalidInput
 from penstock.http import Response
 from penstock.up import DatabasePlace, PartKind, PartState

@@ -1,23 +1,27 @@
-"""The live stream: the overview when it changes, parts and log lines as they come, and no silent gap."""
+"""The live stream: the overview when it changes, parts and log lines as they come, and no silent gap.
+
+The last events are kept in a ring buffer with rising ids: a client that comes back gets what it missed, or is
+told that there is a gap.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from penstock.console.app import Call
 from penstock.console.overview import overview, part_fields
-from penstock.console.ring import Event, Ring
 from penstock.console.sources import Attention, Sources
 from penstock.errors import LimitExceeded
 from penstock.servers import RETRY, event, told
 from penstock.up import FleetEvent, LogLine
-
-__all__ = ["LiveHub", "frame"]
 
 _LOG = logging.getLogger(__name__)
 LOG_LINES_FIRST: Final = 200
@@ -33,6 +37,113 @@ _PIECE_BYTES: Final = 1 << 18
 _TEXT_MAX: Final = 4096
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BEAT: Final = b": still here\n\n"
+_IDS_PER_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. `data` is JSON."""
+
+    ident: int
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """What came behind an id: a gap, if events are gone, and the events that are kept, by their ids.
+
+    Kept events may lie inside the gap: another lane keeps them for longer.
+    """
+
+    gap: tuple[int, int] | None
+    events: list[Event]
+
+    @property
+    def gap_ident(self) -> int:
+        """The id to tell the gap with, before the events: whoever goes on behind it misses none of them."""
+        assert self.gap is not None
+        last = self.gap[1]
+        return min(last, self.events[0].ident - 1) if self.events else last
+
+
+class _Lane:
+    """The last events of some names."""
+
+    __slots__ = ("_bytes", "events", "lost")
+
+    def __init__(self, lost: int) -> None:
+        self.events: deque[Event] = deque()
+        self.lost = lost
+        """The newest id that is not here any more."""
+        self._bytes = 0
+
+    def push(self, one: Event, events_max: int, bytes_max: int) -> None:
+        events = self.events
+        events.append(one)
+        self._bytes += len(one.data)
+        while len(events) > events_max or (self._bytes > bytes_max and len(events) > 1):
+            gone = events.popleft()
+            self._bytes -= len(gone.data)
+            self.lost = gone.ident
+
+    def after(self, ident: int) -> Iterator[Event]:
+        """Newest first."""
+        for one in reversed(self.events):
+            if one.ident <= ident:
+                return
+            yield one
+
+
+class RingBuffer:
+    """Keeps the last events, by count and by bytes.
+
+    Names that are set `apart` have a lane each, with the same limits: what is pushed under others does not
+    push them out. Ids rise over all lanes. They begin at the moment of the start, so that they rise over
+    restarts too: an id of an earlier process is below all of this one's, and what happened in between is told
+    as a gap.
+    """
+
+    def __init__(self, start_ms: int, *, events_max: int, bytes_max: int, apart: Iterable[str] = ()) -> None:
+        self._next = start_ms * _IDS_PER_MS
+        self._events_max = events_max
+        self._bytes_max = bytes_max
+        self._common = _Lane(self.last)
+        self._apart = {name: _Lane(self.last) for name in apart}
+
+    @property
+    def last(self) -> int:
+        """The newest id; before the first event, one below it."""
+        return self._next - 1
+
+    def _lane(self, name: str) -> _Lane:
+        return self._apart.get(name, self._common)
+
+    def push(self, name: str, data: bytes) -> Event:
+        one = Event(self._next, name, data)
+        self._next += 1
+        self._lane(name).push(one, self._events_max, self._bytes_max)
+        return one
+
+    def after(self, ident: int) -> Missed:
+        """Everything behind `ident`. An id from the future is none of ours: all that is there is told."""
+        behind = ident if ident <= self.last else -1
+        lanes = (self._common, *self._apart.values())
+        events = [one for lane in lanes for one in lane.after(behind)]
+        events.sort(key=lambda one: one.ident)
+        lost = max(lane.lost for lane in lanes)
+        return Missed(gap=(behind + 1, lost) if behind < lost else None, events=events)
+
+    def newest(self, name: str, limit: int) -> list[Event]:
+        """The last events of one name, oldest first."""
+        found: list[Event] = []
+        for one in reversed(self._lane(name).events):
+            if one.name == name:
+                found.append(one)
+                if len(found) == limit:
+                    break
+        found.reverse()
+        return found
 
 
 def frame(one: Event) -> bytes:
@@ -75,7 +186,9 @@ class LiveHub:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._clock = sources.clock
-        self._ring = Ring(self._clock.now_ms(), events_max=_EVENTS_MAX, bytes_max=_BYTES_MAX, apart=("log",))
+        self._ring = RingBuffer(
+            self._clock.now_ms(), events_max=_EVENTS_MAX, bytes_max=_BYTES_MAX, apart=("log",)
+        )
         self._moved: asyncio.Future[None] | None = None
         self._streams = 0
         self._ticking: asyncio.Task[None] | None = None
@@ -179,7 +292,7 @@ class LiveHub:
 
     async def _first_look(self) -> None:
         """Give the sources a moment: most answer within it."""
-        waits = [asyncio.ensure_future(watcher.renew(1.0)) for watcher in self._sources.watchers()]
+        waits = [asyncio.ensure_future(poller.renew(1.0)) for poller in self._sources.pollers()]
         if waits:
             await asyncio.wait(waits, timeout=1.0)
 
@@ -213,3 +326,12 @@ class LiveHub:
             self._compared, self._overview = told, _ENCODE(found)
             self._overviews += 1
             self._wake()
+
+
+def last_id(call: Call) -> int | None:
+    """The last id that the client has; None if it begins, or says something else."""
+    header = call.request.headers.get(b"last-event-id", b"").decode("ascii", "replace")
+    for text in (header, call.query.get("after", "")):
+        if text.isascii() and text.isdigit() and len(text) <= 19:
+            return int(text)
+    return None

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import penstock
 from penstock.buffer import Severity
 from penstock.console.books import BooksReading
-from penstock.console.exposition import Exposition
-from penstock.console.flow import EdgeKey, Figures, flow_of, state_of, url_of
+from penstock.console.http_poller import Exposition
+from penstock.console.poller import Reading
 from penstock.console.queues import QueueReading
 from penstock.console.sources import LINES_SHOWN, PipelineSource, QueueWatch, Sources
 from penstock.console.topics_source import TopicsReading
-from penstock.console.watcher import Reading
+from penstock.console.topology import EdgeKey, Figures, state_of, topology_of, url_of
 from penstock.up import DatabasePlace, PartState, PartStatus, PipelinePlace, RelayPlace
 
 _RATE_WINDOW_MS = 60_000
@@ -20,7 +20,7 @@ _FINDINGS_MAX = 20
 
 
 def overview(sources: Sources) -> dict[str, object]:
-    """What is known now. Nobody is asked for it: the watchers are."""
+    """What is known now. Nobody is asked for it: the pollers are."""
     parts = sources.fleet.parts()
     figures = dict(_figures(sources))
     stored = dict(_stored(sources))
@@ -29,7 +29,7 @@ def overview(sources: Sources) -> dict[str, object]:
         "at_ms": sources.clock.now_ms(),
         "version": penstock.__version__,
         "parts": [part_fields(part) for part in parts],
-        "flow": flow_of(sources.places, sources.collector_place, parts, figures, stored, sinks).fields(),
+        "flow": topology_of(sources.places, sources.collector_place, parts, figures, stored, sinks).fields(),
         "balance": [line for source in sources.pipelines.values() for line in balance_of(source)],
     }
 

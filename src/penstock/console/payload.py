@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["TEXT_BYTES_MAX", "payload_fields", "text_fields"]
-
 TEXT_BYTES_MAX: Final = 4096
 
 

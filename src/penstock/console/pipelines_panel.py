@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.console.app import Call, json_answer, number_of
 from penstock.console.books import BooksReading, Letter
-from penstock.console.flow import state_of
 from penstock.console.overview import backlog_of, balance_of, lines_rate
 from penstock.console.payload import payload_fields
 from penstock.console.sources import PipelineSource, Sources
+from penstock.console.topology import state_of
 from penstock.errors import InvalidInput
 from penstock.http import Response
 

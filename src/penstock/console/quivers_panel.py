@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.console.app import Call, json_answer
-from penstock.console.exposition import Exposition
-from penstock.console.quivers import QuiverReading
-from penstock.console.sources import QuiverSource, Sources
+from penstock.console.http_poller import Exposition
+from penstock.console.sources import QuiverReading, QuiverSource, Sources
 from penstock.http import Response
 from penstock.quiver import Ranges, SegmentInfo, SubscriberLook, slot_name
 

@@ -20,8 +20,6 @@ from penstock.console.sources import Sources
 from penstock.errors import Conflict, InvalidInput
 from penstock.http import Response
 
-__all__ = ["Job", "RedrivePanel", "redrive_arguments", "why_failed"]
-
 _POSITIONS_MAX: Final = 1000
 _REASON_MAX: Final = 1000
 _JOBS_KEPT: Final = 20

@@ -15,8 +15,6 @@ import msgspec
 
 from penstock.buffer import Entry, EntryIndex, find_tag
 
-__all__ = ["PlacedRun", "RelayMemory", "Relayed", "Run", "run_of", "sequences_in"]
-
 _READ_AT_ONCE: Final = 5000
 _RUNS_KEPT: Final = 20_000
 

@@ -1,24 +1,27 @@
-"""Everything of the plan that can be looked at, each with its own watcher."""
+"""Everything of the plan that can be looked at, each with its own poller."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from penstock.clock import Clock
 from penstock.console.books import BooksReading, PipelineBooks
-from penstock.console.exposition import Exposition
-from penstock.console.flow import CollectorPlace, collector_of, url_of
-from penstock.console.http_source import HttpSource
+from penstock.console.http_poller import Exposition, HttpSource
+from penstock.console.poller import Meter, Pollable, Poller, Trail
 from penstock.console.queues import QueueReading, QueueSource
-from penstock.console.quivers import QuiverReading, read_quiver
-from penstock.console.rates import Meter, Trail
 from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
-from penstock.console.watcher import Watchable, Watcher
+from penstock.console.topology import CollectorPlace, collector_of, url_of
 from penstock.errors import NotFound
 from penstock.objects import Workers
+from penstock.quiver import LocalSegments, SegmentInfo, SubscriberLook, core_directories, look_at_progress
+from penstock.storage import OsFileSystem
 from penstock.up import (
     DatabasePlace,
     FleetMap,
@@ -46,6 +49,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="_Source")
 N = TypeVar("N", bound="_Named")
+_FILES_MAX: Final = 200_000
+_READERS: Final = threading.local()
+"""What each thread knows of the directories it reads. A source reads in a thread of its own, so that is one
+for each source, which nobody else touches and which goes with it."""
 
 
 class _Source(Protocol):
@@ -58,13 +65,13 @@ class _Named(Protocol):
 
 
 class QueueWatch:
-    """A queue with its watcher, its rates, and its history."""
+    """A queue with its poller, its rates, and its history."""
 
     def __init__(self, place: QueuePlace, clock: Clock) -> None:
         self.place = place
         self.source = QueueSource(place, clock)
         self._clock = clock
-        self.main: Watcher[QueueReading] = Watcher(self._look, clock, interval_s=1.0, timeout_s=5.0)
+        self.main: Poller[QueueReading] = Poller(self._look, clock, interval_s=1.0, timeout_s=5.0)
         self.batches, self.records, self.bytes = Meter(), Meter(), Meter()
         self.relays: dict[str, Meter] = {}
         """How fast each application that is asked for moves on."""
@@ -102,13 +109,13 @@ class QueueWatch:
 
 
 class TopicsWatch:
-    """The topics server with its watchers and its rates."""
+    """The topics server with its pollers and its rates."""
 
     def __init__(self, clock: Clock) -> None:
         self.source = TopicsSource(clock)
         self._clock = clock
-        self.main: Watcher[TopicsReading] = Watcher(self.source.look, clock, interval_s=2.0, timeout_s=3.0)
-        self.numbers: Watcher[TopicsNumbers] = Watcher(
+        self.main: Poller[TopicsReading] = Poller(self.source.look, clock, interval_s=2.0, timeout_s=3.0)
+        self.numbers: Poller[TopicsNumbers] = Poller(
             self._look, clock, interval_s=2.0, timeout_s=3.0, interval_max_s=_SLOWEST_S
         )
         self.frames, self.bytes = Meter(), Meter()
@@ -137,7 +144,7 @@ class MetricsSource:
     def __init__(self, name: str, clock: Clock) -> None:
         self.http = HttpSource(name)
         self._clock = clock
-        self.main: Watcher[Exposition] = Watcher(self._look, clock, interval_s=2.0, timeout_s=3.0)
+        self.main: Poller[Exposition] = Poller(self._look, clock, interval_s=2.0, timeout_s=3.0)
         self._meters = {name: Meter() for name in COUNTERS}
 
     async def _look(self) -> Exposition:
@@ -167,7 +174,7 @@ class QuiverSource:
     def __init__(self, place: QuiverPlace, clock: Clock) -> None:
         self.place = place
         self._reader = Workers(f"quiver-{place.name}", 1)
-        self.main: Watcher[QuiverReading] = Watcher(
+        self.main: Poller[QuiverReading] = Poller(
             lambda: self._reader.run(read_quiver, place), clock, interval_s=3.0, timeout_s=10.0
         )
 
@@ -185,10 +192,10 @@ class PipelineSource:
         self._reader = Workers(f"books-{place.name}", 1)
         self._auditor = Workers(f"audit-{place.name}", 1)
         books = self.books
-        self.main: Watcher[BooksReading] = Watcher(
+        self.main: Poller[BooksReading] = Poller(
             lambda: self._reader.run(books.read, LINES_SHOWN), clock, interval_s=2.0, timeout_s=10.0
         )
-        self.balance: Watcher[AuditReport] = Watcher(
+        self.balance: Poller[AuditReport] = Poller(
             lambda: self._auditor.run(books.audit), clock, interval_s=30.0, timeout_s=120.0
         )
 
@@ -269,7 +276,7 @@ class Sources:
         reading = None if watch is None else watch.main.reading.value
         return None if reading is None else reading.positions.get(app)
 
-    def watchers(self) -> Iterator[Watchable]:
+    def pollers(self) -> Iterator[Pollable]:
         """All that the picture of the flow needs."""
         if self.places.topics is not None:
             yield self.topics.numbers
@@ -314,16 +321,16 @@ class Attention:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._watched: dict[Watchable, AbstractContextManager[None]] = {}
+        self._watched: dict[Pollable, AbstractContextManager[None]] = {}
 
     def follow(self) -> None:
         """Watch what is there now, and nothing that went."""
-        wanted = set(self._sources.watchers())
-        for watcher in [watcher for watcher in self._watched if watcher not in wanted]:
-            self._watched.pop(watcher).__exit__(None, None, None)
-        for watcher in wanted:
-            if watcher not in self._watched:
-                context = self._watched[watcher] = watcher.watched()
+        wanted = set(self._sources.pollers())
+        for poller in [poller for poller in self._watched if poller not in wanted]:
+            self._watched.pop(poller).__exit__(None, None, None)
+        for poller in wanted:
+            if poller not in self._watched:
+                context = self._watched[poller] = poller.watched()
                 context.__enter__()
 
     def end(self) -> None:
@@ -336,3 +343,67 @@ def _found(known: Mapping[str, T], name: str, what: str) -> T:
     if name not in known:
         raise NotFound(f"there is no {what} {name[:80]!r} in the plan")
     return known[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuiverReading:
+    """A directory at one moment: behind its writer by what is not synced."""
+
+    segments: tuple[SegmentInfo, ...]
+    damaged: tuple[str, ...]
+    subscribers: tuple[tuple[int, SubscriberLook], ...]
+    """(core, subscriber)."""
+    disk_bytes: int
+    free_bytes: int
+
+    @property
+    def items(self) -> int:
+        return sum(info.item_count for info in self.segments)
+
+
+def read_quiver(place: QuiverPlace) -> QuiverReading:
+    """Blocking. Raises `NotFound` while there is no directory, and what a damaged file raises.
+
+    The description of a segment is read once in a thread, however often it is looked at there.
+    """
+    root = os.path.abspath(place.path)
+    if not os.path.isdir(root):
+        raise NotFound(f"there is no directory {place.path} yet")
+    fs = OsFileSystem()
+    source = _segments_of(root)
+    infos = source.infos()
+    subscribers = [
+        (core, look)
+        for core, directory in core_directories(fs, root)
+        for look in look_at_progress(fs, directory, [info for info in infos if info.core_id == core])
+    ]
+    return QuiverReading(
+        segments=tuple(infos),
+        damaged=tuple(sorted(source.damaged)),
+        subscribers=tuple(subscribers),
+        disk_bytes=_disk_bytes(root),
+        free_bytes=shutil.disk_usage(root).free,
+    )
+
+
+def _segments_of(root: str) -> LocalSegments:
+    """The segments below a directory; the one of the last look reads only the sidecars that came since."""
+    known: dict[str, LocalSegments] = _READERS.__dict__.setdefault("segments", {})
+    if root not in known:
+        known[root] = LocalSegments(root)
+    return known[root]
+
+
+def _disk_bytes(root: str) -> int:
+    """What the files take on the disk; one that goes meanwhile counts as nothing."""
+    total = seen = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            seen += 1
+            if seen > _FILES_MAX:
+                return total
+            try:
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total

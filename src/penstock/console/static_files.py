@@ -11,8 +11,6 @@ from typing import Final
 
 from penstock.http import Request, Response
 
-__all__ = ["StaticFiles"]
-
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",

@@ -17,17 +17,15 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.console.app import Call
-from penstock.console.cursor import last_id
+from penstock.console.live import last_id
+from penstock.console.poller import reason_of
 from penstock.console.sources import Sources
 from penstock.console.topics_panel import record_fields
-from penstock.console.watcher import reason_of
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.http import Response
 from penstock.servers import HEADERS, RETRY, event
 from penstock.servers import told as told_of
 from penstock.topics import NODE_BYTES_MAX, TAG_BYTES_MAX, Record, WatchEvent, check_topic_name
-
-__all__ = ["Pace", "TailPanel", "frames"]
 
 TAILS_MAX: Final = 32
 RECORDS_PER_S: Final = 500

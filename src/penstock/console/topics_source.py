@@ -13,8 +13,8 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from penstock.clock import Clock
-from penstock.console.asker import Asker
-from penstock.console.rates import Meter
+from penstock.console.http_poller import HttpPoller
+from penstock.console.poller import Meter
 from penstock.errors import Unavailable
 from penstock.topics import (
     Client,
@@ -34,13 +34,11 @@ from penstock.topics import (
     read_topic_state,
 )
 
-__all__ = ["RouterView", "TopicsNumbers", "TopicsReading", "TopicsSource"]
-
 V = TypeVar("V")
 
 _OK: Final = 200
 _TIMEOUT_S: Final = 2.5
-"""Shorter than a watcher waits, so that the error says who was silent."""
+"""Shorter than a poller waits, so that the error says who was silent."""
 _CONFIG_KEPT_S: Final = 60.0
 _KEPT_MAX: Final = 20_000
 _AT_ONCE: Final = 8
@@ -95,7 +93,7 @@ class TopicsSource:
         self._clock = clock
         self._place: tuple[str | None, str | None] = (None, None)
         self._client: Client | None = None
-        self._asker: Asker | None = None
+        self._poller: HttpPoller | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._configs: _Remembered[tuple[float, TopicConfig]] = _Remembered()
         self._routers: _Remembered[tuple[float, RouterConfig]] = _Remembered()
@@ -111,12 +109,12 @@ class TopicsSource:
         self._drop()
         if url is not None:
             self._client = Client(url, key=key, timeout=_TIMEOUT_S, retry_deadline=0)
-            self._asker = Asker("the topics server", url, key, timeout_s=_TIMEOUT_S)
+            self._poller = HttpPoller("the topics server", url, key, timeout_s=_TIMEOUT_S)
 
     def _drop(self) -> None:
-        if self._asker is not None:
-            self._asker.close()
-            self._asker = None
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
         if self._client is not None:
             closing = asyncio.get_running_loop().create_task(self._client.close())
             self._closing.add(closing)
@@ -136,13 +134,13 @@ class TopicsSource:
 
     async def _ask(self, path: str, topic: str | None = None, body: bytes | None = None) -> bytes:
         """What is asked again and again. Raises as `Client` does, and `Unavailable`."""
-        asker = self._asker
-        if asker is None:
+        poller = self._poller
+        if poller is None:
             raise _absent()
-        answer = await asker.ask(path, body)
+        answer = await poller.ask(path, body)
         if answer.status == _OK:
             return answer.body
-        request = httpx.Request("GET", f"{asker.url}{path}")
+        request = httpx.Request("GET", f"{poller.url}{path}")
         response = httpx.Response(answer.status, content=answer.body, request=request)
         raise failure_of_answer(response, topic, changes=False).error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.exposition import Exposition
+from penstock.console.http_poller import Exposition
 
 
 def test_sums_are_of_one_metric_and_of_labels_that_fit() -> None:

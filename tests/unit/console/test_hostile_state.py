@@ -16,8 +16,7 @@ from tests.unit.console.test_console import bearer, serving
 from penstock.buffer import Producer, ProducerConfig
 from penstock.buffer.sharded import ShardedProducer
 from penstock.clock import SYSTEM_CLOCK
-from penstock.console.live import STREAMS_MAX, LiveHub, in_pieces
-from penstock.console.ring import Event
+from penstock.console.live import STREAMS_MAX, Event, LiveHub, in_pieces
 from penstock.console.sources import Sources
 from penstock.up import DatabasePlace, FleetMap, PartKind, QueuePlace
 

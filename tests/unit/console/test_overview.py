@@ -77,7 +77,7 @@ class Machine:
         """The edges, after everybody was asked once more."""
         await self.clock.advance(5)
         self.sources.refresh()
-        await asyncio.gather(*(watcher.renew(10) for watcher in self.sources.watchers()))
+        await asyncio.gather(*(poller.renew(10) for poller in self.sources.pollers()))
         found: Any = overview(self.sources)["flow"]
         return {(edge["from"], edge["to"]): edge for edge in found["edges"]}
 
@@ -133,7 +133,7 @@ async def test_a_place_that_leaves_the_fleet_is_not_looked_at_any_more(machine: 
     await machine.look()
     machine.host.map, machine.host.running = nothing(), []
     assert await machine.look() == {}
-    assert list(machine.sources.watchers()) == []
+    assert list(machine.sources.pollers()) == []
 
 
 def test_the_rate_of_a_pipeline_is_that_of_the_last_minute_of_its_ledger() -> None:

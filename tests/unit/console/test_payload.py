@@ -7,7 +7,7 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.exposition import Exposition
+from penstock.console.http_poller import Exposition
 from penstock.console.payload import payload_fields, text_fields
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.console.quivers import read_quiver
+from penstock.console.sources import read_quiver
 from penstock.objects.workers import Workers
 from penstock.quiver import Quiver
 from penstock.storage.fs import OsFileSystem

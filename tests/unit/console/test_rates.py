@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.rates import Meter, Trail, rate_between
+from penstock.console.poller import Meter, Trail, rate_between
 
 
 def test_one_reading_has_no_rate() -> None:

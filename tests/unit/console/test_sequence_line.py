@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.sequence_line import sequence_line
+from penstock.console.topics_panel import sequence_line
 from penstock.topics.model import Tombstone
 
 

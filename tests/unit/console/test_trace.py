@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.console.books import Letter, SinkCommit
 from penstock.console.relayed import run_of, sequences_in
-from penstock.console.trace_steps import (
+from penstock.console.trace import (
     database_step,
     letter_step,
     micro_batch_step,

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from penstock.console.watcher import Watcher
+from penstock.console.poller import Poller
 from penstock.errors import Unavailable
 from penstock.testing import ManualClock
 
@@ -27,13 +27,13 @@ class Source:
         return self.looks
 
 
-def watcher(source: Source, clock: ManualClock, timeout_s: float = 5.0) -> Watcher[int]:
-    return Watcher(source.look, clock, interval_s=1.0, timeout_s=timeout_s)
+def poller(source: Source, clock: ManualClock, timeout_s: float = 5.0) -> Poller[int]:
+    return Poller(source.look, clock, interval_s=1.0, timeout_s=timeout_s)
 
 
 async def test_nobody_looks_while_nobody_watches() -> None:
     source, clock = Source(), ManualClock()
-    watching = watcher(source, clock)
+    watching = poller(source, clock)
     await clock.advance(60)
     assert source.looks == 0
     with watching.watched(), watching.watched():
@@ -46,7 +46,7 @@ async def test_nobody_looks_while_nobody_watches() -> None:
 
 async def test_a_fresh_reading_is_taken_once_for_all_who_ask() -> None:
     source, clock = Source(), ManualClock()
-    watching = watcher(source, clock)
+    watching = poller(source, clock)
     readings = await asyncio.gather(*(watching.fresh() for _ in range(5)))
     assert {reading.value for reading in readings} == {1}
     await clock.advance(2)
@@ -55,7 +55,7 @@ async def test_a_fresh_reading_is_taken_once_for_all_who_ask() -> None:
 
 async def test_a_failure_is_told_with_its_reason_and_since_when() -> None:
     source, clock = Source(), ManualClock()
-    watching = watcher(source, clock)
+    watching = poller(source, clock)
     source.error = Unavailable("the store is away")
     first = await watching.fresh()
     assert (first.value, first.error) == (None, "the store is away")
@@ -70,7 +70,7 @@ async def test_a_failure_is_told_with_its_reason_and_since_when() -> None:
 async def test_a_source_that_hangs_is_unknown_and_holds_up_nobody() -> None:
     source, clock = Source(), ManualClock()
     source.hangs = True
-    watching = watcher(source, clock, timeout_s=0.2)
+    watching = poller(source, clock, timeout_s=0.2)
     asked = await watching.fresh(wait_s=0.01)
     assert asked.value is None
     reading = await watching.fresh()
@@ -80,7 +80,7 @@ async def test_a_source_that_hangs_is_unknown_and_holds_up_nobody() -> None:
 
 async def test_an_old_reading_is_not_believed() -> None:
     source, clock = Source(), ManualClock()
-    watching = watcher(source, clock)
+    watching = poller(source, clock)
     assert (await watching.fresh()).value == 1
     await clock.advance(60)
     assert watching.reading.value is None
@@ -90,7 +90,7 @@ async def test_an_old_reading_is_not_believed() -> None:
 async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCaptureFixture) -> None:
     source, clock = Source(), ManualClock()
     source.error = ZeroDivisionError("oops")
-    reading = await watcher(source, clock).fresh()
+    reading = await poller(source, clock).fresh()
     assert reading.value is None
     assert "log says why" in str(reading.error)
     assert "oops" in caplog.text
@@ -106,7 +106,7 @@ async def test_a_source_with_much_to_do_for_an_answer_is_asked_less_often() -> N
         await clock.sleep(next(takes_s))
         return len(began)
 
-    watching = Watcher(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
+    watching = Poller(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
     with watching.watched():
         for _ in range(600):
             await clock.advance(0.1)
@@ -127,7 +127,7 @@ async def test_no_source_is_asked_less_often_than_it_says() -> None:
         await clock.sleep(1.0)
         return looks
 
-    watching = Watcher(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
+    watching = Poller(look, clock, interval_s=2.0, timeout_s=60.0, interval_max_s=5.0)
     with watching.watched():
         for _ in range(595):
             await clock.advance(0.1)

@@ -1,6 +1,6 @@
-"""Looking at one source again and again, but only while somebody wants to know.
+"""Polling one source again and again, but only while somebody wants to know, and how fast its counters grow.
 
-Each source has a watcher of its own, with its own time limit: one that hangs is unknown, with the reason and
+Each source has a poller of its own, with its own time limit: one that hangs is unknown, with the reason and
 since when, and delays nobody else.
 """
 
@@ -20,16 +20,16 @@ import httpx
 from penstock.clock import Clock
 from penstock.errors import PenstockError, public_text
 
-__all__ = ["Reading", "Watchable", "Watcher", "reason_of"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _STALE_S: Final = 15.0
 """A reading that is older counts as none: what was true then may not be now."""
 _SHARE: Final = 1 / 200
-"""How much of the time of its source a watcher takes at most, where it may ask less often."""
+"""How much of the time of its source a poller takes at most, where it may ask less often."""
 _REMEMBERED: Final = 5
+_SPAN_S: Final = 10.0
+"""A rate is taken over about so long: steady enough to read, quick enough to follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Reading(Generic[T]):
     failing_since_ms: int | None
 
 
-class Watchable(Protocol):
-    """A watcher, whatever it looks at."""
+class Pollable(Protocol):
+    """A poller, whatever it looks at."""
 
     def watched(self) -> AbstractContextManager[None]:
         """Keep looking while this lasts."""
@@ -63,7 +63,7 @@ def reason_of(error: BaseException) -> str:
     return public_text(error).partition("\n")[0][:500] or type(error).__name__
 
 
-class Watcher(Generic[T]):
+class Poller(Generic[T]):
     """One source. Not thread-safe: one event loop owns it.
 
     A source whose answers take long to make is asked less often, down to every `interval_max_s`.
@@ -173,3 +173,60 @@ class Watcher(Generic[T]):
     def _failed(self, why: str) -> None:
         since = self._reading.failing_since_ms or self._clock.now_ms()
         self._reading = Reading(value=None, at_ms=self._reading.at_ms, error=why, failing_since_ms=since)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    at_s: float
+    value: float
+
+
+def rate_between(before: float, before_s: float, after: float, after_s: float) -> float | None:
+    """Growth per second; None if no time has passed, or the counter has begun anew."""
+    if after_s <= before_s or after < before:
+        return None
+    return (after - before) / (after_s - before_s)
+
+
+class Meter:
+    """A counter as it was over the last seconds. One that went back has begun anew, and so does its rate."""
+
+    __slots__ = ("_points",)
+
+    def __init__(self) -> None:
+        self._points: deque[_Point] = deque()
+
+    def read(self, at_s: float, value: float | None) -> None:
+        """A reading; None is a reading that failed, after which nothing is known."""
+        points = self._points
+        if value is None or (points and value < points[-1].value):
+            points.clear()
+        if value is None:
+            return
+        points.append(_Point(at_s, value))
+        while len(points) > 2 and at_s - points[1].at_s >= _SPAN_S:
+            points.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Per second over the last readings; None before there are two."""
+        if len(self._points) < 2:
+            return None
+        first, last = self._points[0], self._points[-1]
+        return rate_between(first.value, first.at_s, last.value, last.at_s)
+
+
+class Trail:
+    """The last so many points of a few numbers over time."""
+
+    __slots__ = ("_points",)
+
+    def __init__(self, length: int) -> None:
+        self._points: deque[tuple[int, *tuple[float | None, ...]]] = deque(maxlen=length)
+
+    def add(self, at_ms: int, *values: float | None) -> None:
+        self._points.append((at_ms, *values))
+
+    def points(self) -> list[tuple[int, *tuple[float | None, ...]]]:
+        """Oldest first."""
+        return list(self._points)

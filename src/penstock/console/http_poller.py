@@ -1,21 +1,23 @@
-"""Questions that are asked again and again, over connections that stay open.
+"""Polling parts over HTTP: over connections that stay open, and the numbers that `/metrics` tells.
 
-A look every two seconds is worth little if each costs milliseconds of a core that ingest needs. A client for
-all of HTTP takes one to two for a question, this one a tenth of that. It knows what parts of a fleet answer
+A poll every two seconds is worth little if each costs milliseconds of a core that ingest needs. A client for
+all of HTTP takes one to two for a request, this one a tenth of that. It knows what parts of a fleet answer
 with: a status, a length, a body.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, SupportsIndex
 from urllib.parse import urlsplit
 
-from penstock.errors import LimitExceeded, Unavailable
+import httpx
 
-__all__ = ["Answer", "Asker"]
+from penstock.errors import LimitExceeded, PermissionDenied, Unavailable
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 _IDLE_MAX: Final = 8
@@ -24,6 +26,12 @@ _IDLE_S: Final = 30.0
 _STATUS_DIGITS: Final = 3
 _SIZE_DIGITS_MAX: Final = 18
 _HEAD_END: Final = b"\r\n\r\n"
+_TIMEOUT_S: Final = 2.5
+"""Shorter than a poller waits, so that the error says who was silent."""
+_REST: Final = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
+"""What follows the name in a line: labels and a value. A time, or an exemplar behind ` # `, is not read."""
+_ESCAPED: Final = re.compile(r"\\(.)")
+_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class _Head:
     """The server closes the connection behind it."""
 
 
-class Asker:
+class HttpPoller:
     """Questions to one server. Any number at a time; each has a connection to itself while it lasts.
 
     Only for what changes nothing: a question may be sent twice.
@@ -193,3 +201,130 @@ class Asker:
         if int(size) > ANSWER_BYTES_MAX:
             raise LimitExceeded(f"the answer of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB")
         return _Head(int(words[1]), int(size), fields.get(b"connection", b"").lower() == b"close")
+
+
+class HttpSource:
+    """One part with an address, which may change when it is started again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._url: str | None = None
+        self._key: str | None = None
+        self._poller: HttpPoller | None = None
+        self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+
+    def move(self, url: str | None, key: str | None) -> None:
+        """Where the part is from now on."""
+        if (url, key) == (self._url, self._key):
+            return
+        self._url, self._key = url, key
+        if self._poller is not None:
+            self._poller.close()
+        self._poller = None if url is None else HttpPoller(self._name, url, key, timeout_s=_TIMEOUT_S)
+
+    async def close(self) -> None:
+        if self._poller is not None:
+            self._poller.close()
+        await self._http.aclose()
+
+    async def look(self) -> Exposition:
+        """Its `/metrics`. Raises `Unavailable`, `PermissionDenied`, `LimitExceeded`."""
+        if self._poller is None:
+            raise self._absent
+        answer = await self._poller.ask("/metrics", accept="text/plain")
+        text = answer.body.decode("utf-8", "replace")
+        self._check(answer.status, text)
+        return Exposition(text)
+
+    async def pass_on(
+        self, path: str, *, body: bytes, kind: str, timeout_s: float
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """The part's own answer to a POST, whatever it says. Raises `Unavailable`, `LimitExceeded`."""
+        allowed = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {**allowed, "Content-Type": kind, "Accept": "application/json"}
+        async with self._http.stream(
+            "POST", f"{self._address}{path}", content=body, headers=headers, timeout=timeout_s
+        ) as answer:
+            pieces, size = [], 0
+            async for piece in answer.aiter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > ANSWER_BYTES_MAX:
+                    raise LimitExceeded(
+                        f"the answer of {self._name} is above {ANSWER_BYTES_MAX >> 20} MiB; ask for less"
+                    )
+        return answer.status_code, b"".join(pieces), answer.headers
+
+    @property
+    def _address(self) -> str:
+        if self._url is None:
+            raise self._absent
+        return self._url.rstrip("/")
+
+    @property
+    def _absent(self) -> Unavailable:
+        return Unavailable(f"{self._name} is not running, or has no address yet")
+
+    def _check(self, status: int, text: str) -> None:
+        if status in (401, 403):
+            raise PermissionDenied(f"{self._name} refuses the console's key ({status})")
+        if status != 200:
+            raise Unavailable(f"{self._name} answers {status}: {text.strip()[:200]}")
+
+
+class Exposition:
+    """Every sample of one scrape. What does not parse, or is no finite number, is left out.
+
+    A part tells hundreds of numbers and few of them are shown, so a line is read when it is asked for.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = f"\n{text}"
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+
+    def _of(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        if name not in self._samples:
+            self._samples[name] = list(self._read(name))
+        return self._samples[name]
+
+    def _read(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
+        start = f"\n{name}"
+        at = self._text.find(start)
+        while at >= 0:
+            found = _REST.match(self._text, at + len(start))
+            value = math.nan if found is None else _number(found[2])
+            if found is not None and math.isfinite(value):
+                yield _labels(found[1]) if found[1] else {}, value
+            at = self._text.find(start, at + 1)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """The sum of a metric's samples that have these labels; None if there is none."""
+        values = [
+            value
+            for has, value in self._of(name)
+            if all(has.get(key) == text for key, text in labels.items())
+        ]
+        return sum(values) if values else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sums of a metric by one of its labels."""
+        totals: dict[str, float] = {}
+        for has, value in self._of(name):
+            key = has.get(label, "")
+            totals[key] = totals.get(key, 0.0) + value
+        return totals
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {name: _ESCAPED.sub(_unescaped, value) for name, value in _LABEL.findall(text)}
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.ring import Ring
+from penstock.console.live import RingBuffer
 
 
-def ring(events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1, apart: tuple[str, ...] = ()) -> Ring:
-    return Ring(start_ms, events_max=events_max, bytes_max=bytes_max, apart=apart)
+def ring(
+    events_max: int = 3, bytes_max: int = 1000, start_ms: int = 1, apart: tuple[str, ...] = ()
+) -> RingBuffer:
+    return RingBuffer(start_ms, events_max=events_max, bytes_max=bytes_max, apart=apart)
 
 
 def test_a_client_gets_what_came_behind_its_last_id() -> None:

@@ -77,7 +77,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Topology:
     """All of the picture."""
 
     nodes: Sequence[Node]
@@ -128,14 +128,14 @@ def url_of(part: PartStatus | None) -> str | None:
     return None if part is None or part.address is None else f"http://{reachable(part.address)}"
 
 
-def flow_of(
+def topology_of(
     places: FleetMap,
     collector: CollectorPlace | None,
     parts: Sequence[PartStatus],
     figures: Mapping[EdgeKey, Figures],
     stored: Mapping[str, bool],
     sinks: Mapping[str, Sequence[tuple[str, str]]],
-) -> Flow:
+) -> Topology:
     """The picture of a places.
 
     `stored` tells of each node that is no process whether it could be read; `sinks` are the (name, kind) of
@@ -144,7 +144,7 @@ def flow_of(
     known = {part.name: part for part in parts}
     nodes = list(_nodes(places, collector, known, stored, sinks))
     edges = [_edge(arrow, known, figures) for arrow in _arrows(places, collector, sinks)]
-    return Flow(nodes=nodes, edges=edges)
+    return Topology(nodes=nodes, edges=edges)
 
 
 def _nodes(

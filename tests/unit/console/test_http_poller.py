@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from penstock.console.asker import Answer, Asker
+from penstock.console.http_poller import Answer, HttpPoller
 from penstock.errors import LimitExceeded, Unavailable
 
 
@@ -46,15 +46,15 @@ def answer(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
 @contextlib.asynccontextmanager
 async def asking(
     part: Part, timeout_s: float = 5.0, path: str = "", idle_s: float = 30.0
-) -> AsyncIterator[Asker]:
+) -> AsyncIterator[HttpPoller]:
     async with await asyncio.start_server(part.talk, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}{path}"
-        asker = Asker("the part", url, "secret", timeout_s=timeout_s, idle_s=idle_s)
+        poller = HttpPoller("the part", url, "secret", timeout_s=timeout_s, idle_s=idle_s)
         try:
-            yield asker
+            yield poller
         finally:
-            asker.close()
+            poller.close()
             part.held.set()
             for writer in part.writers:
                 writer.close()
@@ -62,9 +62,9 @@ async def asking(
 
 async def test_questions_one_after_the_other_take_one_connection() -> None:
     part = Part()
-    async with asking(part, path="/base/") as asker:
-        assert await asker.ask("/metrics", accept="text/plain") == Answer(200, b"1")
-        assert await asker.ask("/diff", b"{}") == Answer(200, b"2")
+    async with asking(part, path="/base/") as poller:
+        assert await poller.ask("/metrics", accept="text/plain") == Answer(200, b"1")
+        assert await poller.ask("/diff", b"{}") == Answer(200, b"2")
     first, second = part.heads
     assert part.connections == 1
     assert first.startswith(b"GET /base/metrics HTTP/1.1\r\n")
@@ -77,8 +77,8 @@ async def test_questions_one_after_the_other_take_one_connection() -> None:
 async def test_questions_at_the_same_time_do_not_share_a_connection() -> None:
     part = Part()
     part.held.clear()
-    async with asking(part) as asker:
-        asked = [asyncio.create_task(asker.ask("/")) for _ in range(3)]
+    async with asking(part) as poller:
+        asked = [asyncio.create_task(poller.ask("/")) for _ in range(3)]
         for _ in asked:
             await part.asked.acquire()
         part.held.set()
@@ -89,84 +89,84 @@ async def test_questions_at_the_same_time_do_not_share_a_connection() -> None:
 async def test_a_refusal_is_an_answer() -> None:
     part = Part()
     part.say = lambda count: answer(b"no", b"403 Forbidden")
-    async with asking(part) as asker:
-        assert await asker.ask("/") == Answer(403, b"no")
+    async with asking(part) as poller:
+        assert await poller.ask("/") == Answer(403, b"no")
 
 
 async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
     part = Part()
-    async with asking(part) as asker:
-        await asker.ask("/")
+    async with asking(part) as poller:
+        await poller.ask("/")
         part.writers[0].close()
         await part.writers[0].wait_closed()
-        assert await asker.ask("/") == Answer(200, b"2")
+        assert await poller.ask("/") == Answer(200, b"2")
     assert part.connections == 2
 
 
 async def test_a_connection_that_the_server_wants_closed_is_not_used_again() -> None:
     part = Part()
     part.say = lambda count: answer(b"%d" % count, more=b"Connection: close\r\n")
-    async with asking(part) as asker:
-        assert [(await asker.ask("/")).body for _ in range(2)] == [b"1", b"2"]
+    async with asking(part) as poller:
+        assert [(await poller.ask("/")).body for _ in range(2)] == [b"1", b"2"]
     assert part.connections == 2
 
 
 async def test_an_answer_that_was_given_up_is_not_taken_for_the_next_one() -> None:
     part = Part()
     part.held.clear()
-    async with asking(part) as asker:
-        given_up = asyncio.create_task(asker.ask("/"))
+    async with asking(part) as poller:
+        given_up = asyncio.create_task(poller.ask("/"))
         await part.asked.acquire()
         given_up.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await given_up
         part.held.set()
-        assert await asker.ask("/") == Answer(200, b"2")
+        assert await poller.ask("/") == Answer(200, b"2")
 
 
 async def test_what_comes_behind_an_answer_is_not_taken_for_the_next_one() -> None:
     part = Part()
     part.say = lambda count: answer(b"%d" % count) + answer(b"unasked")
-    async with asking(part) as asker:
-        assert [(await asker.ask("/")).body for _ in range(2)] == [b"1", b"2"]
+    async with asking(part) as poller:
+        assert [(await poller.ask("/")).body for _ in range(2)] == [b"1", b"2"]
     assert part.connections == 2
 
 
 async def test_what_comes_while_a_connection_is_idle_is_not_taken_for_an_answer() -> None:
     part = Part()
-    async with asking(part) as asker:
-        await asker.ask("/")
+    async with asking(part) as poller:
+        await poller.ask("/")
         part.writers[0].write(answer(b"unasked"))
-        other = Asker("the part", asker.url, None, timeout_s=5)
+        other = HttpPoller("the part", poller.url, None, timeout_s=5)
         await other.ask("/")  # what was written before has come when this is answered
         other.close()
-        assert await asker.ask("/") == Answer(200, b"3")
+        assert await poller.ask("/") == Answer(200, b"3")
     assert part.connections == 3
 
 
 async def test_a_connection_is_closed_when_nobody_asks_any_more() -> None:
     part = Part()
-    async with asking(part, idle_s=0.01) as asker:
-        await asker.ask("/")
+    async with asking(part, idle_s=0.01) as poller:
+        await poller.ask("/")
         async with asyncio.timeout(5):
             await part.writers[0].wait_closed()
-        assert await asker.ask("/") == Answer(200, b"2")
+        assert await poller.ask("/") == Answer(200, b"2")
 
 
 async def test_a_part_that_is_silent_is_given_up_in_time() -> None:
     part = Part()
     part.held.clear()
-    async with asking(part, timeout_s=0.05) as asker:
+    async with asking(part, timeout_s=0.05) as poller:
         with pytest.raises(Unavailable, match="the part did not answer in time"):
-            await asker.ask("/")
+            await poller.ask("/")
 
 
 async def test_a_part_that_is_not_there_cannot_be_reached() -> None:
     async with await asyncio.start_server(Part().talk, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-    asker = Asker("the part", f"http://127.0.0.1:{port}", None, timeout_s=5)
+    poller = HttpPoller("the part", f"http://127.0.0.1:{port}", None, timeout_s=5)
     with pytest.raises(Unavailable, match="the part cannot be reached"):
-        await asker.ask("/")
+        await poller.ask("/")
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ async def test_a_part_that_is_not_there_cannot_be_reached() -> None:
 async def test_what_is_no_answer_of_a_part_is_not_known(said: bytes) -> None:
     part = Part()
     part.say = lambda count: said
-    async with asking(part) as asker:
+    async with asking(part) as poller:
         with pytest.raises(Unavailable, match="the part"):
-            await asker.ask("/")
+            await poller.ask("/")
 
 
 async def test_an_answer_that_is_too_large_is_not_read() -> None:
     part = Part()
     part.say = lambda count: b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"
-    async with asking(part) as asker:
+    async with asking(part) as poller:
         with pytest.raises(LimitExceeded, match="16 MiB"):
-            await asker.ask("/")
+            await poller.ask("/")
 
 
 async def test_without_a_plain_address_nobody_is_asked() -> None:
-    asker = Asker("the part", "https://127.0.0.1:1", None, timeout_s=5)
+    poller = HttpPoller("the part", "https://127.0.0.1:1", None, timeout_s=5)
     with pytest.raises(Unavailable, match="http://"):
-        await asker.ask("/")
+        await poller.ask("/")

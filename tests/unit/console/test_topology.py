@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tests.unit.console.hosts import part
 
-from penstock.console.flow import CollectorPlace, Edge, Figures, Flow, collector_of, flow_of, state_of
+from penstock.console.topology import (
+    CollectorPlace,
+    Edge,
+    Figures,
+    Topology,
+    collector_of,
+    state_of,
+    topology_of,
+)
 from penstock.up import (
     DatabasePlace,
     FleetMap,
@@ -39,11 +47,11 @@ FIGURES = {
 }
 
 
-def picture(*parts: PartStatus) -> Flow:
-    return flow_of(PLACES, COLLECTOR, parts, FIGURES, {"queue:q": True}, {})
+def picture(*parts: PartStatus) -> Topology:
+    return topology_of(PLACES, COLLECTOR, parts, FIGURES, {"queue:q": True}, {})
 
 
-def edge(flow: Flow, name: str) -> Edge:
+def edge(flow: Topology, name: str) -> Edge:
     return next(one for one in flow.edges if one.part == name)
 
 

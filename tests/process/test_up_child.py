@@ -13,8 +13,9 @@ from tests.process.cli_runner import environment
 
 SCRIPT = """
 import asyncio
-from penstock.console.command import run_penstock
-asyncio.run(run_penstock(["topics", "serve"], print))
+import os
+from penstock.up import run_command
+asyncio.run(run_command(["topics", "serve"], print, os.environ))
 """
 LEAVING_S = 20.0
 

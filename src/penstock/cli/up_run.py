@@ -15,6 +15,7 @@ from penstock.cli.up_log import LogPrinter
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
 from penstock.up import (
+    PART_COMMAND,
     Fleet,
     FleetEvent,
     FleetMap,
@@ -33,7 +34,6 @@ from penstock.up import (
 if TYPE_CHECKING:
     from penstock.http import Request
 
-COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
 _CONSOLE: Final = "console"
 _DRAIN_S: Final = 2.0
 
@@ -72,7 +72,7 @@ class _Up:
     def __init__(self, prepared: Prepared, printer: LogPrinter) -> None:
         self._prepared = prepared
         self._printer = printer
-        self._fleet = Fleet(prepared.plan, COMMAND, disabled=prepared.disabled)
+        self._fleet = Fleet(prepared.plan, PART_COMMAND, disabled=prepared.disabled)
         self._fleet.subscribe(printer)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()

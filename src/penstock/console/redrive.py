@@ -13,12 +13,12 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.console.app import Call, json_answer, read_body
-from penstock.console.command import CommandOutcome, run_penstock
 from penstock.console.live import LiveHub
 from penstock.console.pipelines_panel import position_of
 from penstock.console.sources import Sources
 from penstock.errors import Conflict, InvalidInput
 from penstock.http import Response
+from penstock.up import CommandOutcome, run_command
 
 _POSITIONS_MAX: Final = 1000
 _REASON_MAX: Final = 1000
@@ -136,7 +136,7 @@ class RedrivePanel:
             self._live.push("redrive", job.fields())
 
         try:
-            outcome = await run_penstock(arguments, tell, self._sources.environment)
+            outcome = await run_command(arguments, tell, self._sources.environment)
             job.state = "done" if outcome.exit_code == 0 else "failed"
             if outcome.exit_code == 0:
                 with contextlib.suppress(msgspec.MsgspecError):

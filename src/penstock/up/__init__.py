@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.up.child import PART_COMMAND, CommandOutcome, run_command
     from penstock.up.fleet import OWN_NAME, Fleet
     from penstock.up.health import Front
     from penstock.up.log import NoiseFilter
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DATA_DIR_VARIABLE",
     "OWN_NAME",
+    "PART_COMMAND",
+    "CommandOutcome",
     "DatabasePlace",
     "Fleet",
     "FleetEvent",
@@ -90,6 +93,7 @@ __all__ = [
     "prepare",
     "reachable",
     "read_settings",
+    "run_command",
     "scratch_of_spark",
     "wanted_ports",
     "write_collector_file",
@@ -100,6 +104,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "child": "PART_COMMAND CommandOutcome run_command",
             "fleet": "OWN_NAME Fleet",
             "health": "Front",
             "log": "NoiseFilter",

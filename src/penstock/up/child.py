@@ -13,21 +13,30 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Final
+from dataclasses import dataclass
+from typing import IO, Final, Protocol
 
 from penstock.up.lifecycle import Exit
-from penstock.up.log import Splitter
+from penstock.up.log import LINE_MAX, Splitter
 
 _LOG = logging.getLogger(__name__)
+PART_COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
+"""Runs the arguments after it as `penstock` does, and ends when its standard input does."""
+_NOT_STARTED: Final = 127
+_OUTPUT_BYTES_MAX: Final = 4 << 20
+_ERROR_LINES: Final = 50
+_ERROR_LINE_MAX: Final = 1 << 20
 _CHUNK_BYTES: Final = 64 * 1024
 _LAST_WORDS_S: Final = 2.0
 """How long output is waited for after the process has ended: somebody else may hold the pipe."""
 
 
 class Child:
-    """One run of a command. `heard` and `logged` get the lines of standard output and error."""
+    """One run of a command, whose standard output and error go into `output` and `errors`."""
 
     def __init__(
         self,
@@ -47,8 +56,8 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        heard: Callable[[str], None],
-        logged: Callable[[str], None],
+        output: Feed,
+        errors: Feed,
     ) -> Child:
         """Raises `OSError` if there is no such command, or no room for a process."""
         process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the process runs
@@ -62,9 +71,9 @@ class Child:
         number = _Number(process)
         exited = _watch(number, f"penstock-wait-{process.pid}", asyncio.get_running_loop())
         listening = []
-        for pipe, told in ((process.stdout, heard), (process.stderr, logged)):
+        for pipe, feed in ((process.stdout, output), (process.stderr, errors)):
             assert pipe is not None
-            listening.append(asyncio.create_task(_listen(pipe, told)))
+            listening.append(asyncio.create_task(_drain(pipe, feed)))
         return cls(process, number, exited, listening)
 
     @property
@@ -146,27 +155,112 @@ def _watch(number: _Number, name: str, loop: asyncio.AbstractEventLoop) -> async
     return exited
 
 
-async def _listen(pipe: IO[bytes], heard: Callable[[str], None]) -> None:
+class Feed(Protocol):
+    """Takes what a process writes into one of its pipes. Not called again after `end`."""
+
+    def feed(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Lines:
+    """Splits into lines, each of which is given to `heard`."""
+
+    def __init__(self, heard: Callable[[str], None], line_max: int = LINE_MAX) -> None:
+        self._heard = heard
+        self._splitter = Splitter(line_max)
+
+    def feed(self, data: bytes) -> None:
+        for line in self._splitter.feed(data):
+            self._tell(line)
+
+    def end(self) -> None:
+        if (rest := self._splitter.rest()) is not None:
+            self._tell(rest)
+
+    def _tell(self, line: str) -> None:
+        """Pass on a line; one that nobody can take is a fault here.
+
+        A pipe that is not read any more would stop its writer.
+        """
+        try:
+            self._heard(line)
+        except Exception:  # noqa: BLE001 - whatever it is, the lines after it are wanted
+            _LOG.exception("a line of a part was lost")
+
+
+class Tail:
+    """Keeps the last bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = b""
+
+    def feed(self, data: bytes) -> None:
+        self._held = (self._held + data)[-self._bytes_max :]
+
+    def end(self) -> None:
+        pass
+
+    @property
+    def text(self) -> str:
+        return self._held.decode("utf-8", "replace")
+
+
+async def _drain(pipe: IO[bytes], feed: Feed) -> None:
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
-    splitter = Splitter()
     try:
         while data := await reader.read(_CHUNK_BYTES):
-            for line in splitter.feed(data):
-                _tell(heard, line)
+            feed.feed(data)
             # A part that prints without end must not keep the loop from the others.
             await asyncio.sleep(0)
-        if (rest := splitter.rest()) is not None:
-            _tell(heard, rest)
+        feed.end()
     finally:
         transport.close()
 
 
-def _tell(heard: Callable[[str], None], line: str) -> None:
-    """A line that nobody can take is a fault here: a pipe that is not read any more would stop its writer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutcome:
+    """How a command ended."""
+
+    exit_code: int
+    """Below zero, the number of the signal that killed it."""
+    output: str
+    """What it printed to standard output."""
+    errors: str
+    """The end of what it printed to standard error."""
+
+
+async def run_command(
+    arguments: Sequence[str], tell: Callable[[str], None], environment: Mapping[str, str]
+) -> CommandOutcome:
+    """Run `penstock ARGUMENTS…` to its end; `tell` gets its lines of standard error. Cancelling kills it.
+
+    It ends with this process, too, however that ends. Of standard output the last 4 MiB are kept. A command
+    that cannot be started has exit code 127.
+    """
+    errors: deque[str] = deque(maxlen=_ERROR_LINES)
+
+    def heard(text: str) -> None:
+        if line := text.rstrip():
+            errors.append(line)
+            tell(line)
+
+    output = Tail(_OUTPUT_BYTES_MAX)
+    lines = Lines(heard, _ERROR_LINE_MAX)
     try:
-        heard(line)
-    except Exception:  # noqa: BLE001 - whatever it is, the lines behind it are wanted
-        _LOG.exception("a line of a part was lost")
+        child = await Child.start([*PART_COMMAND, *arguments], environment, output=output, errors=lines)
+    except OSError as error:
+        return CommandOutcome(exit_code=_NOT_STARTED, output="", errors=str(error))
+    try:
+        how = await child.wait()
+    except asyncio.CancelledError:
+        child.kill()
+        await child.wait()
+        raise
+    code = -how.signal if how.signal is not None else how.code
+    assert code is not None
+    return CommandOutcome(exit_code=code, output=output.text, errors="\n".join(errors))

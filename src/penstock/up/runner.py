@@ -14,7 +14,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.units import format_duration
 from penstock.up import lifecycle
-from penstock.up.child import Child
+from penstock.up.child import Child, Lines
 from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
 from penstock.up.log import LogBuffer, LogFilter, Said, event_of
 from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
@@ -131,8 +131,8 @@ class Runner:
             child = await Child.start(
                 [*self._command, *self._arguments()],
                 {**self._environ, **self.plan.environment},
-                heard=self._heard,
-                logged=self._logged,
+                output=Lines(self._heard),
+                errors=Lines(self._logged),
             )
         except OSError as error:
             self._failed(f"cannot be started: {error.strerror or error}", Exit(code=None))

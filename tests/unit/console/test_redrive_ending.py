@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.console.command import CommandOutcome
 from penstock.console.redrive import why_failed
+from penstock.up import CommandOutcome
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import pytest
 
 from penstock.cli.starting_file import pipeline_text
 from penstock.cli.up import find_file
-from penstock.console.command import run_penstock
 from penstock.console.sources import Sources
 from penstock.errors import ConfigError
 from penstock.testing import ManualClock
-from penstock.up import Fleet, prepare
+from penstock.up import Fleet, prepare, run_command
 
 
 def sources_of(directory: Path) -> Sources:
@@ -55,6 +54,6 @@ async def test_a_command_about_a_pipeline_finds_the_data_where_the_fleet_has_it(
     told: list[str] = []
     arguments = ["redrive", "--json", "--", str(tmp_path / "events.yaml")]
     async with asyncio.timeout(60):
-        outcome = await run_penstock(arguments, told.append, sources_of(tmp_path).environment)
+        outcome = await run_command(arguments, told.append, sources_of(tmp_path).environment)
     assert outcome.exit_code != 127
     assert "PENSTOCK_DATA_DIR" not in outcome.errors

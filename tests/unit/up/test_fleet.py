@@ -13,7 +13,7 @@ import pytest
 from tests.servers import free_ports
 
 from penstock.up import Fleet, PartState, PartStatus, Plan, UpSettings, lifecycle, runner
-from penstock.up.child import Child
+from penstock.up.child import Child, Lines
 from penstock.up.parts import Layout, PartPlan, Probe
 from penstock.up.status import FleetMap, Level, PartKind
 
@@ -315,7 +315,9 @@ async def test_whatever_a_part_prints_is_text_and_does_not_stop_it(tmp_path: Pat
 async def test_the_number_of_a_process_that_has_ended_is_never_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = await Child.start([sys.executable, "-c", ""], os.environ, heard=print, logged=print)
+    ended = await Child.start(
+        [sys.executable, "-c", ""], os.environ, output=Lines(print), errors=Lines(print)
+    )
     assert (await ended.wait()).code == 0
 
     def refuse(pid: int, number: int) -> None:

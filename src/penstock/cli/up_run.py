@@ -111,7 +111,7 @@ class _Up:
             self._fleet.log_buffer.say(part, Level.ERROR, fault)
 
     async def _open_front(self, stack: contextlib.AsyncExitStack) -> None:
-        """The probes of the whole, and the console behind them."""
+        """The probes of the whole fleet, and the console after them on the same port."""
         if missing := missing_extra(PartKind.CONSOLE):
             self._fleet.say(f"there is no console, and no /health: {missing}", Level.WARNING)
             return

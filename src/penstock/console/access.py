@@ -87,7 +87,7 @@ class Access:
             raise Forbidden(refusal)
 
     def principal(self, request: Request) -> Principal:
-        """Who asks. Raises `Unauthorized`, and `Forbidden` for what another site sends."""
+        """Return who asks. Raises `Unauthorized`, and `Forbidden` for what another site sends."""
         authorization = request.headers.get(b"authorization")
         if request.method not in _SAFE:
             self._check_origin(request, is_ambient=authorization is None)
@@ -98,7 +98,7 @@ class Access:
         raise Unauthorized("open the address that was printed at the start: it brings a one-time token")
 
     def begin_session(self, request: Request, token: str) -> tuple[bytes, bytes]:
-        """The cookie's header for whoever has the token, which is void from then on.
+        """Return the cookie's header for a client that has the token, which is void from then on.
 
         Raises `Unauthorized`, and `Forbidden` for what another site sends.
         """

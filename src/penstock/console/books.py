@@ -224,7 +224,7 @@ class PipelineBooks:
             raise Corrupt(f"a table of {self._spec.name} cannot be read: {why}. Restore it") from error
 
     def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
-        """Dead letters behind a position; None if the pipeline keeps none."""
+        """Dead letters after a position; None if the pipeline keeps none."""
         if self._spec.letters is None:
             return None
         with self._whole_files():

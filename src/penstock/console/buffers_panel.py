@@ -21,7 +21,7 @@ _CONFLICTS: Final = "buffer_manifest_conflicts"
 
 
 class BuffersPanel:
-    """The handlers, over the queues of the plan."""
+    """The handlers, over the queues of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""The console as one object: a page and its API on a port of its own."""
+"""The console as one object: a page and its API on one port."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Console:
         clock: Clock = SYSTEM_CLOCK,
         front: Callable[[Application], Application] = lambda app: app,
     ) -> None:
-        """`front` may put an application of its own before the console's, on the same port."""
+        """`front` may put another application before the console's, on the same port."""
         self._front = front
         self._settings = settings
         self._clock = clock

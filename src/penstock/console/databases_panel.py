@@ -43,7 +43,7 @@ _SEARCH: Final = msgspec.json.Decoder(_Search)
 
 
 class DatabasesPanel:
-    """The handlers, over the databases of the plan."""
+    """The handlers, over the databases of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

@@ -29,7 +29,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 _TIMEOUT_S: Final = 2.5
 """Shorter than a poller waits, so that the error says who was silent."""
 _REST: Final = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
-"""What follows the name in a line: labels and a value. A time, or an exemplar behind ` # `, is not read."""
+"""What follows the name in a line: labels and a value. A time, or an exemplar after ` # `, is not read."""
 _ESCAPED: Final = re.compile(r"\\(.)")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
@@ -74,7 +74,7 @@ class _Head:
     status: int
     size: int
     is_last: bool
-    """The server closes the connection behind it."""
+    """The server closes the connection after it."""
 
 
 class HttpPoller:

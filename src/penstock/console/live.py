@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """What came behind an id: a gap, if events are gone, and the events that are kept, by their ids.
+    """What came after an id: a gap, if events are gone, and the events that are kept, by their ids.
 
     Kept events may lie inside the gap: another lane keeps them for longer.
     """
@@ -61,7 +61,7 @@ class Missed:
 
     @property
     def gap_ident(self) -> int:
-        """The id to tell the gap with, before the events: whoever goes on behind it misses none of them."""
+        """The id of the gap, which is told before the events: a client that resumes after it misses none."""
         assert self.gap is not None
         last = self.gap[1]
         return min(last, self.events[0].ident - 1) if self.events else last
@@ -126,7 +126,7 @@ class RingBuffer:
         return one
 
     def after(self, ident: int) -> Missed:
-        """Everything behind `ident`. An id from the future is none of ours: all that is there is told."""
+        """Everything after `ident`. An id from the future is not one of ours: it gets all there is."""
         behind = ident if ident <= self.last else -1
         lanes = (self._common, *self._apart.values())
         events = [one for lane in lanes for one in lane.after(behind)]
@@ -180,7 +180,7 @@ class LiveHub:
     """Everything that happens, for all who watch. Parts and log lines are kept while nobody does.
 
     Lines are kept apart from the rest, so that parts that change often do not push them out. The overview is
-    not kept: whoever comes is told that of now, and whoever reads slowly only the newest.
+    not kept: a new client gets the current one, and a slow client only the newest.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -217,7 +217,7 @@ class LiveHub:
             self.push("part", fields)
 
     def push(self, name: str, fields: object) -> None:
-        """Tell everybody, also those who come back."""
+        """Tell every client, even those that reconnect."""
         self._ring.push(name, _ENCODE(fields))
         self._wake()
 
@@ -243,7 +243,7 @@ class LiveHub:
             raise LimitExceeded(f"{STREAMS_MAX} live streams are open, which is the cap; close one")
 
     async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
-        """Frames for one client: behind `after`, or from the last log lines and the state of now."""
+        """Frames for one client: after the id `after`, or the last log lines and the current state."""
         try:
             self.check_room()  # again: many may have been let in before the first of them got here
         except LimitExceeded as error:

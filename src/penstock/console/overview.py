@@ -235,7 +235,7 @@ def _consumed(sources: Sources, queue: QueueWatch, reading: Reading[BooksReading
 
 
 def backlog_of(held: QueueReading, reached: Mapping[int, int]) -> int:
-    """Batches of the queue behind what was read, shard by shard."""
+    """Batches of the queue after what was read, shard by shard."""
     return sum(
         max(0, shard.following - max(reached.get(shard.shard, 0), shard.first)) for shard in held.shards
     )

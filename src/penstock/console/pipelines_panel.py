@@ -23,7 +23,7 @@ _LETTERS_MAX: Final = 500
 
 
 class PipelinesPanel:
-    """The handlers, over the pipelines of the plan."""
+    """The handlers, over the pipelines of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

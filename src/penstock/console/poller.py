@@ -182,14 +182,14 @@ class _Point:
 
 
 def rate_between(before: float, before_s: float, after: float, after_s: float) -> float | None:
-    """Growth per second; None if no time has passed, or the counter has begun anew."""
+    """Growth per second; None if no time has passed, or the counter was reset."""
     if after_s <= before_s or after < before:
         return None
     return (after - before) / (after_s - before_s)
 
 
 class Meter:
-    """A counter as it was over the last seconds. One that went back has begun anew, and so does its rate."""
+    """A counter as it was over the last seconds. One that went back was reset, and so is its rate."""
 
     __slots__ = ("_points",)
 

@@ -122,13 +122,13 @@ class EntryView:
     location: str
     at_ms: int | None
     producer: str | None
-    """Who appended it, if under a transaction."""
+    """The application that appended it, if under a transaction."""
     metadata: Sequence[bytes]
     size: BatchSize
 
 
 class QueueSource:
-    """One queue of the plan. It is only read: nothing is fenced, acknowledged or changed."""
+    """One queue of the fleet. It is only read: nothing is fenced, acknowledged or changed."""
 
     def __init__(self, place: QueuePlace, clock: Clock) -> None:
         self.place = place
@@ -333,7 +333,7 @@ class QueueSource:
         return held[1]
 
     async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:
-        """Add up what came since the last look. Too much at once, and the count begins anew with the next."""
+        """Add up what came since the last look. Too much at once restarts the count."""
         fresh: list[str] = []
         came = 0
         for shard, index in indexes.items():
@@ -384,7 +384,7 @@ class QueueSource:
         return [view_of(shard, entry, sizes[entry.location]) for shard, entry in found]
 
     async def surveys(self) -> list[QueueSurvey]:
-        """What lies around each shard. One listing each: not for every second."""
+        """What is stored around each shard. It costs one listing each, so not every second."""
         now = self._clock.now_ms()
         return [
             await survey(reader, prefix, now_ms=now, grace_ms=_GRACE_MS)
@@ -403,7 +403,7 @@ class QueueSource:
         return None, (await reader.dequeued()).get(sequence)
 
     async def locate(self, text: str) -> tuple[int, int, str] | None:
-        """(shard, sequence, location) of a batch by its location or ULID, in the queue or just behind it."""
+        """(shard, sequence, location) of a batch by its location or ULID, in the queue or just dequeued."""
         for shard, (reader, _) in (await self.readers()).items():
             index, gone = await reader.index(), await reader.dequeued()
             # In a thread: a queue that nobody consumes may have a hundred thousand entries.

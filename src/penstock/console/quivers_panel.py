@@ -18,7 +18,7 @@ _GAPS_SHOWN: Final = 500
 
 
 class QuiversPanel:
-    """The handlers, over the directories of the plan."""
+    """The handlers, over the directories of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -130,7 +130,7 @@ def _segment(info: SegmentInfo, state: str, now_ms: int) -> dict[str, object]:
 
 
 def gaps_of(look: SubscriberLook) -> list[tuple[int, int]]:
-    """Stretches behind the mark that are not resolved although something beyond them is."""
+    """Stretches after the mark that are not resolved although something beyond them is."""
     reached = max([last for _, last in look.complete] + list(look.partial), default=look.subscriber.hwm)
     return Ranges(look.complete).missing(look.subscriber.hwm + 1, reached)
 

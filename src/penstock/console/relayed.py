@@ -75,7 +75,7 @@ class PlacedRun:
 
     run: Run
     end: int | None
-    """The index behind its last record; None: the end of the batch."""
+    """The index after its last record; None: the end of the batch."""
     shard: int
     sequence: int
     location: str

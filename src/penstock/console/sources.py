@@ -1,4 +1,4 @@
-"""Everything of the plan that can be looked at, each with its own poller."""
+"""Everything of a fleet that can be looked at, each with its own poller."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class PipelineSource:
 
 
 class Sources:
-    """One source for each place of the plan, as long as it is there."""
+    """One source for each place of the fleet, as long as it is there."""
 
     def __init__(self, fleet: FleetView, clock: Clock) -> None:
         self.fleet = fleet
@@ -295,7 +295,7 @@ class Sources:
             yield pipeline.balance
 
     def queue(self, name: str) -> QueueWatch:
-        """Raises `NotFound` for a name that is not in the plan; so do the others."""
+        """Raises `NotFound` for a name that is not in the fleet; so do the others."""
         return _found(self.queues, name, "queue")
 
     def quiver(self, name: str) -> QuiverSource:

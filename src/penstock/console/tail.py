@@ -1,6 +1,6 @@
 """The end of a topic as it grows: the server's own watch, turned into events of the console.
 
-Ids are sequences, so a client that comes back goes on behind the last one it has. Records that are gone, and
+Ids are sequences, so a client that reconnects goes on after the last one it has. Records that are gone, and
 those that come too fast to be read, are told as gaps. The newest are always shown, if a moment later.
 """
 
@@ -58,7 +58,7 @@ class Pace:
         return max(0.0, self._second + 1.0 - self._clock.monotonic())
 
     def take(self, records: Iterable[Record] = ()) -> tuple[tuple[int, int] | None, Sequence[Record]]:
-        """What to show now: the first and last sequence of what is left out, and the records behind it.
+        """What to show now: the first and last sequence of what is left out, and the records after it.
 
         As many are held back as pass in a second, the newest; older ones are left out for them.
         """
@@ -85,7 +85,7 @@ class Pace:
 
 
 class TailPanel:
-    """The handler, over the topics server of the plan."""
+    """The handler, over the topics server of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

@@ -32,7 +32,7 @@ Kind: TypeAlias = Literal["live", "tombstone", "deleted", "evicted", "expired"]
 
 _KINDS: Final[dict[str, Kind]] = {"cap": "evicted", "ttl": "expired"}
 _DELETED: Final = "deleted, or numbers that no record got"
-"""A server that was killed goes on behind the numbers it had set aside."""
+"""A server that was killed goes on after the numbers it had reserved."""
 _REASONS: Final = {
     "cap": "evicted by the topic's cap",
     "ttl": "expired by the topic's age limit",
@@ -45,7 +45,7 @@ _REASONS: Final = {
 
 
 class TopicsPanel:
-    """The handlers, over the topics server of the plan."""
+    """The handlers, over the topics server of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

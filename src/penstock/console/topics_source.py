@@ -87,7 +87,7 @@ class _Remembered(OrderedDict[str, V]):
 
 
 class TopicsSource:
-    """The topics server of the plan. Its address may change when it is started again."""
+    """The topics server of the fleet. Its address may change when it is started again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBER_MAX: Final = 2**63 - 1
 _QUEUE_S: Final = 15.0
-"""For all that is looked up in one queue and behind it."""
+"""For all that is looked up in one queue and after it."""
 _WAYS: Final = (
     "say what to trace: ?topic=&seq= or ?buffer=&sequence=&index= or ?id= (a batch) or ?pipeline=&batch="
 )
@@ -42,7 +42,7 @@ State: TypeAlias = Literal["here", "passed", "gone", "unknown"]
 
 
 class TracePanel:
-    """The handler, over everything of the plan."""
+    """The handler, over everything of the fleet."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -122,7 +122,7 @@ class TracePanel:
         return [*steps, *await self._sequence(watch, found.shard, found.sequence, found.index)]
 
     def _is_alone(self, relay: RelayPlace) -> bool:
-        """Whether only this relay appends to its queue, as far as the plan goes."""
+        """Whether only this relay appends to its queue, as far as the fleet knows."""
         collector = self._sources.collector_place
         others = [one for one in self._sources.places.relays if one.queue == relay.queue and one != relay]
         return not others and (collector is None or relay.queue not in collector.queues)
@@ -294,7 +294,7 @@ class Step:
 
 
 def topic_step(topic: str, seq: int, page: Page) -> Step:
-    """A record of a topic, by the page behind the one before it."""
+    """A record of a topic, by the page after the record before it."""
     detail: dict[str, object] = {"topic": topic, "seq": seq, "head": page.head_seq}
     records = page.records()
     if records and records[0].seq == seq:

@@ -1,8 +1,8 @@
-"""A process of the fleet: started, listened to, stopped, and gone with everything that it has started.
+"""A supervised child process: a part of the fleet, or a command that the console runs.
 
-Its standard input is a pipe that nobody writes to: it ends when the fleet does, however that ends, and the
-process ends with it. It has a session of its own, so that Ctrl-C is for the fleet alone, and what it has
-started can be killed with it.
+Its standard input is a pipe that nobody writes to. The pipe is closed when this process ends, even by
+SIGKILL, and the child ends with it. Each child has its own session: Ctrl-C reaches this process alone, and
+whatever the child has started can be killed with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ERROR_LINES: Final = 50
 _ERROR_LINE_MAX: Final = 1 << 20
 _CHUNK_BYTES: Final = 64 * 1024
 _LAST_WORDS_S: Final = 2.0
-"""How long output is waited for after the process has ended: somebody else may hold the pipe."""
+"""How long to wait for output after the process has ended: another process may hold the pipe."""
 
 
 class Child:
@@ -59,7 +59,7 @@ class Child:
         output: Feed,
         errors: Feed,
     ) -> Child:
-        """Raises `OSError` if there is no such command, or no room for a process."""
+        """Start a command. Raises `OSError` if there is none, or no room for a process."""
         process = subprocess.Popen(  # noqa: ASYNC220 - it returns as soon as the process runs
             command,
             stdin=subprocess.PIPE,
@@ -81,7 +81,7 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> Exit:
-        """Until it has ended; whatever it has started and left behind is killed."""
+        """Wait until it has ended; kill what it has started and left running."""
         returncode = await asyncio.shield(self._exited)
         _, late = await asyncio.wait(self._listening, timeout=_LAST_WORDS_S)
         for task in late:
@@ -101,7 +101,7 @@ class Child:
 
 
 class _Number:
-    """A process by its number, which is another's as soon as the process was waited for: never used then."""
+    """A process by its number, which is never used once the process was waited for: it may be reused."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -119,7 +119,7 @@ class _Number:
                 self._kill_group()
 
     def wait(self) -> int:
-        """Until it has ended; its group is killed while its number is still its own."""
+        """Wait until it has ended, and kill its group while its number is still its own."""
         if hasattr(os, "waitid"):  # where there is none, the number is free for a moment before it is used
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         else:
@@ -135,10 +135,10 @@ class _Number:
 
 
 def _watch(number: _Number, name: str, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """What the process ends with, as soon as it has.
+    """Return a future of the exit status.
 
-    A thread waits for it: asyncio's own processes end only with their pipes, which somebody whom the process
-    has started may hold long after it.
+    A thread waits for it: asyncio's own processes end only with their pipes, which a child of the process may
+    hold long after it has ended.
     """
     exited: asyncio.Future[int] = loop.create_future()
 
@@ -148,7 +148,7 @@ def _watch(number: _Number, name: str, loop: asyncio.AbstractEventLoop) -> async
 
     def wait() -> None:
         returncode = number.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and so is whoever wanted to know
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(tell, returncode)
 
     threading.Thread(target=wait, name=name, daemon=True).start()

@@ -121,7 +121,7 @@ def initial_state(now_s: float, *, enabled: bool = True) -> ProcessState:
 
 
 def on_start(process: ProcessState, now_s: float) -> ProcessState:
-    """Its process runs."""
+    """Its process was started."""
     return replace(
         _moved_to(process, PartState.STARTING, now_s),
         started_s=now_s,
@@ -136,19 +136,19 @@ def on_start(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def on_ready(process: ProcessState, now_s: float) -> ProcessState:
-    """It said itself that it does its work."""
+    """It reported that it is ready."""
     return on_probe(process, ProbeResult.READY, now_s)
 
 
 def on_heartbeat(process: ProcessState, now_s: float) -> ProcessState:
-    """It said itself that it lives, which is not to say that it is ready."""
+    """It reported that it is alive, which does not mean ready."""
     if not process.is_running:
         return process
     return replace(process, heard_s=now_s, begun_s=None if process.begun_s is None else now_s)
 
 
 def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
-    """It said itself that something is in its way, and that it begins anew."""
+    """It reported trouble, and that it starts again."""
     if not process.is_running:
         return process
     process = replace(process, begun_s=now_s, heard_s=None)
@@ -158,12 +158,12 @@ def on_trouble(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def excuse_silence(process: ProcessState, now_s: float) -> ProcessState:
-    """What it has not told up to now is not its silence: it had not to, or nobody has listened."""
+    """Do not count the time up to now as silence: nothing was due, or nobody listened."""
     return replace(process, heard_s=None if process.heard_s is None else now_s)
 
 
 def on_probe(process: ProcessState, answer: ProbeResult, now_s: float) -> ProcessState:
-    """A probe came back."""
+    """A probe was answered, or was not."""
     if not process.is_running:
         return process
     if answer is ProbeResult.READY:
@@ -182,7 +182,7 @@ def on_probe(process: ProcessState, answer: ProbeResult, now_s: float) -> Proces
 
 
 def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) -> ProcessState:
-    """Its process is gone."""
+    """Its process has ended."""
     if process.state in (PartState.STOPPING, PartState.STOPPED):
         return replace(_moved_to(process, PartState.STOPPED, now_s), ready_s=None, next_start_s=None)
     healthy = process.ready_s is not None and now_s - process.ready_s >= HEALTHY_S
@@ -196,7 +196,7 @@ def on_exit(process: ProcessState, how: Exit, now_s: float, rng: random.Random) 
 
 
 def on_stop_request(process: ProcessState, now_s: float) -> ProcessState:
-    """It is to end, and stays so."""
+    """It is to stop, and is not started again."""
     if process.state is PartState.DISABLED or process.state is PartState.STOPPED:
         return process
     running = process.is_running and process.next_start_s is None
@@ -212,14 +212,14 @@ def try_again(process: ProcessState, now_s: float) -> ProcessState:
 
 
 def next_action(process: ProcessState, now_s: float) -> Action:
-    """What is to be done now."""
+    """Return what to do now."""
     if process.next_start_s is not None and now_s >= process.next_start_s:
         return Action.START
     return Action.KILL if hang_reason(process, now_s) else Action.NOTHING
 
 
 def hang_reason(process: ProcessState, now_s: float) -> str:
-    """What is said of a part that hangs; empty for one that does not."""
+    """Why a part that hangs is killed; empty for one that does not hang."""
     if not process.is_running:
         return ""
     if process.silent_s is not None and now_s - process.silent_s >= SILENT_MAX_S:
@@ -233,7 +233,7 @@ def hang_reason(process: ProcessState, now_s: float) -> str:
 
 
 def failure_reason(how: Exit) -> str:
-    """A few words on an end that starting again does not change; empty for any other."""
+    """Why starting again does not help after this exit; empty if it may."""
     return _FAILED.get(how.code, "") if how.code is not None else ""
 
 

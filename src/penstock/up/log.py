@@ -142,7 +142,7 @@ class Levels:
         if line.startswith("Traceback (most recent call last)"):
             self._in_trace, self._last = True, Level.ERROR
         elif not line[:1].isspace():
-            # The line behind a trace tells the error; whatever follows it is something new.
+            # The line after a trace is the error; the next line is something new.
             self._last = Level.ERROR if self._in_trace else Level.INFO
             self._in_trace = False
         return self._last
@@ -274,9 +274,9 @@ class LogFilter:
 
 
 class LogBuffer:
-    """Numbers lines, keeps the last, and tells them and every change of a part to its listeners.
+    """Numbers lines, keeps the last ones, and publishes lines and changes of parts to its listeners.
 
-    None of `secrets` is in any of them, whoever printed it.
+    None of `secrets` appears in any of them.
     """
 
     def __init__(self, *, clock: Clock, kept: int = _KEPT, secrets: Iterable[str] = ()) -> None:
@@ -305,11 +305,11 @@ class LogBuffer:
         return found[-limit:] if limit > 0 else []
 
     def say(self, part: str, level: Level, text: str) -> None:
-        """A line of the fleet's own, about a part: never left out."""
+        """Log a line of the fleet itself about a part. It is never left out."""
         self._write(part, level, text)
 
     def hear(self, part: str, said: Said) -> bool:
-        """A line that a part printed; false if it is beyond what a part may print, and was only counted."""
+        """Log a line that a part printed; return false if there were too many and it was only counted."""
         throttle = self._throttles.setdefault(part, Throttle())
         admitted = throttle.admits(self._clock.monotonic())
         if admitted:
@@ -317,17 +317,17 @@ class LogBuffer:
         return admitted
 
     def tell_left_out(self) -> None:
-        """Say of every part how many lines of it were left out since this was last said."""
+        """Log for every part how many of its lines were left out since the last time."""
         for part, throttle in self._throttles.items():
             if count := throttle.take_left_out():
                 self.say(part, Level.WARNING, f"{count} lines were left out: it prints too many of them")
 
     def shown(self, text: str) -> str:
-        """What of a text may be told."""
+        """Return a text without secrets and control characters."""
         return self._veil.over(shown(text))
 
     def changed(self, status: PartStatus) -> None:
-        """A part is in another state, or has told another figure."""
+        """Publish that a part has another state or other figures."""
         self._publish(status)
 
     def _write(self, part: str, level: Level, text: str) -> None:
@@ -342,6 +342,6 @@ class LogBuffer:
         for number, listener in list(self._listeners.items()):
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - whoever listens must not end what it listens to
+            except Exception:  # noqa: BLE001 - a listener must not end the log
                 self._listeners.pop(number, None)
                 _LOG.exception("a listener of the log has failed, and hears nothing any more")

@@ -98,7 +98,7 @@ class Layout:
         return text if "://" in text else self.path(text)
 
     def run_file(self, name: str) -> str:
-        """For what is only of use while the fleet runs, or is written anew at every start."""
+        """Return the path of a file that is only used while the fleet runs, or rewritten at every start."""
         return self.inner("run", name)
 
 

@@ -331,7 +331,7 @@ class _Planner:
 def collector_mapping(
     collector: CollectorSettings, settings: UpSettings, layout: Layout
 ) -> dict[str, Setting]:
-    """The file of a collector that keeps what it takes, and puts each signal into a queue of its own."""
+    """Return the file of a collector that keeps what it takes and has a queue for each signal."""
     host = collector.host or settings.host
     store = layout.store(collector.store, "queues")
     return {
@@ -391,7 +391,7 @@ def wanted_ports(settings: UpSettings, running: Iterable[PartPlan]) -> dict[str,
 
 
 def port_faults(settings: UpSettings, running: Iterable[PartPlan]) -> list[str]:
-    """No two parts may want one port; whoever listens on every address wants it on each of them."""
+    """Ports that two parts want. A part that listens on every address wants its port on each of them."""
     wanted = list(wanted_ports(settings, running).items())
     return [
         f"{first} and {second} are both {place[1]}: change one of them"

@@ -83,7 +83,7 @@ def layered(
 
 
 def _nothing_is_empty(layers: Sequence[Mapping[str, Setting]]) -> list[Mapping[str, Setting]]:
-    """`topics:` with nothing behind it is the part as it comes, also under a layer that sets a key of it."""
+    """Replace an empty `topics:` by the part's defaults, even under a layer that sets one of its keys."""
     return [
         {key: {} if value is None and key in _PARTS else value for key, value in layer.items()}
         for layer in layers
@@ -198,7 +198,7 @@ def data_directory(file: UpFile) -> str:
 
 @contextmanager
 def hold(plan: Plan) -> Iterator[None]:
-    """The data directory, for this fleet alone. Raises `LockHeld`, which names the process that has it."""
+    """Lock the data directory for this fleet. Raises `LockHeld`, which names the process that holds it."""
     with ExitStack() as stack:
         stack.enter_context(DirectoryLock(OsFileSystem(), plan.layout.data_dir, name=LOCK_NAME))
         OsFileSystem().make_dirs(plan.layout.inner("run"))
@@ -219,7 +219,7 @@ def write_if_missing(path: Path, text: str) -> None:
 
 
 def write_collector_file(plan: Plan) -> None:
-    """The collector's file, if it has none of its own. Only this user may read it: it may hold tokens."""
+    """Write the collector's file unless the user has one. Only this user may read it: it may hold tokens."""
     import yaml
 
     if plan.collector_text is None or plan.collector_file is None:

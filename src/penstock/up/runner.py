@@ -26,7 +26,7 @@ _ASK_SOON_S: Final = 0.2
 _ASK_S: Final = 2.0
 _HURRY_S: Final = 5.0
 _LATE_S: Final = 5.0
-"""Woken up so much later than it asked for, this process itself stood still."""
+"""If a sleep ends this much late, this process itself stood still."""
 _READY_EVENTS: Final = {
     PartKind.COLLECTOR: "ready",
     PartKind.RELAY: "progress",
@@ -148,7 +148,7 @@ class Runner:
         return child
 
     def _forget_run(self) -> None:
-        """What was true of the process before this one."""
+        """Forget what was true of the previous process."""
         self._address = self.plan.address
         self._progress = {}
         self._log_filter = LogFilter()
@@ -182,7 +182,7 @@ class Runner:
         self._ended(how)
 
     async def _keep_asking(self, child: Child) -> None:
-        """Ask its probe for ever, if it has one, and kill it when it hangs."""
+        """Poll its probe, if it has one, until it ends, and kill it when it hangs."""
         while True:
             wait_s = _ASK_S if self._lifecycle.state is PartState.READY else _ASK_SOON_S
             due_s = self._clock.monotonic() + wait_s
@@ -340,7 +340,7 @@ def _wait(seconds: float) -> str:
 
 
 async def ask(address: str, probe: Probe) -> ProbeResult:
-    """What the probe at an address says; whatever goes wrong on the way to it is silence."""
+    """Return what the probe at an address says; any failure to reach it is silence."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             status = await _status(reachable(address), probe)

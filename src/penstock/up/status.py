@@ -187,7 +187,7 @@ class FleetView(Protocol):
         ...
 
     def log(self, after: int = 0, limit: int = 200) -> Sequence[LogLine]:
-        """The last lines of the log behind a number, oldest first; older ones are forgotten."""
+        """The last lines of the log after a number, oldest first; older ones are forgotten."""
         ...
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:

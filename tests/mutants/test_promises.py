@@ -41,7 +41,7 @@ from penstock.codec import decompress, index_block, length_table
 from penstock.ids import mint_ulid
 from penstock.objects import Blob, MemoryStore, ObjectInfo, Version
 from penstock.objects.directory import ObjectDirectory
-from penstock.objects.faults import Call, Fault, translate
+from penstock.objects.errors import FailedRequest, Fault, translate
 from penstock.objects.store import ByteRange, Data
 from penstock.storage.fs import OsFileSystem
 from penstock.testing.clock import ManualClock
@@ -695,7 +695,7 @@ def test_two_writers_of_one_file_cannot_both_replace_the_same_version(tmp_path: 
 
 @pytest.mark.parametrize("status", [500, 503, None])
 def test_a_conditional_write_without_a_definite_answer_is_unknown(status: int | None) -> None:
-    call = Call(doing="replace", url="s3://b", bucket="b", key="m", conditional=True)
+    call = FailedRequest(doing="replace", url="s3://b", bucket="b", key="m", conditional=True)
     assert isinstance(translate(Fault(kind="GenericError", status=status), call), errors.OutcomeUnknown)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.codec.block import (
     Block,
+    RecordChunk,
     as_binary_array,
     check_records,
     encode_records,
@@ -12,7 +13,6 @@ from penstock.codec.block import (
     record_bytes,
     record_lengths,
 )
-from penstock.codec.chunk import RecordChunk
 from penstock.codec.zstd import compress, decompress
 
 __all__ = [

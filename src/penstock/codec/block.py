@@ -16,7 +16,7 @@ offset 0 such a table names exactly the records that the walk would find.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,17 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Corrupt, InvalidInput, LimitExceeded
-
-__all__ = [
-    "Block",
-    "as_binary_array",
-    "check_records",
-    "encode_records",
-    "index_block",
-    "length_table",
-    "record_bytes",
-    "record_lengths",
-]
 
 TABLE_MAGIC = b"PSTKLEN1"
 TABLE_RECORDS_MIN = 64
@@ -433,3 +422,55 @@ def _by_walk(data: pa.Buffer, count: int) -> Block:
         raise Corrupt(f"record {len(lengths) - 1} of {count} runs past the end of its {size}-byte block")
     found = np.array(lengths, "<u4")
     return Block(data, found, _starts(found))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChunk:
+    """Records on their way into a block: an Arrow array to be encoded later, or a list already encoded.
+
+    An array costs nothing to keep, so it is encoded piece by piece as the block is written. A list is worth a
+    look only once: its objects are scattered over memory, and reaching them costs more than copying them.
+    """
+
+    values: pa.BinaryArray | None
+    lengths: Lengths
+    encoded: memoryview | None = None
+
+    @classmethod
+    def of_array(cls, values: pa.BinaryArray) -> RecordChunk:
+        """A chunk of a `binary` array without nulls."""
+        return cls(values, record_lengths(values))
+
+    @classmethod
+    def of_list(cls, records: Sequence[bytes]) -> RecordChunk:
+        """A chunk of records that have been checked to be `bytes`."""
+        values = pa.array(records, pa.binary())
+        lengths = record_lengths(values)
+        return cls(None, lengths, encode_records(values, lengths))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def record_bytes(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def pieces(self, piece_bytes: int) -> Iterator[RecordChunk]:
+        """Slices of about `piece_bytes` each, at least one record long; nothing is copied."""
+        values = self.values
+        if values is None or self.record_bytes <= piece_bytes:
+            yield self
+            return
+        ends = np.cumsum(self.lengths, dtype="<i8")
+        marks = np.arange(piece_bytes, int(ends[-1]), piece_bytes)
+        cuts = np.unique(np.searchsorted(ends, marks) + 1).tolist()
+        start = 0
+        for stop in (*(cut for cut in cuts if cut < len(ends)), len(ends)):
+            yield RecordChunk(values[start:stop], self.lengths[start:stop])
+            start = stop
+
+    def encode(self) -> memoryview:
+        """`(u32 length | data)*` for all records."""
+        if self.encoded is not None:
+            return self.encoded
+        return encode_records(self.values, self.lengths)

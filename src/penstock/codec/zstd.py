@@ -11,8 +11,6 @@ import zstandard
 from penstock.errors import Corrupt, LimitExceeded
 from penstock.units import format_size
 
-__all__ = ["compress", "decompress"]
-
 LEVEL = 3
 _PIECE_BYTES = 2048
 """Input per step of the bounded stream. A frame grows at most 128 KiB per 4 bytes, so a bomb is

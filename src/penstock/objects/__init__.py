@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.objects.faults import BucketNotFound
+from penstock.objects.errors import BucketNotFound
 from penstock.objects.keys import check_prefix, join_key, normalise_key
-from penstock.objects.local import LocalStore
+from penstock.objects.local import LocalStore, Workers
 from penstock.objects.memory import MemoryStore, named_memory_store
 from penstock.objects.probe import check_conditional_writes, ensure_conditional_writes
-from penstock.objects.resolve import open_store
-from penstock.objects.settings import StoreAddress, StoreConfig
+from penstock.objects.settings import StoreAddress, StoreConfig, open_store
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, ObjectStore, Version
-from penstock.objects.workers import Workers
 
 __all__ = [
     "Blob",

@@ -37,12 +37,9 @@ from penstock.errors import (
     PermissionDenied,
     Unavailable,
 )
-from penstock.objects.buffers import flat_views, lazy_views
 from penstock.objects.keys import check_prefix, normalise_key
-from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
+from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version, flat_views, lazy_views
 from penstock.storage import FileSystem, publish, stage
-
-__all__ = ["LOCK_WAIT_S", "SIDE_DIRECTORY", "ObjectDirectory"]
 
 SIDE_DIRECTORY: Final = ".penstock"
 _STRIPES: Final = 64
@@ -217,7 +214,7 @@ class ObjectDirectory:
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
-        """What every write needs around it: the side directory, and errors told in terms of the key."""
+        """What every write needs around it: the side directory, and errors in terms of the key."""
         try:
             self._prepare()
             yield
@@ -311,7 +308,7 @@ class _Hashed:
 def _memory(size: int) -> memoryview:
     """Memory to read an object into. Large ones come from Arrow's pool, which keeps what is given back.
 
-    The C library asks the system anew for each, and the page faults cost more than the reading.
+    The C library asks the system again for each, and the page faults cost more than the reading.
     """
     if size < POOLED_BYTES_MIN:
         return memoryview(bytearray(size))

@@ -7,8 +7,6 @@ from typing import Final
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.limits import KEY_BYTES_MAX
 
-__all__ = ["FORBIDDEN_CHARACTERS", "check_prefix", "join_key", "normalise_key"]
-
 FORBIDDEN_CHARACTERS: Final = frozenset('\\{^}%`]">[~<#|*?')
 """Other clients encode these once when writing and once more when reading, and never find the key again."""
 

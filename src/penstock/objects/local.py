@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Rejected
 from penstock.objects.directory import LOCK_WAIT_S, ObjectDirectory
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
-from penstock.objects.workers import Workers
 from penstock.storage import FileSystem, OsFileSystem
 
-__all__ = ["LocalStore"]
-
 _THREADS = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LocalStore:
@@ -66,3 +72,42 @@ class LocalStore:
 
     async def close(self) -> None:
         self._workers.close()
+
+
+class Workers:
+    """Threads for blocking calls, started when first needed and started again in a forked child.
+
+    A pool belongs to one process: its threads do not survive a fork, the pool object does.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._name = name
+        self._threads = threads
+        self._mutex = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the blocking call in a thread. Cancelling the wait does not stop the call."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor(), partial(call, *args, **kwargs)
+        )
+
+    def close(self) -> None:
+        """Release the threads once their running calls are done; does not wait for them. Idempotent."""
+        self._closed = True
+        pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
+            pool.shutdown(wait=False)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._pid != os.getpid():
+            # In a forked child the mutex may have been held by a thread that is no more.
+            self._mutex, self._pool, self._pid = threading.Lock(), None, os.getpid()
+        with self._mutex:
+            if self._closed:
+                raise Rejected(f"{self._name} is closed; open it again")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"penstock-{self._name}")
+            return self._pool

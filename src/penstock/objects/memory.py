@@ -8,11 +8,8 @@ from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, NotFound, PenstockError
-from penstock.objects.buffers import flat_views
 from penstock.objects.keys import check_prefix, normalise_key
-from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
-
-__all__ = ["MemoryStore", "named_memory_store"]
+from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version, flat_views
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,6 @@ from penstock.objects.keys import join_key
 from penstock.objects.settings import REMOTE_SCHEMES
 from penstock.objects.store import ObjectStore, Version
 
-__all__ = ["check_conditional_writes", "ensure_conditional_writes"]
-
 _CHECKED: set[tuple[int, str]] = set()
 
 

@@ -23,10 +23,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.blocking import NativeRuntime
 from penstock.errors import ConfigError, InvalidInput, NotFound, PenstockError, PermissionDenied, Unavailable
-from penstock.objects.buffers import flat_views
-from penstock.objects.faults import (
+from penstock.objects.errors import (
     BucketNotFound,
-    Call,
+    FailedRequest,
     Fault,
     is_beyond_end,
     is_not_modified,
@@ -35,16 +34,15 @@ from penstock.objects.faults import (
     translate,
 )
 from penstock.objects.keys import check_prefix, normalise_key
+from penstock.objects.local import Workers
 from penstock.objects.settings import REMOTE_SCHEMES, StoreAddress, StoreConfig
-from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
-from penstock.objects.workers import Workers
+from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version, flat_views
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult
     from obstore.store import ClientConfig, RetryConfig
 
-__all__ = ["RemoteStore"]
 
 _MULTIPART_BYTES: Final = 32 * 1024 * 1024
 _PART_BYTES: Final = 8 * 1024 * 1024
@@ -129,11 +127,13 @@ class RemoteStore:
     def _full(self, key: str) -> str:
         return f"{self._address.path}/{key}" if self._address.path else key
 
-    def _call(self, doing: str, key: str | None = None, *, conditional: bool = False) -> Call:
-        return Call(doing=doing, url=self.url, bucket=self._address.bucket, key=key, conditional=conditional)
+    def _request(self, doing: str, key: str | None = None, *, conditional: bool = False) -> FailedRequest:
+        return FailedRequest(
+            doing=doing, url=self.url, bucket=self._address.bucket, key=key, conditional=conditional
+        )
 
     @contextmanager
-    def _translated(self, call: Call) -> Iterator[None]:
+    def _translated(self, call: FailedRequest) -> Iterator[None]:
         _RUNTIME.use(self.url)
         try:
             yield
@@ -142,7 +142,7 @@ class RemoteStore:
             raise translate(_fault(error), call) from None
 
     def _get(self, key: str) -> Blob:
-        with self._translated(self._call("read", key)):
+        with self._translated(self._request("read", key)):
             result = obstore.get(self._handles().data, self._full(key))
             return Blob(data=memoryview(result.bytes()), version=self._version(result.meta))
 
@@ -150,7 +150,7 @@ class RemoteStore:
         if version.etag is None:
             blob = self._get(key)
             return None if blob.version == version else blob
-        with self._translated(self._call("read", key)):
+        with self._translated(self._request("read", key)):
             try:
                 result = obstore.get(
                     self._handles().data, self._full(key), options={"if_none_match": version.etag}
@@ -174,7 +174,7 @@ class RemoteStore:
         return self._read_tail(key, wanted.length)
 
     def _read_span(self, key: str, start: int, length: int) -> Blob:
-        with self._translated(self._call("read", key)):
+        with self._translated(self._request("read", key)):
             try:
                 result = obstore.get(
                     self._handles().data, self._full(key), options={"range": (start, start + length)}
@@ -188,7 +188,7 @@ class RemoteStore:
         return _part(self._get(key).data[start : start + length])
 
     def _read_tail(self, key: str, length: int) -> Blob:
-        with self._translated(self._call("read", key)):
+        with self._translated(self._request("read", key)):
             try:
                 result = obstore.get(
                     self._handles().data, self._full(key), options={"range": {"suffix": length}}
@@ -203,7 +203,7 @@ class RemoteStore:
 
     def _read_tail_by_head(self, key: str, length: int) -> Blob:
         """Azure has no suffix ranges. The etag keeps a replaced object from being cut at the old size."""
-        call = self._call("read", key)
+        call = self._request("read", key)
         for _ in range(_TAIL_ATTEMPTS):
             info = self._head(key)
             if info.size == 0:
@@ -224,7 +224,7 @@ class RemoteStore:
     def _put(self, key: str, data: Data) -> Version:
         views = flat_views(data)
         large = sum(view.nbytes for view in views) > _MULTIPART_BYTES
-        with self._translated(self._call("store", key)):
+        with self._translated(self._request("store", key)):
             return self._version(
                 obstore.put(
                     self._handles().data,
@@ -238,7 +238,7 @@ class RemoteStore:
     def _put_if(self, mode: PutMode, key: str, data: Data) -> Version:
         views = flat_views(data)
         doing = "create" if mode == "create" else "replace"
-        with self._translated(self._call(doing, key, conditional=True)):
+        with self._translated(self._request(doing, key, conditional=True)):
             return self._version(
                 obstore.put(
                     self._handles().conditional,
@@ -250,19 +250,19 @@ class RemoteStore:
             )
 
     def _head(self, key: str) -> ObjectInfo:
-        with self._translated(self._call("look at", key)):
+        with self._translated(self._request("look at", key)):
             return self._info(key, obstore.head(self._handles().data, self._full(key)))
 
     def _list_below(self, prefix: str) -> _Infos:
         folder = self._full(prefix).rstrip("/") if prefix or self._address.path else ""
         skip = len(self._address.path) + 1 if self._address.path else 0
-        with self._translated(self._call("list")):
+        with self._translated(self._request("list")):
             chunks = obstore.list(self._handles().data, prefix=folder or None, chunk_size=1000)
             found = [self._info(meta["path"][skip:], meta) for chunk in chunks for meta in chunk]
         return sorted(found, key=lambda info: info.key)
 
     def _copy(self, source: str, target: str) -> None:
-        with self._translated(self._call("copy", source)):
+        with self._translated(self._request("copy", source)):
             obstore.copy(self._handles().data, self._full(source), self._full(target))
 
     def _delete_many(self, keys: Sequence[str]) -> dict[str, PenstockError]:
@@ -302,7 +302,7 @@ class RemoteStore:
         return failed
 
     def _delete(self, keys: Sequence[str]) -> None:
-        with self._translated(self._call("delete", keys[0] if len(keys) == 1 else None)):
+        with self._translated(self._request("delete", keys[0] if len(keys) == 1 else None)):
             obstore.delete(self._handles().data, [self._full(key) for key in keys])
 
     def _info(self, key: str, meta: ObjectMeta) -> ObjectInfo:

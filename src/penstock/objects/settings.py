@@ -1,18 +1,21 @@
-"""Where a store is and how to reach it."""
+"""A store's address and settings, and the way from them to the store."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.keys import check_prefix
+from penstock.objects.local import LocalStore
+from penstock.objects.memory import named_memory_store
+from penstock.objects.store import ObjectStore
 from penstock.units import DurationLike, parse_duration
-
-__all__ = ["REMOTE_SCHEMES", "SCHEMES", "StoreAddress", "StoreConfig"]
 
 REMOTE_SCHEMES: Final = ("az", "gs", "s3")
 SCHEMES: Final = ("az", "file", "gs", "memory", "s3")
@@ -115,3 +118,33 @@ def _bucket_address(scheme: str, bucket: str, path: str) -> StoreAddress:
         return StoreAddress(scheme=scheme, bucket=bucket, path=check_prefix(path))
     except PenstockError as error:
         raise ConfigError(f"store: the folder in {scheme}://{bucket}{path} is not valid: {error}") from error
+
+
+def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
+    """The store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
+
+    A store given as such is returned as it is. Nothing is contacted yet. `deadline_s` is how long the caller
+    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
+    """
+    if isinstance(spec, str):
+        spec = StoreConfig(url=spec)
+    if not isinstance(spec, StoreConfig):
+        if isinstance(spec, ObjectStore):
+            return spec
+        raise ConfigError(
+            f"store: expected a url, a path, a StoreConfig or a store, found {type(spec).__name__}"
+        )
+    address = StoreAddress.parse(spec.url)
+    if address.scheme not in ("file", "memory"):
+        # Imported late: the client is a large native library that local work does not need.
+        from penstock.objects.remote import RemoteStore
+
+        return RemoteStore(spec)
+    if spec.options:
+        raise ConfigError(
+            f"store: {address.scheme}:// takes no options, found {', '.join(sorted(spec.options))}"
+        )
+    if address.scheme == "memory":
+        return named_memory_store(address.bucket)
+    lock_wait_s = LOCK_WAIT_S if deadline_s is None else min(LOCK_WAIT_S, deadline_s)
+    return LocalStore(os.path.abspath(os.path.expanduser(address.path)), lock_wait_s=lock_wait_s)

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from penstock.errors import PenstockError
-
-__all__ = ["Blob", "ByteRange", "Data", "ObjectInfo", "ObjectStore", "Version"]
+from penstock.errors import InvalidInput, PenstockError
 
 Data: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """What can be stored: one buffer, or several that are stored one after the other.
@@ -81,7 +79,7 @@ class ObjectStore(Protocol):
         ...
 
     async def put_if_absent(self, key: str, data: Data) -> Version:
-        """Create. Raises `Conflict` if the key exists, `OutcomeUnknown` if it cannot be told."""
+        """Create. Raises `Conflict` if the key exists, `OutcomeUnknown` if that is not known."""
         ...
 
     async def put_if_match(self, key: str, data: Data, version: Version) -> Version:
@@ -103,3 +101,21 @@ class ObjectStore(Protocol):
     async def close(self) -> None:
         """Release threads and connections. The store must not be used afterwards."""
         ...
+
+
+def flat_views(data: Data) -> list[memoryview]:
+    """The buffers of `data` in order, each as a byte view. Raises `InvalidInput` for anything else."""
+    try:
+        buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
+        return [memoryview(buffer).cast("B") for buffer in buffers]
+    except TypeError as error:
+        raise InvalidInput(
+            f"an object's data is bytes or a sequence of contiguous buffers: {error}"
+        ) from error
+
+
+def lazy_views(data: Data) -> Iterable[memoryview]:
+    """The same, one buffer at a time: what `data` builds on demand is built only when it is taken."""
+    if isinstance(data, bytes | bytearray | memoryview | list | tuple):
+        return flat_views(data)
+    return (memoryview(buffer).cast("B") for buffer in data)

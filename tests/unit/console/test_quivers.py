@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.console.sources import read_quiver
-from penstock.objects.workers import Workers
+from penstock.objects.local import Workers
 from penstock.quiver import Quiver
 from penstock.storage.fs import OsFileSystem
 from penstock.up import QuiverPlace

@@ -22,17 +22,6 @@ from penstock.errors import (
     Unsupported,
 )
 
-__all__ = [
-    "BucketNotFound",
-    "Call",
-    "Fault",
-    "is_beyond_end",
-    "is_not_modified",
-    "is_not_partial",
-    "read_fault",
-    "translate",
-]
-
 _STATUS: Final = re.compile(r"inner: Status \{\s+status: (\d{3})")
 _STATUS_TEXT: Final = re.compile(r"status code: (\d{3})")
 _KIND: Final = re.compile(r"HttpError \{\s+kind: (\w+)")
@@ -75,7 +64,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FailedRequest:
     """The request that failed."""
 
     doing: str
@@ -123,7 +112,7 @@ def is_not_partial(text: str) -> bool:
     return "source: NotPartial" in text
 
 
-def translate(fault: Fault, call: Call) -> PenstockError:
+def translate(fault: Fault, call: FailedRequest) -> PenstockError:
     """The error to raise. Whatever is not known to be definite makes a conditional write `OutcomeUnknown`."""
     return (
         _refused(fault, call)
@@ -135,7 +124,7 @@ def translate(fault: Fault, call: Call) -> PenstockError:
     )
 
 
-def _refused(fault: Fault, call: Call) -> PenstockError | None:
+def _refused(fault: Fault, call: FailedRequest) -> PenstockError | None:
     if fault.no_credentials:
         return PermissionDenied(
             f"{call}: no credentials found; set them in the options or in the environment"
@@ -150,7 +139,7 @@ def _refused(fault: Fault, call: Call) -> PenstockError | None:
     return PermissionDenied(f"{call}: the store refused the credentials ({fault}); {hint}")
 
 
-def _not_sent(fault: Fault, call: Call) -> PenstockError | None:
+def _not_sent(fault: Fault, call: FailedRequest) -> PenstockError | None:
     if fault.plain_http:
         return Rejected(f"{call}: the endpoint is plain HTTP; use https or set the option allow_http")
     if fault.transport == "Connect":
@@ -162,7 +151,7 @@ def _not_sent(fault: Fault, call: Call) -> PenstockError | None:
     return None
 
 
-def _missing(fault: Fault, call: Call) -> PenstockError | None:
+def _missing(fault: Fault, call: FailedRequest) -> PenstockError | None:
     if fault.no_bucket:
         return BucketNotFound(f"{call}: bucket {call.bucket!r} does not exist; create it or correct the url")
     absent = fault.kind in ("FileNotFoundError", "NotFoundError") or fault.status == 404
@@ -173,7 +162,7 @@ def _missing(fault: Fault, call: Call) -> PenstockError | None:
     return NotFound(f"{call.key} does not exist in {call.url}")
 
 
-def _lost(fault: Fault, call: Call) -> PenstockError | None:
+def _lost(fault: Fault, call: FailedRequest) -> PenstockError | None:
     if not call.conditional:
         return None
     known = ("AlreadyExistsError", "PreconditionError", "FileNotFoundError", "NotFoundError")
@@ -187,7 +176,7 @@ def _lost(fault: Fault, call: Call) -> PenstockError | None:
     )
 
 
-def _rejected(fault: Fault, call: Call) -> PenstockError | None:
+def _rejected(fault: Fault, call: FailedRequest) -> PenstockError | None:
     if fault.kind in ("NotSupportedError", "NotImplementedError") or fault.status == 501:
         return Unsupported(f"{call}: the store cannot do this ({fault}); use one with conditional writes")
     if fault.status in (301, 307, 308):
@@ -201,7 +190,7 @@ def _rejected(fault: Fault, call: Call) -> PenstockError | None:
     return Rejected(f"{call}: the store rejected the request ({fault}); check the url and the options")
 
 
-def _unknown(fault: Fault, call: Call) -> PenstockError:
+def _unknown(fault: Fault, call: FailedRequest) -> PenstockError:
     if call.conditional:
         return OutcomeUnknown(
             f"{call}: it may or may not have been stored ({fault}); read it again to find out"

@@ -15,11 +15,11 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.objects.faults import BucketNotFound, Call, Fault, read_fault, translate
+from penstock.objects.errors import BucketNotFound, FailedRequest, Fault, read_fault, translate
 
 
 def outcome(fault: Fault, *, conditional: bool, key: str | None = "k") -> type[PenstockError]:
-    call = Call(doing="store", url="s3://bucket", bucket="bucket", key=key, conditional=conditional)
+    call = FailedRequest(doing="store", url="s3://bucket", bucket="bucket", key=key, conditional=conditional)
     return type(translate(fault, call))
 
 
@@ -80,7 +80,7 @@ def test_only_what_is_definite_is_told_as_such(
 def test_a_conflict_is_definite_if_the_store_says_that_it_was_there_before(
     fault: Fault, definite: bool
 ) -> None:
-    call = Call(doing="create", url="az://kit", bucket="kit", key="k", conditional=True)
+    call = FailedRequest(doing="create", url="az://kit", bucket="kit", key="k", conditional=True)
     error = translate(fault, call)
     assert isinstance(error, Conflict)
     assert error.definite is definite

@@ -27,8 +27,7 @@ from penstock.quiver import AsyncQuiver
 from penstock.quiver.model import Signal
 from penstock.servers.process import write_port_file
 from penstock.spark.pipeline.checkpoint import Checkpoint
-from penstock.storage.dirlock import DirectoryLock
-from penstock.storage.fs import LockHeld, OsFileSystem
+from penstock.storage.fs import DirectoryLock, LockHeld, OsFileSystem
 from penstock.timeseries import TimeSeries
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.engine import Engine, EngineConfig

@@ -21,9 +21,10 @@ from tests.process.up_process import ports_for, up
 
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.buffer.append import last_version
-from penstock.storage.dirlock import DirectoryLock
 from penstock.storage.fs import OsFileSystem
 from penstock.up import preflight
+from penstock.cli import up_ground
+from penstock.storage.fs import DirectoryLock, OsFileSystem
 
 FLOW = {
     "stop_timeout": "30s",

@@ -12,7 +12,7 @@ from tests.properties.mutations import changes, mutated
 from tests.unit.topics.log_doubles import MemoryTopic, StoredSegment, encoded, record
 
 from penstock.errors import Corrupt, InvalidInput
-from penstock.storage.log_format import chase
+from penstock.storage.log_layout import chase
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.diff import DiffRequest
 from penstock.topics.forward import LOST_SOURCE, CopyRun, Forward

@@ -5,11 +5,11 @@ log: frames appended to preallocated files, committed by groups, and read back a
 from __future__ import annotations
 
 from penstock.storage.append_log import AppendLog
-from penstock.storage.atomic import write_durably
-from penstock.storage.dirlock import DirectoryLock
-from penstock.storage.file_access import DATA_MODE, data_modes
 from penstock.storage.fs import (
+    DATA_MODE,
+    VOLATILE,
     Buffer,
+    DirectoryLock,
     FileStat,
     FileSystem,
     FileView,
@@ -17,17 +17,29 @@ from penstock.storage.fs import (
     LogFile,
     OsFileSystem,
     WritableFile,
+    data_modes,
+    device_kind,
     explain,
     publish,
     stage,
+    write_durably,
 )
 from penstock.storage.group_commit import CommitStats, Entry, GroupCommitter, QueueFull, commit_entries
 from penstock.storage.log_extent import EXTENT, ExtentFile, LostBytes, lost_bytes, read_extent
-from penstock.storage.log_file import CURRENT, LogDamage, LogHeader, LogPosition, file_name, file_number
-from penstock.storage.log_format import FrameEnds, LogFormat, chase
-from penstock.storage.log_layout import LogLayout, NumberedLayout
+from penstock.storage.log_layout import (
+    CURRENT,
+    FrameEnds,
+    LogDamage,
+    LogFormat,
+    LogHeader,
+    LogLayout,
+    LogPosition,
+    NumberedLayout,
+    chase,
+    file_name,
+    file_number,
+)
 from penstock.storage.log_scan import FrameRun, LogScan, ScannedFile, exact, repair_tail, scan
-from penstock.storage.mounts import VOLATILE, device_kind
 
 __all__ = [
     "CURRENT",

@@ -21,12 +21,8 @@ from collections.abc import Callable, Sequence
 from penstock.errors import Conflict, MediaError, NotFound, PenstockError, StorageFull
 from penstock.storage.fs import Buffer, FileSystem, FileView, LogFile
 from penstock.storage.log_extent import ExtentFile
-from penstock.storage.log_file import LogHeader, LogPosition
-from penstock.storage.log_format import LogFormat
-from penstock.storage.log_layout import LogLayout, NumberedLayout
+from penstock.storage.log_layout import LogFormat, LogHeader, LogLayout, LogPosition, NumberedLayout
 from penstock.storage.log_scan import LogScan, repair_tail, scan
-
-__all__ = ["AppendLog"]
 
 _FILE_BYTES = 64 * 1024**2
 # A log is open within milliseconds because its first file is small; the next one is made at once.

@@ -23,9 +23,7 @@ import msgspec
 from penstock.errors import PenstockError, Unavailable
 from penstock.storage.append_log import AppendLog
 from penstock.storage.fs import Buffer
-from penstock.storage.log_file import LogPosition
-
-__all__ = ["CommitStats", "Entry", "GroupCommitter", "QueueFull", "commit_entries"]
+from penstock.storage.log_layout import LogPosition
 
 _LOGGER = logging.getLogger(__name__)
 _BATCH_BYTES_MAX = 16 * 1024**2

@@ -19,12 +19,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound, PenstockError
-from penstock.storage.atomic import write_durably
-from penstock.storage.fs import FileSystem, LogFile
-from penstock.storage.log_file import LogDamage, LogPosition
+from penstock.storage.fs import FileSystem, LogFile, write_durably
+from penstock.storage.log_layout import LogDamage, LogPosition
 from penstock.storage.log_scan import LogScan
-
-__all__ = ["EXTENT", "Extent", "ExtentFile", "FileExtent", "LostBytes", "lost_bytes", "read_extent"]
 
 EXTENT: Final = "EXTENT"
 FILE_BYTES_UNKNOWN: Final = 64 * 1024**2

@@ -1,22 +1,154 @@
-"""The seam between the append log and the names and headers of its files.
+"""What a log's files are made of: frames, headers, and the marks that vouch for what lies before them.
 
-The log decides when a file is begun, what it carries over and when it may go. A layout decides what the
-files are called, what stands at their start, and how one of them becomes the active one.
+A `LogFormat` says where frames begin and end; the package that gives them meaning brings it. A `LogLayout`
+says what the files are called, what stands at their start, and how one of them becomes the active one. The
+log itself decides when a file is begun, what it carries over and when it may go.
+
+A header is three marks: the number of the file before this one, the offset up to which that file counts, and
+a random salt. Later marks carry `position ^ salt`, where every byte of the file below `position` was durable
+when the mark was written. Bytes inside a record that look like a mark decode to a position beyond themselves,
+because whoever made them did not know the salt.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import MediaError, NotFound
-from penstock.storage.atomic import write_durably
-from penstock.storage.fs import FileSystem
-from penstock.storage.log_file import CURRENT, LogDamage, LogHeader, file_name, file_number, header_bytes
-from penstock.storage.log_format import LogFormat
+from penstock.storage.fs import FileSystem, write_durably
 
-__all__ = ["LogLayout", "NumberedLayout"]
+FrameEnds: TypeAlias = npt.NDArray[np.int64]
+
+CURRENT: Final = "CURRENT"
+"""The file that holds the name of the log's active file."""
+
+_NAME = re.compile(r"wal-([0-9]{16})\.log")
+
+
+class LogFormat(Protocol):
+    """How frames begin, end and prove themselves. Every method is pure.
+
+    A run of zero bytes is never a valid frame, and every frame carries a checksum over itself. All marks have
+    one length and begin with the same bytes, by which they can be found among damaged frames.
+    """
+
+    def frame_end(self, view: memoryview, offset: int, limit: int) -> int | None:
+        """The end of the valid frame that starts at `offset` and ends by `limit`, None if there is none."""
+        ...
+
+    def frame_ends(self, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
+        """The ends of the valid frames that follow each other from `start`, and where they stop.
+
+        The second value is the last end, or `start` if there is no frame at all. `chase` is a right answer;
+        a format that can be faster is.
+        """
+        ...
+
+    def mark(self, value: int) -> bytes:
+        """A frame of the log's own that carries an unsigned number of 64 bits."""
+        ...
+
+    def read_mark(self, frame: memoryview) -> int | None:
+        """The number of a valid frame that is a mark, None of any other."""
+        ...
+
+
+def chase(fmt: LogFormat, view: memoryview, start: int, limit: int) -> tuple[FrameEnds, int]:
+    """`frame_ends` by asking for one frame after the other."""
+    ends: list[int] = []
+    frame_end = fmt.frame_end
+    end = frame_end(view, start, limit)
+    while end is not None:
+        ends.append(end)
+        start = end
+        end = frame_end(view, start, limit)
+    return np.array(ends, dtype=np.int64), start
+
+
+class LogPosition(NamedTuple):
+    """A place in a log: the number of a file and an offset in it. Positions compare in the log's order."""
+
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogHeader:
+    """How a file hangs on to the one before it. `previous` is (0, 0) in a log's first file."""
+
+    previous: LogPosition
+    salt: int
+
+    def encode(self, fmt: LogFormat) -> bytes:
+        return fmt.mark(self.previous.file) + fmt.mark(self.previous.offset) + fmt.mark(self.salt)
+
+    @classmethod
+    def decode(cls, fmt: LogFormat, view: memoryview) -> LogHeader | None:
+        """The header at the start of a file, None if it is damaged."""
+        values: list[int] = []
+        start = 0
+        for _ in range(3):
+            end = fmt.frame_end(view, start, len(view))
+            value = None if end is None else fmt.read_mark(view[start:end])
+            if end is None or value is None:
+                return None
+            values.append(value)
+            start = end
+        return cls(previous=LogPosition(values[0], values[1]), salt=values[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDamage:
+    """A range of a file that was written and cannot be read. `end` is None when the whole file is missing.
+
+    `name` is what the file is called where that does not follow from its number.
+    """
+
+    file: int
+    start: int
+    end: int | None
+    reason: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        where = "" if self.end is None else f", bytes {self.start} to {self.end}"
+        return f"{self.name or file_name(self.file)}{where}: {self.reason}"
+
+
+def header_bytes(fmt: LogFormat) -> int:
+    """The length of every header of this format: where a file's own frames begin."""
+    return 3 * len(fmt.mark(0))
+
+
+def file_name(number: int) -> str:
+    return f"wal-{number:016d}.log"
+
+
+def file_number(name: str) -> int | None:
+    """The number in a log file's name, None of any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def find_marks(
+    fmt: LogFormat, view: memoryview, start: int, limit: int, salt: int
+) -> Iterator[tuple[int, int]]:
+    """The marks from `start` on, whatever lies between them: where each one is and what it vouches for."""
+    low, high = fmt.mark(0), fmt.mark(2**64 - 1)
+    same = next((n for n, pair in enumerate(zip(low, high, strict=True)) if pair[0] != pair[1]), len(low))
+    for match in re.finditer(re.escape(low[:same]), view[start:limit]):
+        offset = start + match.start()
+        end = fmt.frame_end(view, offset, limit)
+        value = None if end is None else fmt.read_mark(view[offset:end])
+        if value is not None and value ^ salt <= offset:
+            yield offset, value ^ salt
 
 
 class LogLayout(Protocol):

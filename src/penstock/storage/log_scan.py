@@ -16,11 +16,17 @@ from typing import Final
 import numpy as np
 
 from penstock.storage.fs import FileSystem, FileView
-from penstock.storage.log_file import LogDamage, LogHeader, LogPosition, file_name, find_marks
-from penstock.storage.log_format import FrameEnds, LogFormat
-from penstock.storage.log_layout import LogLayout, NumberedLayout
-
-__all__ = ["FrameRun", "LogDamage", "LogScan", "ScannedFile", "exact", "repair_tail", "scan"]
+from penstock.storage.log_layout import (
+    FrameEnds,
+    LogDamage,
+    LogFormat,
+    LogHeader,
+    LogLayout,
+    LogPosition,
+    NumberedLayout,
+    file_name,
+    find_marks,
+)
 
 _READ_BYTES: Final = 1024**2
 _HEAD_BYTES: Final = 64 * 1024

@@ -9,7 +9,7 @@ from penstock.cli.health import Status
 from penstock.cli.store_health import check_directory, check_store, clock_check, room_check
 from penstock.errors import Unavailable
 from penstock.objects import Data, MemoryStore, Version
-from penstock.storage.mounts import filesystem_of
+from penstock.storage.fs.posix import filesystem_of
 
 MINUTE_MS = 60_000
 

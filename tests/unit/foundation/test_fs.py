@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.storage import fs as file_system
-from penstock.storage.fs import OsFileSystem
+from penstock.storage.fs import OsFileSystem, posix
 
 
 def test_a_directory_whose_name_could_not_be_synced_is_not_left_behind(
@@ -19,7 +18,7 @@ def test_a_directory_whose_name_could_not_be_synced_is_not_left_behind(
         raise OSError(errno.EIO, path)
 
     with monkeypatch.context() as broken:
-        broken.setattr(file_system, "_sync_dir", fail)
+        broken.setattr(posix, "_sync_dir", fail)
         with pytest.raises(PenstockError):
             OsFileSystem().make_dirs(str(tmp_path / "data"))
     assert not (tmp_path / "data").exists()
@@ -31,12 +30,12 @@ def test_a_directory_of_somebody_else_stays_when_its_name_cannot_be_synced(
     made = tmp_path / "data"
     seen = iter([False, True])
     made.mkdir()
-    monkeypatch.setattr(file_system.os.path, "isdir", lambda path: str(path) != str(made) or next(seen))
+    monkeypatch.setattr(posix.os.path, "isdir", lambda path: str(path) != str(made) or next(seen))
 
     def fail(path: str) -> None:
         raise OSError(errno.EIO, path)
 
-    monkeypatch.setattr(file_system, "_sync_dir", fail)
+    monkeypatch.setattr(posix, "_sync_dir", fail)
     with pytest.raises(PenstockError):
         OsFileSystem().make_dirs(str(made))
     assert made.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.topics.engine_doubles import DATA, World, read_all, recs
 from tests.unit.topics.test_router_recovery import FSYNC, apart, shard
 
-from penstock.storage.log_file import LogPosition
+from penstock.storage.log_layout import LogPosition
 from penstock.storage.log_scan import LogScan
 from penstock.testing.disk import Survival
 from penstock.topics import RouterConfig

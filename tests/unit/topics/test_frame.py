@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.topics.log_doubles import NOW, TOPIC_ID, encoded, record
 from xxhash import xxh3_64_intdigest
 
-from penstock.storage.log_format import chase
+from penstock.storage.log_layout import chase
 from penstock.topics import frame as frame_module
 from penstock.topics.batch import ESCAPED, prepare
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge

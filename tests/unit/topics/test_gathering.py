@@ -21,7 +21,7 @@ from tests.unit.topics.engine_doubles import (
 )
 
 from penstock.errors import PenstockError
-from penstock.storage.log_file import header_bytes
+from penstock.storage.log_layout import header_bytes
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 from penstock.topics import (
     CommitFailed,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.unit.topics.engine_doubles import COLD, DATA, World, flip_bit, read_all, rec, recs, settle, values
 
-from penstock.storage.log_file import file_name
+from penstock.storage.log_layout import file_name
 from penstock.testing.disk import Survival
 from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import Durability, Engine, Predicate, RouterConfig, TopicConfig

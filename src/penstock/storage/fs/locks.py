@@ -21,23 +21,13 @@ import os
 import stat as stat_bits
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
-from penstock.errors import ConfigError, Unavailable
-
-__all__ = [
-    "DATA_MODE",
-    "DataModes",
-    "FileLock",
-    "LockHeld",
-    "advised",
-    "close_lock",
-    "data_modes",
-    "described",
-    "holder",
-    "open_lock",
-]
+from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.storage.fs.file_system import FileSystem
 
 DATA_MODE: Final = "PENSTOCK_DATA_MODE"
 _FIRST_LOOK_S: Final = 0.0005
@@ -269,3 +259,45 @@ def _is_stopped(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
     except OSError:
         return False
+
+
+class DirectoryLock:
+    """Keeps a data directory for one owner, as a context manager.
+
+    Entering raises `LockHeld`, which names the holder's process id, if the directory is in use. The lock
+    ends with the process however it ends, so nothing is left to clean up after a crash. `name` is the lock
+    file in the directory; `note` stands before the process id in it.
+    """
+
+    __slots__ = ("_directory", "_fs", "_name", "_note", "_stack")
+
+    def __init__(self, fs: FileSystem, directory: str, *, name: str = "LOCK", note: str = "") -> None:
+        self._fs = fs
+        self._directory = directory
+        self._name = name
+        self._note = note
+        self._stack = ExitStack()
+
+    def __enter__(self) -> DirectoryLock:
+        self._fs.make_dirs(self._directory)
+        path = os.path.join(self._directory, self._name)
+        note = f"{self._note}{os.getpid()}\n".encode()
+        try:
+            self._stack.enter_context(self._fs.lock(path, wait=False, note=note))
+        except LockHeld as error:
+            named = advised(self._holder(path), "stop that process or choose another directory")
+            raise LockHeld(f"data directory {self._directory} is in use by {named}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _holder(self, path: str) -> str:
+        try:
+            text = self._fs.read(path).decode("ascii", "replace").strip()
+        except PenstockError:
+            text = ""
+        text = text.removeprefix(self._note)
+        return described(int(text)) if text.isdigit() and len(text) < 20 else "process (unknown)"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crew import Crew
 from penstock.buffer import Metadata, Producer, ProducerConfig, manifest
-from penstock.buffer.ledger import LEDGER_ENTRIES, Ledger, remember
+from penstock.buffer.side_objects import LEDGER_ENTRIES, Ledger, remember
 from penstock.metrics import Registry
 from penstock.objects.local import LocalStore
 from rounds import Plan, interleave, scratch

@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         name="the book is not written before a dequeue",
         where="buffer:QueueConsumer._write_sides",
-        old="        await book.enter(self.file, tags)\n",
+        old="        await TransactionLog(self.file).enter(committed)\n",
         new="        pass\n",
         test=_promise("test_a_transaction_is_known_when_its_entries_have_left_the_queue"),
     ),
@@ -280,7 +280,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the queue itself is not searched for a transaction",
-        where="buffer:_last_version",
+        where="buffer:TransactionLog.last_version",
         old="    queued = newest_version(snapshot.raw, app)\n",
         new="    queued = None\n",
         test=f"{TRANSACTIONS}::test_an_append_that_is_repeated_after_any_fault_goes_in_once"
@@ -295,23 +295,23 @@ MUTANTS = (
     ),
     Mutant(
         name="a version below the last is appended",
-        where="buffer:_Guard.is_committed",
+        where="buffer:TransactionGuard.is_committed",
         old="    if last is not None and last > version:\n",
         new="    if last is not None and last < 0:\n",
         test=_promise("test_a_version_below_the_last_is_refused"),
     ),
     Mutant(
         name="a stored batch at the floor is appended as it is",
-        where="buffer:_Placed.is_stale",
+        where="buffer:StoredAppend.is_stale",
         old="    return minted_ms <= floor_ms or",
         new="    return minted_ms < floor_ms or",
         test=_promise("test_a_stored_batch_at_the_floor_is_copied_before_it_is_referenced"),
     ),
     Mutant(
         name="the book can be lowered",
-        where="buffer:merge",
-        old="if version > book.get(app, -1)}",
-        new="if version != book.get(app, -1)}",
+        where="buffer:merge_versions",
+        old="if version > known.get(app, -1)}",
+        new="if version != known.get(app, -1)}",
         test=_promise("test_the_book_is_never_lowered"),
     ),
     # Collecting garbage

@@ -32,10 +32,9 @@ from penstock.buffer import (
     store_batch,
 )
 from penstock.buffer.batch import decode_batch
-from penstock.buffer.book import merge, read_book
-from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.gc import GarbageCollector, batch_minted_ms, candidates
-from penstock.buffer.ledger import read_ledger
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger, write_floor
+from penstock.buffer.transactions import merge_versions, read_transaction_log
 from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import decompress, index_block, length_table
 from penstock.ids import mint_ulid
@@ -784,7 +783,7 @@ async def test_the_book_knows_a_transaction_before_its_entries_leave_the_queue(
     store.before = once(die)
     with pytest.raises(DiedError):
         await queue.ack_through(0)
-    assert read_book(bytes((await MemoryStore.get(store, BOOK)).data)) == {"query": 7}
+    assert read_transaction_log(bytes((await MemoryStore.get(store, BOOK)).data)) == {"query": 7}
 
 
 async def test_two_runs_of_one_version_at_the_same_moment_append_once(
@@ -823,8 +822,8 @@ async def test_a_stored_batch_at_the_floor_is_copied_before_it_is_referenced(
 
 
 def test_the_book_is_never_lowered() -> None:
-    assert merge({"a": 5}, {"a": 4}) is None
-    assert merge({"a": 5, "b": 1}, {"a": 6, "b": 0}) == {"b": 1, "a": 6}
+    assert merge_versions({"a": 5}, {"a": 4}) is None
+    assert merge_versions({"a": 5, "b": 1}, {"a": 6, "b": 0}) == {"b": 1, "a": 6}
 
 
 async def test_looking_ahead_decodes_each_entry_once(

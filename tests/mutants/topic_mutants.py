@@ -575,7 +575,7 @@ TOPIC_MUTANTS = (
     # From a topic into a queue, and through Spark
     Mutant(
         name="two relays at once both append",
-        where="buffer:_Guard.is_committed",
+        where="buffer:TransactionGuard.is_committed",
         old="    if last != version and self._follows is not None:\n",
         new="    if last is None and self._follows is not None:\n",
         test=f"{APPEND}::test_a_rival_that_wins_the_swap_is_noticed",

@@ -14,10 +14,9 @@ from tests.unit.buffer.doubles import golden
 from penstock.buffer import SerializationError
 from penstock.buffer import manifest as m
 from penstock.buffer.batch import decode_batch
-from penstock.buffer.floor import read_floor
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.sharded import read_layout
+from penstock.buffer.side_objects import read_floor, read_ledger
 from penstock.objects.memory import MemoryStore
 
 CAP = 4 * 1024 * 1024

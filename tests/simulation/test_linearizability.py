@@ -12,12 +12,12 @@ from collections import Counter
 
 import pytest
 
+from penstock.buffer.append import QueueProducer
+from penstock.buffer.dequeue import QueueConsumer
 from penstock.buffer.errors import BufferError, FencedError, OutcomeUnknown
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile
-from penstock.buffer.queue_consumer import QueueConsumer
-from penstock.buffer.queue_producer import QueueProducer
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
 from penstock.retry import RetryPolicy

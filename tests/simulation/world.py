@@ -24,7 +24,7 @@ from penstock.buffer import (
     store_batch,
 )
 from penstock.buffer import manifest as manifests
-from penstock.buffer.handle import WriteHandle
+from penstock.buffer.upload import WriteHandle
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
 from penstock.objects import Blob, ByteRange, Data, MemoryStore, ObjectInfo, Version

@@ -19,7 +19,7 @@ from tests.spark.conftest import MANIFEST, Plant, finish, records
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.sharded import shard_of
-from penstock.buffer.transaction import find_tag
+from penstock.buffer.transactions import find_tag
 from penstock.objects import LocalStore
 from penstock.spark.sink import BufferStreamWriter, Uploaded
 from penstock.spark.source import BufferSource

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         decode_batch,
         record_count,
     )
-    from penstock.buffer.book import fetch_book
     from penstock.buffer.config import (
         BadBatchPolicy,
         ConsumerConfig,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
         config_from_mapping,
     )
     from penstock.buffer.consumer import Consumer
-    from penstock.buffer.dead_letter import DeadLetter, dead_sequences, store_dead_letter
     from penstock.buffer.errors import (
         BatchMissing,
         BufferError,
@@ -55,10 +53,8 @@ if TYPE_CHECKING:
         storage_error,
     )
     from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
-    from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
     from penstock.buffer.fsck import Finding, Severity, audit
     from penstock.buffer.gc import GarbageCollector, GcReport
-    from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
     from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
     from penstock.buffer.manifest import (
         MANIFEST_VERSION,
@@ -71,8 +67,16 @@ if TYPE_CHECKING:
     from penstock.buffer.manifest_file import ManifestFile, Snapshot
     from penstock.buffer.producer import Producer
     from penstock.buffer.sharded import ShardedConsumer, ShardedProducer, read_layout, shard_config, shard_of
-    from penstock.buffer.stored_batch import StoredBatch, store_batch
-    from penstock.buffer.transaction import NO_VERSION, Transaction, find_tag, newest_version
+    from penstock.buffer.side_objects import (
+        NO_FLOOR,
+        DeadLetter,
+        Floor,
+        dead_sequences,
+        read_floor,
+        store_dead_letter,
+    )
+    from penstock.buffer.transactions import NO_VERSION, Transaction, TransactionLog, find_tag, newest_version
+    from penstock.buffer.upload import DurabilityWatcher, StoredBatch, WriteHandle, WriteOutcome, store_batch
 
 __all__ = [
     "BATCH_VERSION",
@@ -125,6 +129,7 @@ __all__ = [
     "StorageUnavailable",
     "StoredBatch",
     "Transaction",
+    "TransactionLog",
     "WriteHandle",
     "WriteOutcome",
     "append_batches",
@@ -135,7 +140,6 @@ __all__ = [
     "decode_batch",
     "decode_manifest",
     "entry_time_ms",
-    "fetch_book",
     "find_tag",
     "last_version",
     "newest_version",
@@ -156,29 +160,26 @@ if not TYPE_CHECKING:
         {
             "append": "Appended append_batches last_version",
             "batch": "BATCH_VERSION FOOTER_BYTES CompressionType batch_minted_ms decode_batch record_count",
-            "book": "fetch_book",
             "config": (
                 "BadBatchPolicy ConsumerConfig GarbageCollectorConfig ProducerConfig QueueConfig "
                 "config_from_mapping"
             ),
             "consumer": "Consumer",
-            "dead_letter": "DeadLetter dead_sequences store_dead_letter",
             "errors": (
                 "BatchMissing BufferError FencedError InvalidInputError ManifestFull OutOfOrderAck "
                 "OutcomeUnknown ProducerClosed RetriesExhausted SerializationError StaleTransaction "
                 "StorageError StorageRejected StorageUnavailable storage_error"
             ),
             "fetch": "BatchDescriptor ConsumedBatch FetchHandle",
-            "floor": "NO_FLOOR Floor read_floor",
             "fsck": "Finding Severity audit",
             "gc": "GarbageCollector GcReport",
-            "handle": "DurabilityWatcher WriteHandle WriteOutcome",
             "inspect": "QueueReader QueueSurvey entry_time_ms survey",
             "manifest": "MANIFEST_VERSION Entry EntryIndex Manifest Metadata decode_manifest",
             "manifest_file": "ManifestFile Snapshot",
             "producer": "Producer",
             "sharded": "ShardedConsumer ShardedProducer read_layout shard_config shard_of",
-            "stored_batch": "StoredBatch store_batch",
-            "transaction": "NO_VERSION Transaction find_tag newest_version",
+            "side_objects": "NO_FLOOR DeadLetter Floor dead_sequences read_floor store_dead_letter",
+            "transactions": "NO_VERSION Transaction TransactionLog find_tag newest_version",
+            "upload": "DurabilityWatcher StoredBatch WriteHandle WriteOutcome store_batch",
         },
     )

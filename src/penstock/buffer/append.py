@@ -1,37 +1,344 @@
-"""Appending stored batches to a queue: all in one manifest write, and under a transaction only once."""
+"""Appending to the manifest: one conditional write for all finished batches, and never twice.
+
+Did my append land? That is decided after a conditional write whose reply did not settle it. Two different
+requests can carry the same batch: one that timed out and is still on its way, and the one sent after it. So
+every attempt is remembered until a fresh manifest shows that it can no longer land, and its location is
+looked for before anything is appended again.
+
+`append_batches` appends batches that are stored already, and under a transaction only once.
+"""
 
 from __future__ import annotations
 
+import enum
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from penstock import errors
-from penstock.buffer import book
+from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.config import ProducerConfig, QueueConfig
-from penstock.buffer.errors import InvalidInputError, StaleTransaction, StorageUnavailable, storage_error
+from penstock.buffer.errors import (
+    BufferError,
+    InvalidInputError,
+    ManifestFull,
+    OutcomeUnknown,
+    RetriesExhausted,
+    SerializationError,
+    StorageUnavailable,
+    storage_error,
+)
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.queue_producer import QueueProducer
-from penstock.buffer.stored_batch import StoredBatch
-from penstock.buffer.transaction import NO_VERSION, Transaction, encode_tag, newest_version
-from penstock.buffer.upload import STALE_AFTER_S
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger
+from penstock.buffer.transactions import Transaction, TransactionGuard, TransactionLog, encode_tag
+from penstock.buffer.upload import STALE_AFTER_S, StoredBatch
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.metrics import Registry
-from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
-from penstock.retry import RetryPolicy, retry
-
-__all__ = ["Appended", "append_batches", "last_version"]
+from penstock.objects import ObjectStore, Version, ensure_conditional_writes, open_store
+from penstock.retry import Backoff, RetryPolicy, retry
+from penstock.units import format_size
 
 _log = logging.getLogger(__name__)
 
-BOOK_DEADLINE_S = 5.0
-"""How long a finished append keeps its caller for the sake of the book, which only foreign consumers need."""
+TRANSACTION_LOG_DEADLINE_S = 5.0
+"""How long a finished append keeps its caller for the transaction log, which only foreign consumers need."""
+
+T = TypeVar("T")
+
+CONTENDED_READS = 3
+"""After a conflict this many reads must find the manifest unchanged before the cached one is used again."""
+
+
+class Fate(enum.Enum):
+    """What a fresh manifest says about an earlier attempt."""
+
+    LANDED = "landed"
+    LOST = "lost"
+    """It is not in the queue and its base is gone: it can never land."""
+    OPEN = "open"
+    """It is not in the queue, but a slow request may still match. The next append has the same
+    base, so at most one of the two can win."""
+    DEQUEUED = "dequeued"
+    """Its number was handed out and is gone from the manifest: only the ledger can tell whose it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One conditional write of one or more batches, which land together or not at all."""
+
+    base: Version | None
+    first: int
+    locations: tuple[str, ...]
+    refused: bool = False
+    """Whether the store said for certain that this write was not applied."""
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.locations) - 1
+
+
+def judge(attempt: Attempt, raw: bytes, version: Version | None) -> Fate:
+    """Judge by the last batch of the attempt: the one that is dequeued last."""
+    if manifest.locate(raw, attempt.locations[-1]) is not None:
+        return Fate.LANDED
+    footer = manifest.read_footer(raw)
+    if footer.next_sequence <= attempt.last:
+        return Fate.OPEN if version == attempt.base else Fate.LOST
+    if manifest.first_sequence(raw) <= attempt.last:
+        return Fate.LOST
+    return Fate.DEQUEUED
+
+
+def judge_by_ledger(attempt: Attempt, dequeued: Mapping[int, str]) -> Fate:
+    """Settle `Fate.DEQUEUED` with the consumer's ledger.
+
+    Still DEQUEUED when the ledger does not reach back far enough.
+    """
+    location = dequeued.get(attempt.last)
+    if location is None:
+        return Fate.DEQUEUED
+    return Fate.LANDED if location == attempt.locations[-1] else Fate.LOST
+
+
+class Upload(Protocol):
+    """A stored batch on its way into the queue."""
+
+    def entry(self) -> NewEntry:
+        """What to append: the present location and the metadata."""
+        ...
+
+    def is_stale(self, floor_ms: int) -> bool:
+        """Whether the object may be collected before it is referenced, and must be stored anew."""
+        ...
+
+    async def relocate(self, floor_ms: int) -> None:
+        """Store the same bytes again under a name minted after `floor_ms`."""
+        ...
+
+
+class QueueProducer:
+    """Keeps the last manifest it wrote, so that an append nobody contends for needs no read at all."""
+
+    def __init__(
+        self,
+        file: ManifestFile,
+        *,
+        policy: RetryPolicy,
+        manifest_bytes_max: int,
+        clock: Clock,
+        rng: random.Random,
+        instruments: Instruments,
+    ) -> None:
+        self._file = file
+        self._policy = policy
+        self._manifest_bytes_max = manifest_bytes_max
+        self._clock = clock
+        self._rng = rng
+        self._instruments = instruments
+        self._cached: Snapshot | None = None
+        self._floor: tuple[int, Floor] | None = None
+        self._open_attempts: list[Attempt] = []
+        self._contended = 0
+        self.writes = 0
+        self.conflicts = 0
+
+    @property
+    def floor_ms(self) -> int:
+        """The highest floor seen; names must be minted above it."""
+        return self._floor[1].floor_ms if self._floor else NO_FLOOR.floor_ms
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the append now under way, should it be abandoned, may be in the queue."""
+        return bool(_doubtful(self._open_attempts))
+
+    async def append(self, uploads: Sequence[Upload]) -> Attempt:
+        """Append all batches in order, in one write; returns the attempt that landed.
+
+        Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
+        error means that they are not and never will be.
+        """
+        landed = await self.append_unless(uploads, _never)
+        assert landed is not None
+        return landed
+
+    async def append_unless(
+        self, uploads: Sequence[Upload], done: Callable[[Snapshot], Awaitable[bool]]
+    ) -> Attempt | None:
+        """As `append`, unless `done` says of the manifest about to be replaced that there is nothing to do.
+
+        It is asked again for every attempt: what it said about one manifest means nothing for the next.
+        """
+        open_attempts = self._open_attempts = []
+        try:
+            return await self._append(uploads, open_attempts, done)
+        except BufferError as error:
+            if isinstance(error, OutcomeUnknown) or not _doubtful(open_attempts):
+                raise
+            raise self._unknown(_doubtful(open_attempts), error) from error
+        except errors.PenstockError as error:
+            if doubtful := _doubtful(open_attempts):
+                raise self._unknown(doubtful, error) from error
+            raise storage_error(error, f"appending to {self._file.path}") from error
+
+    async def _append(
+        self,
+        uploads: Sequence[Upload],
+        open_attempts: list[Attempt],
+        done: Callable[[Snapshot], Awaitable[bool]],
+    ) -> Attempt | None:
+        backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
+        while True:
+            try:
+                snapshot = await self._base()
+                landed = await self._settle(open_attempts, snapshot)
+                if landed is not None:
+                    self._cached = snapshot
+                    return landed
+                if await done(snapshot):
+                    self._cached = snapshot
+                    return None
+                await self._freshen(uploads, snapshot)
+                return await self._attempt(uploads, snapshot, open_attempts)
+            except ManifestFull:
+                if self._cached is None:
+                    raise
+                self._cached = None  # full as we remember it: the consumer may have made room since
+            except (errors.Conflict, errors.OutcomeUnknown, errors.Unavailable) as error:
+                if isinstance(error, BufferError):
+                    raise
+                self._cached = None
+                if not await backoff.pause():
+                    return await self._last_look(open_attempts, error)
+
+    async def _base(self) -> Snapshot:
+        """The manifest to append to: the cached one while nobody else writes, else a fresh one."""
+        if self._cached is None:
+            return await self._file.read()
+        if not self._contended:
+            return self._cached
+        fresh = await self._file.reread(self._cached)
+        self._contended = self._contended - 1 if fresh is self._cached else CONTENDED_READS
+        return fresh
+
+    async def _attempt(
+        self, uploads: Sequence[Upload], base: Snapshot, open_attempts: list[Attempt]
+    ) -> Attempt:
+        entries = [upload.entry() for upload in uploads]
+        raw = manifest.append(base.raw, entries)
+        if len(raw) > self._manifest_bytes_max:
+            raise ManifestFull(
+                f"{self._file.path} would grow to {format_size(len(raw))}, above the cap of "
+                f"{format_size(self._manifest_bytes_max)}: its consumer is not running or too far behind"
+            )
+        attempt = Attempt(
+            base=base.version,
+            first=base.footer.next_sequence,
+            locations=tuple(entry.location for entry in entries),
+        )
+        open_attempts.append(attempt)
+        self.writes += 1
+        self._instruments.manifest_writes.inc(role="producer")
+        try:
+            written = await self._file.write(raw, base)
+        except errors.Conflict as conflict:
+            self.conflicts += 1
+            self._contended = CONTENDED_READS
+            if conflict.definite:
+                open_attempts[-1] = replace(attempt, refused=True)
+            self._instruments.manifest_conflicts.inc(role="producer")
+            raise
+        except (errors.Rejected, errors.Unavailable):
+            open_attempts.remove(attempt)  # definite by the store's contract: it cannot be in the queue
+            raise
+        open_attempts.clear()
+        self._cached = written
+        self._instruments.manifest_bytes.set(len(raw))
+        self._instruments.queue_length.set(base.footer.entry_count + len(entries))
+        self._instruments.append_group_size.observe(len(entries))
+        return attempt
+
+    async def _settle(self, open_attempts: list[Attempt], snapshot: Snapshot) -> Attempt | None:
+        """Look for every earlier attempt; returns the one that landed, if any.
+
+        Attempts that can no longer land are forgotten. One that the store refused for certain is looked for
+        too (a proxy may have sent it twice), but it is never in doubt.
+        Raises `OutcomeUnknown` when one cannot be judged.
+        """
+        undecided: list[Attempt] = []
+        for attempt in tuple(open_attempts):
+            fate = judge(attempt, snapshot.raw, snapshot.version)
+            if fate is Fate.DEQUEUED:
+                ledger: dict[int, str] = await self._read_side(self._file.ledger_path, read_ledger, {})
+                fate = judge_by_ledger(attempt, ledger)
+                if fate is not Fate.DEQUEUED:
+                    self._instruments.append_unknown.inc(resolved="true")
+            if attempt.refused and fate is not Fate.LANDED:
+                fate = Fate.LOST
+            if fate is Fate.LANDED:
+                open_attempts.clear()
+                return attempt
+            if fate is Fate.DEQUEUED:
+                undecided.append(attempt)
+            if fate is Fate.LOST:
+                open_attempts.remove(attempt)
+        if undecided:
+            raise self._unknown(undecided, None)
+        return None
+
+    async def _freshen(self, uploads: Sequence[Upload], snapshot: Snapshot) -> None:
+        """Steps b and c of the garbage floor: after the manifest was read, before it is written."""
+        epoch = snapshot.footer.epoch
+        if self._floor is None or self._floor[0] != epoch:
+            self._floor = (epoch, await self._read_side(self._file.floor_path, read_floor, NO_FLOOR))
+        for upload in uploads:
+            if upload.is_stale(self.floor_ms):
+                self._instruments.reuploads.inc()
+                await upload.relocate(self.floor_ms)
+
+    async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
+        """A side object. One that does not decode is read once more: it may have been cut short."""
+        raw, _ = await self._file.read_side(path)
+        try:
+            return absent if raw is None else decode(raw)
+        except SerializationError:
+            raw, _ = await self._file.read_side(path)
+            return absent if raw is None else decode(raw)
+
+    async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> Attempt:
+        """The deadline passed: whatever can still be found out decides what the caller is told."""
+        if open_attempts:
+            snapshot = await self._file.read()
+            landed = await self._settle(open_attempts, snapshot)
+            if landed is not None:
+                return landed
+        if doubtful := _doubtful(open_attempts):
+            raise self._unknown(doubtful, last_error) from last_error
+        raise RetriesExhausted(
+            f"appending to {self._file.path} did not succeed within {self._policy.deadline_s:g} s "
+            f"({self.conflicts} of {self.writes} manifest writes conflicted): {last_error}"
+        ) from last_error
+
+    def _unknown(self, attempts: Sequence[Attempt], cause: errors.PenstockError | None) -> OutcomeUnknown:
+        self._instruments.append_unknown.inc(resolved="false")
+        names = ", ".join(attempt.locations[-1] for attempt in attempts)
+        because = f" ({cause})" if cause else ": its number was dequeued before it could be looked up"
+        return OutcomeUnknown(f"the append of {names} to {self._file.path} may have landed{because}")
+
+
+def _doubtful(attempts: Sequence[Attempt]) -> list[Attempt]:
+    return [attempt for attempt in attempts if not attempt.refused]
+
+
+async def _never(snapshot: Snapshot) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +382,7 @@ async def append_batches(
         file = ManifestFile(
             opened, config.manifest_key, prefix=config.prefix, since_ms=min(own_ms, default=clock.now_ms())
         )
-        guard = _Guard(file, transaction, follows)
+        guard = TransactionGuard(file, transaction, follows)
         try:
             await retry(
                 lambda: ensure_conditional_writes(opened, config.prefix), policy, clock=clock, rng=rng
@@ -92,9 +399,9 @@ async def append_batches(
             instruments=instruments,
         )
         tail = b"" if transaction is None else encode_tag(transaction)
-        placed = [_Placed(batch, tail, opened, config.prefix, policy, clock, rng) for batch in batches]
+        placed = [StoredAppend(batch, tail, opened, config.prefix, policy, clock, rng) for batch in batches]
         landed = await queue.append_unless(placed, guard.is_committed)
-        await guard.enter(RetryPolicy(deadline_s=BOOK_DEADLINE_S), clock, rng)
+        await guard.enter(RetryPolicy(deadline_s=TRANSACTION_LOG_DEADLINE_S), clock, rng)
     if landed is None:
         return Appended(first=None, count=0, repeated=True)
     instruments.batches_flushed.inc(len(batches))
@@ -119,19 +426,12 @@ async def last_version(
         policy = RetryPolicy(deadline_s=retry_deadline_s)
 
         async def look() -> int | None:
-            return await _last_version(file, await file.read(), app)
+            return await TransactionLog(file).last_version(await file.read(), app)
 
         try:
             return await retry(look, policy, clock=clock, rng=rng)
         except errors.PenstockError as error:
             raise storage_error(error, f"reading {file.path}") from error
-
-
-async def _last_version(file: ManifestFile, snapshot: Snapshot, app: str) -> int | None:
-    """Steps 1 to 3 of `penstock.buffer.transaction`: the manifest was read, and now the book is."""
-    queued = newest_version(snapshot.raw, app)
-    known, _ = await book.fetch_book(file)
-    return max((version for version in (queued, known.get(app)) if version is not None), default=None)
 
 
 @asynccontextmanager
@@ -147,61 +447,8 @@ async def _opened(
             await opened.close()
 
 
-class _Guard:
-    """What keeps a transaction from being committed twice. Without one it lets everything pass."""
-
-    def __init__(self, file: ManifestFile, transaction: Transaction | None, follows: int | None) -> None:
-        self._file = file
-        self._transaction = transaction
-        self._follows = follows
-
-    async def is_committed(self, snapshot: Snapshot) -> bool:
-        if self._transaction is None:
-            return False
-        app, version = self._transaction.app, self._transaction.version
-        last = await _last_version(self._file, snapshot, app)
-        if last is not None and last > version:
-            raise StaleTransaction(
-                f"{app!r} has committed version {last} to {self._file.path} and now asks for {version}: its "
-                "checkpoint was set back, copied, or is in use twice. Go on with the checkpoint that wrote "
-                f"version {last}, or start anew with an empty one"
-            )
-        if last != version and self._follows is not None:
-            self._check_order(NO_VERSION if last is None else last)
-        return last == version
-
-    def _check_order(self, last: int) -> None:
-        if last != self._follows:
-            assert self._transaction is not None
-            app = self._transaction.app
-            raise StaleTransaction(
-                f"{app!r} stands at version {_told(last)} in {self._file.path}, and this step goes on from "
-                f"{_told(self._follows)}: another process works under the same name. Stop one of the two, "
-                "or look up the version and go on from there"
-            )
-
-    async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:
-        """Step 5. The append is done and true without it, so failing is worth a warning only."""
-        if self._transaction is None:
-            return
-        versions = {self._transaction.app: self._transaction.version}
-        passing = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
-        try:
-            await retry(lambda: book.enter(self._file, versions), policy, clock=clock, rng=rng, on=passing)
-        except errors.PenstockError as error:
-            _log.warning(
-                "%s was not written (%s); a Penstock consumer will do it, others may dequeue too early",
-                self._file.book_path,
-                error,
-            )
-
-
-def _told(version: int | None) -> str:
-    return "none" if version == NO_VERSION else str(version)
-
-
-class _Placed:
-    """A stored batch on its way into the queue (`penstock.buffer.queue_producer.Upload`)."""
+class StoredAppend:
+    """A stored batch on its way into the queue: its `reupload` copies the object, as the records are gone."""
 
     def __init__(
         self,
@@ -229,7 +476,7 @@ class _Placed:
         return minted_ms <= floor_ms or self._clock.now_ms() - minted_ms > STALE_AFTER_S * 1000
 
     async def relocate(self, floor_ms: int) -> None:
-        """Copy the object. Whoever stored it has the records no longer, or is on another machine."""
+        """Copy the object: the process that stored it has ended, or is on another machine."""
         batch = self._batch
         minted_ms = max(self._clock.now_ms(), floor_ms + 1)
         location = f"{self._prefix}/{mint_ulid(minted_ms, self._rng)}.batch"

@@ -20,16 +20,6 @@ from penstock.errors import Corrupt, LimitExceeded
 from penstock.ids import is_ulid, ulid_ms
 from penstock.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
-__all__ = [
-    "CompressionType",
-    "EncodedBatch",
-    "batch_minted_ms",
-    "decode_batch",
-    "encode_batch",
-    "is_own",
-    "record_count",
-]
-
 BATCH_VERSION = 1
 _FOOTER = struct.Struct("<BIH")
 FOOTER_BYTES = _FOOTER.size

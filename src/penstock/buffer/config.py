@@ -18,14 +18,6 @@ from penstock.limits import BATCH_BYTES_MAX, MANIFEST_BYTES_MAX
 from penstock.objects import ObjectStore, StoreAddress, StoreConfig, normalise_key
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 
-__all__ = [
-    "BadBatchPolicy",
-    "ConsumerConfig",
-    "GarbageCollectorConfig",
-    "ProducerConfig",
-    "config_from_mapping",
-]
-
 DEFAULT_PREFIX = "ingest"
 DEFAULT_MANIFEST = "ingest/manifest"
 

@@ -22,24 +22,6 @@ from __future__ import annotations
 
 from penstock import errors
 
-__all__ = [
-    "BatchMissing",
-    "BufferError",
-    "FencedError",
-    "InvalidInputError",
-    "ManifestFull",
-    "OutOfOrderAck",
-    "OutcomeUnknown",
-    "ProducerClosed",
-    "RetriesExhausted",
-    "SerializationError",
-    "StaleTransaction",
-    "StorageError",
-    "StorageRejected",
-    "StorageUnavailable",
-    "storage_error",
-]
-
 
 class BufferError(errors.PenstockError):
     """Anything the buffer raises on purpose."""

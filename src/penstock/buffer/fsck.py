@@ -13,16 +13,13 @@ from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
-from penstock.buffer.book import read_book
 from penstock.buffer.errors import BatchMissing, BufferError, SerializationError, storage_error
 from penstock.buffer.fetch import BatchDescriptor
-from penstock.buffer.floor import read_floor
 from penstock.buffer.inspect import Inventory, QueueReader, sort_objects
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile
-
-__all__ = ["Finding", "Severity", "audit", "check_layout", "check_objects", "check_side"]
+from penstock.buffer.side_objects import read_floor, read_ledger
+from penstock.buffer.transactions import read_transaction_log
 
 PARALLEL_FETCHES = 4
 _SIDE_SUFFIXES = (".floor", ".ledger", ".txn")
@@ -116,13 +113,13 @@ def _folder(key: str, prefix: str) -> str:
 
 
 def check_side(
-    raw_ledger: bytes | None, raw_floor: bytes | None, raw_book: bytes | None, path: str, first: int
+    raw_ledger: bytes | None, raw_floor: bytes | None, raw_transactions: bytes | None, path: str, first: int
 ) -> Iterator[Finding]:
     """The objects beside the manifest."""
     yield from _check_ledger(raw_ledger, path, first)
     yield from _check_floor(raw_floor, path)
     try:
-        _ = {} if raw_book is None else read_book(raw_book)
+        _ = {} if raw_transactions is None else read_transaction_log(raw_transactions)
     except SerializationError as error:
         yield _problem(
             f"{path}.txn",
@@ -193,11 +190,13 @@ async def audit(
         listed = await store.list(prefix)
         raw_ledger = await _side(file, file.ledger_path, findings)
         raw_floor = await _side(file, file.floor_path, findings)
-        raw_book = await _side(file, file.book_path, findings)
+        raw_transactions = await _side(file, file.transactions_path, findings)
         letters = [info.key for info in await store.list(f"{file.path}.dead") if info.key.endswith(".json")]
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {store.url}") from error
-    findings += check_side(raw_ledger, raw_floor, raw_book, file.path, 0 if undecoded else index.first)
+    findings += check_side(
+        raw_ledger, raw_floor, raw_transactions, file.path, 0 if undecoded else index.first
+    )
     for key in letters:
         findings.append(
             _note(key, "is a batch that was set aside", "look at its reason, repair and produce it again")

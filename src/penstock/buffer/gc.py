@@ -2,7 +2,7 @@
 
 The rules of the format decide what is a candidate (directly in the queue's folder, name, not referenced,
 older than the oldest entry, past the grace period).
-The floor (`penstock.buffer.floor`) makes deleting it safe, whatever stalls or
+The floor (`penstock.buffer.side_objects`) makes deleting it safe, whatever stalls or
 clocks do.
 """
 
@@ -18,20 +18,17 @@ from penstock import errors
 from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.config import GarbageCollectorConfig
+from penstock.buffer.dequeue import QueueConsumer
 from penstock.buffer.errors import FencedError, SerializationError, storage_error
-from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
 from penstock.buffer.instruments import Instruments
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.queue_consumer import QueueConsumer
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger, write_floor
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectInfo, ObjectStore, Version, open_store
 from penstock.retry import Backoff, RetryPolicy
-
-__all__ = ["GarbageCollector", "GcReport", "batch_minted_ms", "candidates", "is_own"]
 
 _log = logging.getLogger(__name__)
 

@@ -16,11 +16,10 @@ from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.errors import SerializationError, StorageRejected, storage_error
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
-from penstock.buffer.floor import NO_FLOOR, Floor, read_floor
 from penstock.buffer.gc import candidates
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG
 from penstock.limits import BATCH_BYTES_MAX
@@ -136,7 +135,7 @@ class Inventory:
     unreferenced: tuple[ObjectInfo, ...]
     """Named as batches, but not in the queue: consumed, or never appended."""
     side: tuple[ObjectInfo, ...]
-    """The manifest and what stands beside it: ledger, floor, transaction book, dead letters, shards."""
+    """The manifest and what stands beside it: ledger, floor, transaction log, dead letters, shards."""
     probes: tuple[ObjectInfo, ...]
     """Left behind by a check of conditional writes that was cut short."""
     foreign: tuple[ObjectInfo, ...]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 
-__all__ = ["Instruments"]
-
 
 class Instruments:
     """The buffer's counters, gauges and histograms in one registry. Flush counters count successes only."""

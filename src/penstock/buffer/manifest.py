@@ -5,7 +5,7 @@
     footer   u32 entry_count | u64 next_sequence | u64 epoch | u16 version (=1)
 
 `entry_len` counts what follows it. Bytes of an entry behind its metas, its tail, are not part of the format
-and survive every edit; `penstock.buffer.transaction` puts its tags there. All functions here are pure: bytes
+and survive every edit; `penstock.buffer.transactions` puts its tags there. All functions here are pure: bytes
 in, bytes out, `SerializationError` on anything that breaks the format.
 """
 
@@ -18,27 +18,6 @@ from dataclasses import dataclass
 
 from penstock.buffer.errors import InvalidInputError, SerializationError
 from penstock.limits import LOCATION_BYTES_MAX, METADATA_BYTES_MAX
-
-__all__ = [
-    "EMPTY_MANIFEST",
-    "FOOTER_BYTES",
-    "Entry",
-    "EntryIndex",
-    "Footer",
-    "Manifest",
-    "Metadata",
-    "NewEntry",
-    "append",
-    "decode_manifest",
-    "dequeue",
-    "encode_entry",
-    "first_sequence",
-    "index",
-    "locate",
-    "read_footer",
-    "set_epoch",
-    "tails",
-]
 
 MANIFEST_VERSION = 1
 U64_MAX = 2**64 - 1

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.errors import SerializationError
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import EMPTY_MANIFEST, Footer
+from penstock.buffer.side_objects import read_ledger
 from penstock.errors import NotFound
 from penstock.limits import MANIFEST_BYTES_MAX
 from penstock.objects import Blob, BucketNotFound, ObjectStore, Version
-
-__all__ = ["ManifestFile", "Snapshot"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +44,11 @@ class ManifestFile:
         "_prefix",
         "_seen",
         "_since_ms",
-        "book_path",
         "floor_path",
         "ledger_path",
         "path",
         "store",
+        "transactions_path",
     )
 
     def __init__(
@@ -72,7 +70,7 @@ class ManifestFile:
         self.path = path
         self.ledger_path = f"{path}.ledger"
         self.floor_path = f"{path}.floor"
-        self.book_path = f"{path}.txn"
+        self.transactions_path = f"{path}.txn"
 
     async def read(self) -> Snapshot:
         """The manifest now; an absent object is an empty queue.

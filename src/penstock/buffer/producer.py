@@ -4,13 +4,14 @@
               bytes and calls   size, time, flush                          in order, one write
 
 One task fills and seals batches, one commits; each upload is a task of its own. A batch that fails fails its
-own callers; the others go on.
+own callers; the others continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock.buffer.admission import Admission
+from penstock.buffer.append import QueueProducer
 from penstock.buffer.config import ProducerConfig
 from penstock.buffer.errors import (
     BufferError,
@@ -30,12 +31,18 @@ from penstock.buffer.errors import (
     StorageError,
     storage_error,
 )
-from penstock.buffer.handle import DurabilityWatcher, WriteHandle, WriteOutcome
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest_file import ManifestFile
-from penstock.buffer.open_batch import BATCH_WEIGHT_MAX, FRAMING_BYTES, Call, OpenBatch
-from penstock.buffer.queue_producer import QueueProducer
-from penstock.buffer.upload import BatchUpload
+from penstock.buffer.upload import (
+    BATCH_WEIGHT_MAX,
+    FRAMING_BYTES,
+    BatchUpload,
+    Call,
+    DurabilityWatcher,
+    OpenBatch,
+    WriteHandle,
+    WriteOutcome,
+)
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.codec import RecordChunk, as_binary_array, check_records
 from penstock.errors import PenstockError, Rejected
@@ -44,8 +51,6 @@ from penstock.limits import METADATA_BYTES_MAX
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, ensure_conditional_writes, open_store
 from penstock.retry import RetryPolicy, retry
-
-__all__ = ["Producer"]
 
 CHUNK_RECORDS_MIN = 128
 """A list this long is a chunk of its own; shorter ones are joined with their neighbours."""
@@ -59,6 +64,78 @@ ENTRY_ROOM = 2048
 
 Records: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
 Held: TypeAlias = Sequence[bytes] | RecordChunk
+
+
+class Admission:
+    """The bound on what a producer holds: bytes not yet durable, and calls not yet taken into a batch.
+
+    First come, first served. A call larger than the whole bound is let in alone.
+    """
+
+    def __init__(self, *, bytes_max: int, calls_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._calls_max = calls_max
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.bytes_held = 0
+        self.calls_waiting = 0
+
+    async def enter(self, size: int) -> None:
+        """Wait for room, then hold `size` bytes and one call slot."""
+        if not self._waiting and self._fits(size):
+            self._take(size)
+            return
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (size, ticket)
+        self._waiting.append(place)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                # Let in and cancelled at the same moment: give the room back.
+                self.leave_queue()
+                self.release(size)
+            else:
+                # Somebody who made room at this moment may have dropped the ticket already.
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                self._let_in()
+            raise
+
+    def leave_queue(self, calls: int = 1) -> None:
+        """`calls` were taken into a batch: their slots are free again, their bytes are not."""
+        self.calls_waiting -= calls
+        self._let_in()
+
+    def release(self, size: int) -> None:
+        """`size` bytes are durable, or were given up."""
+        self.bytes_held -= size
+        self._let_in()
+
+    def dismiss(self) -> None:
+        """Let everybody in: the caller has stopped taking work and turns them away itself."""
+        self._bytes_max = self._calls_max = sys.maxsize
+        self._let_in()
+
+    def _fits(self, size: int) -> bool:
+        if self.calls_waiting >= self._calls_max:
+            return False
+        return self.bytes_held == 0 or self.bytes_held + size <= self._bytes_max
+
+    def _take(self, size: int) -> None:
+        self.bytes_held += size
+        self.calls_waiting += 1
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            size, ticket = self._waiting[0]
+            if ticket.cancelled():
+                self._waiting.popleft()
+                continue
+            if not self._fits(size):
+                return
+            self._waiting.popleft()
+            self._take(size)
+            ticket.set_result(None)
 
 
 class Producer:

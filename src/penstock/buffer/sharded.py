@@ -34,8 +34,8 @@ from penstock.buffer.errors import (
     storage_error,
 )
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
-from penstock.buffer.handle import WriteHandle
 from penstock.buffer.producer import Producer, Records
+from penstock.buffer.upload import WriteHandle
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError
 from penstock.ids import SYSTEM_RNG

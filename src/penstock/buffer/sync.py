@@ -19,15 +19,15 @@ from penstock.blocking import LoopThread, loop_thread
 from penstock.buffer import consumer as _consumer
 from penstock.buffer import fetch as _fetch
 from penstock.buffer import gc as _gc
-from penstock.buffer import handle as _handle
 from penstock.buffer import producer as _producer
 from penstock.buffer import sharded as _sharded
+from penstock.buffer import upload as _upload
 from penstock.buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from penstock.buffer.dead_letter import DeadLetter
 from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch
 from penstock.buffer.gc import GcReport
-from penstock.buffer.handle import WriteOutcome
 from penstock.buffer.producer import Records
+from penstock.buffer.side_objects import DeadLetter
+from penstock.buffer.upload import WriteOutcome
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore
@@ -50,7 +50,7 @@ class DurabilityWatcher:
 
     __slots__ = ("_inner", "_loop")
 
-    def __init__(self, inner: _handle.DurabilityWatcher, loop: LoopThread) -> None:
+    def __init__(self, inner: _upload.DurabilityWatcher, loop: LoopThread) -> None:
         self._inner = inner
         self._loop = loop
 
@@ -68,7 +68,7 @@ class WriteHandle:
 
     __slots__ = ("ingestion_time_ms", "watcher")
 
-    def __init__(self, inner: _handle.WriteHandle, loop: LoopThread) -> None:
+    def __init__(self, inner: _upload.WriteHandle, loop: LoopThread) -> None:
         self.watcher = DurabilityWatcher(inner.watcher, loop)
         self.ingestion_time_ms = inner.ingestion_time_ms
 

@@ -1,21 +1,37 @@
-"""One sealed batch on its way from memory into the queue."""
+"""A batch on its way from memory into the store: who waits for it, which calls it holds, its upload.
+
+`store_batch` stores records as a batch that is not in the queue yet: a task uploads it, and its driver
+appends it with `append_batches`. The two run on different machines, so the value that passes between them is
+small and can be pickled; the records are in the store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from penstock import errors
 from penstock.buffer.batch import CompressionType, EncodedBatch, encode_batch
-from penstock.buffer.errors import BufferError, StorageError, storage_error
-from penstock.buffer.manifest import NewEntry
-from penstock.buffer.open_batch import OpenBatch
-from penstock.clock import Clock
-from penstock.ids import mint_ulid
+from penstock.buffer.errors import BufferError, InvalidInputError, StorageError, storage_error
+from penstock.buffer.manifest import Metadata, NewEntry
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.codec import RecordChunk, as_binary_array
+from penstock.errors import Rejected
+from penstock.ids import SYSTEM_RNG, mint_ulid
+from penstock.limits import BATCH_BYTES_MAX
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy, retry
 
-__all__ = ["STALE_AFTER_S", "BatchUpload"]
+BATCH_WEIGHT_MAX = BATCH_BYTES_MAX - 64
+"""The most a batch may weigh and still decode under the default cap of a consumer."""
+
+FRAMING_BYTES = 8
+"""What a record costs besides its bytes, at most: its header and its place in the length table."""
 
 STALE_AFTER_S = 300.0
 """Half of the usual grace period: collectors that know no floor go by age alone, so a batch that
@@ -24,9 +40,167 @@ waited this long is stored anew before it is referenced."""
 INLINE_BYTES = 256 * 1024
 """Below this, encoding costs less than a hop to a thread."""
 
+StoredRecords: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray | RecordChunk | Sequence[RecordChunk]
+"""Records as a list, as Arrow, or in the encoder's own chunks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOutcome:
+    """How a `produce` call ended. On success it says where the first record is."""
+
+    error: BufferError | None = None
+    sequence: int | None = None
+    start_index: int | None = None
+    location: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+class DurabilityWatcher:
+    """Settled once by the producer; watched by anybody, any number of times.
+
+    Cancelling one waiter touches neither the write nor the other waiters.
+    """
+
+    __slots__ = ("_outcome", "_waiters")
+
+    def __init__(self) -> None:
+        self._outcome: WriteOutcome | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def result(self) -> WriteOutcome | None:
+        """None while pending, then how it ended."""
+        return self._outcome
+
+    async def await_durable(self) -> WriteOutcome:
+        """Wait until the records are stored and in the queue. Raises the error if they are not."""
+        if self._outcome is None:
+            waiter = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if self._waiters is not None:
+                    self._waiters.remove(waiter)
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
+    def settle(self, outcome: WriteOutcome) -> None:
+        """Decide. Called once, by the producer that made the watcher."""
+        self._outcome = outcome
+        for waiter in self._waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteHandle:
+    """One `produce` call: its watcher and the time stamped on its records."""
+
+    watcher: DurabilityWatcher
+    ingestion_time_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One `produce` call, without its records: those are held apart, to be given on to the encoder."""
+
+    count: int
+    record_bytes: int
+    metadata: bytes
+    ingestion_time_ms: int
+    accepted_at: float
+    watcher: DurabilityWatcher
+
+    @property
+    def size(self) -> int:
+        """What counts against the flush size: record and metadata bytes, without framing."""
+        return self.record_bytes + len(self.metadata)
+
+    @property
+    def weight(self) -> int:
+        """What it costs in memory and in the block: framing included."""
+        return self.size + FRAMING_BYTES * self.count
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenBatch:
+    """The batch that is being filled: calls in order, with one metadata item each (or per run of equal ones,
+    when merging). No I/O, no clock.
+
+    Its age is counted from `opened_at`, the moment the first call was taken into it. The calls themselves
+    may be older: they waited while uploads were slow, and are all to be stored together.
+    """
+
+    ordinal: int
+    opened_at: float = 0.0
+    merge: bool = False
+    calls: list[Call] = field(default_factory=list)
+    metadata: list[Metadata] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    records: list[Sequence[bytes] | RecordChunk] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    record_bytes: int = 0
+    weight: int = 0
+
+    def add(self, call: Call, records: Sequence[bytes] | RecordChunk) -> None:
+        """Take a call with its records: a chunk, or a few that will share one with their neighbours."""
+        if not (self.merge and self._repeats(call)):
+            self.metadata.append(
+                Metadata(
+                    start_index=self.count, ingestion_time_ms=call.ingestion_time_ms, payload=call.metadata
+                )
+            )
+        self.calls.append(call)
+        self.records.append(records)
+        self.starts.append(self.count)
+        self.count += call.count
+        self.size += call.size
+        self.record_bytes += call.record_bytes
+        self.weight += call.weight
+
+    def fits(self, call: Call) -> bool:
+        """Whether the batch still decodes with this call in it."""
+        return self.weight + call.weight <= BATCH_WEIGHT_MAX
+
+    def is_due(self, now: float, flush_interval_s: float) -> bool:
+        """Whether the batch has been open for the flush interval."""
+        return bool(self.calls) and now - self.opened_at >= flush_interval_s
+
+    def _repeats(self, call: Call) -> bool:
+        return bool(self.metadata) and (
+            self.metadata[-1].ingestion_time_ms == call.ingestion_time_ms
+            and self.metadata[-1].payload == call.metadata
+        )
+
+    def take_chunks(self) -> list[RecordChunk]:
+        """The records as chunks, small neighbours joined. The batch itself holds them no longer."""
+        chunks: list[RecordChunk] = []
+        loose: list[bytes] = []
+        for records in self.records:
+            if isinstance(records, RecordChunk):
+                if loose:
+                    chunks.append(RecordChunk.of_list(loose))
+                    loose = []
+                chunks.append(records)
+            else:
+                loose.extend(records)
+        if loose:
+            chunks.append(RecordChunk.of_list(loose))
+        self.records.clear()
+        return chunks
+
 
 class BatchUpload:
-    """Encodes and stores a batch; keeps the bytes until the batch is in the queue."""
+    """Encodes and stores a sealed batch; keeps the bytes until the batch is in the queue."""
 
     __slots__ = (
         "_clock",
@@ -116,3 +290,88 @@ class BatchUpload:
 
     async def relocate(self, floor_ms: int) -> None:
         await self._put(floor_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    """A batch object that is stored and not in the queue yet, and what the manifest will say of it."""
+
+    location: str
+    minted_ms: int
+    """The millisecond in the name: at or below the garbage floor, the object must be copied first."""
+    record_count: int
+    record_bytes: int
+    size: int
+    """Bytes of the object."""
+    metadata: tuple[Metadata, ...]
+
+
+async def store_batch(
+    store: ObjectStore,
+    prefix: str,
+    records: StoredRecords,
+    *,
+    compression: CompressionType = CompressionType.NONE,
+    metadata: bytes | Sequence[Metadata] = b"",
+    clock: Clock = SYSTEM_CLOCK,
+    rng: random.Random = SYSTEM_RNG,
+    policy: RetryPolicy | None = None,
+) -> StoredBatch:
+    """Store records as one batch object below `prefix`, durably; `append_batches` puts it into the queue.
+
+    Until then, and if that never comes, the object is garbage that the consumer collects. `metadata` is one
+    payload for all records, or items that say where each starts. Passing faults are retried. Raises
+    `InvalidInputError` for no records or more than a batch holds, and `StorageError`.
+    """
+    chunks = _chunks(records)
+    count = sum(map(len, chunks))
+    record_bytes = sum(chunk.record_bytes for chunk in chunks)
+    if count == 0:
+        raise InvalidInputError("a batch needs at least one record (an empty record is fine: [b''])")
+    if record_bytes + FRAMING_BYTES * count > BATCH_WEIGHT_MAX:
+        raise InvalidInputError(
+            f"{record_bytes} bytes in {count} records are beyond the {BATCH_WEIGHT_MAX} bytes of a batch; "
+            "split them into several"
+        )
+    items = _items(metadata, count, clock)
+    batch = OpenBatch(ordinal=0, metadata=items, records=[*chunks], count=count, record_bytes=record_bytes)
+    upload = BatchUpload(
+        batch,
+        store=store,
+        prefix=prefix,
+        compression=compression,
+        policy=policy or RetryPolicy(),
+        clock=clock,
+        rng=rng,
+    )
+    await upload.run(floor_ms=-1)
+    if upload.error is not None:
+        raise upload.error
+    return StoredBatch(
+        location=upload.location,
+        minted_ms=upload.minted_ms,
+        record_count=count,
+        record_bytes=record_bytes,
+        size=upload.object_bytes,
+        metadata=tuple(items),
+    )
+
+
+def _chunks(records: StoredRecords) -> list[RecordChunk]:
+    if isinstance(records, RecordChunk):
+        return [records]
+    if isinstance(records, list | tuple) and records and isinstance(records[0], RecordChunk):
+        return list(records)
+    try:
+        return [RecordChunk.of_array(as_binary_array(records))]
+    except Rejected as error:
+        raise InvalidInputError(str(error)) from error
+
+
+def _items(metadata: bytes | Sequence[Metadata], count: int, clock: Clock) -> list[Metadata]:
+    if isinstance(metadata, bytes):
+        return [Metadata(start_index=0, ingestion_time_ms=clock.now_ms(), payload=metadata)]
+    starts = [item.start_index for item in metadata]
+    if starts != sorted(starts) or (starts and starts[-1] >= count):
+        raise InvalidInputError(f"metadata of {count} records must start at rising places within them")
+    return list(metadata)

@@ -1,7 +1,7 @@
 """Brings bundles into queues of object storage, each once, whatever dies in between.
 
 Every append to a queue is a transaction of (this directory, place of its last bundle), see
-`penstock.buffer.transaction`; so records and position become durable in the same write.
+`penstock.buffer.transactions`; so records and position become durable in the same write.
 
 1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
    one that was handed out is in nobody's hands, because its lease ended or it could not be read: that one is

@@ -22,8 +22,8 @@ from penstock.buffer import (
     QueueSurvey,
     SerializationError,
     Snapshot,
+    TransactionLog,
     entry_time_ms,
-    fetch_book,
     find_tag,
     newest_version,
     read_layout,
@@ -328,8 +328,7 @@ class QueueSource:
         version = _known(reader).version
         held = self._books.get(shard)
         if held is None or held[0] != version:
-            book, _ = await fetch_book(reader.file)
-            held = self._books[shard] = (version, book)
+            held = self._books[shard] = (version, await TransactionLog(reader.file).read())
         return held[1]
 
     async def _count_new(self, indexes: Mapping[int, EntryIndex]) -> None:

@@ -1,7 +1,7 @@
 """A topic relayed into a queue: each record once, whatever dies in between.
 
 1. The queue knows how far it is: every batch of the relay is appended under (application, last sequence), see
-   `penstock.buffer.transaction`. So batch and position become durable in the same write.
+   `penstock.buffer.transactions`. So batch and position become durable in the same write.
 2. A relay that starts looks there and reads on behind it. There is no other state.
 3. Each append demands that the queue still stands where the relay goes on from. So an attempt whose answer
    was lost is recognised, and of two relays that run at the same time one is refused.

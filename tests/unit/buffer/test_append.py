@@ -27,8 +27,7 @@ from penstock.buffer import (
 )
 from penstock.buffer import manifest as m
 from penstock.buffer.batch import decode_batch
-from penstock.buffer.book import read_book
-from penstock.buffer.transaction import NO_VERSION, find_tag
+from penstock.buffer.transactions import NO_VERSION, find_tag, read_transaction_log
 from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import RecordChunk
 from penstock.objects import MemoryStore
@@ -131,7 +130,7 @@ async def test_a_transaction_is_appended_once_with_every_entry_tagged(q: Queue) 
     assert again == Appended(first=None, count=0, repeated=True)
     entries = (await q.manifest()).entries
     assert [find_tag(entry.tail) for entry in entries] == [Transaction(app="query", version=7)] * 2
-    assert read_book(await q.raw(BOOK)) == {"query": 7}
+    assert read_transaction_log(await q.raw(BOOK)) == {"query": 7}
 
 
 async def test_an_append_under_a_transaction_costs_one_more_read_and_two_calls_for_the_book(q: Queue) -> None:
@@ -167,7 +166,7 @@ async def test_applications_do_not_stand_in_each_others_way(q: Queue) -> None:
     await append(q, await stored(q, b"b"), version=3, app="two")
     await append(q, await stored(q, b"c"), version=8, app="one")
     assert await delivered(q) == [b"a", b"b", b"c"]
-    assert read_book(await q.raw(BOOK)) == {"two": 3, "one": 8}
+    assert read_transaction_log(await q.raw(BOOK)) == {"two": 3, "one": 8}
 
 
 async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
@@ -201,7 +200,7 @@ async def test_a_book_that_cannot_be_written_is_a_warning(q: Queue, caplog: pyte
     assert BOOK in caplog.text
     q.store.before = lambda op, key: None
     assert (await append(q, await stored(q, b"a"), version=7)).repeated
-    assert read_book(await q.raw(BOOK)) == {"query": 7}, "a repetition makes up for it"
+    assert read_transaction_log(await q.raw(BOOK)) == {"query": 7}, "a repetition makes up for it"
 
 
 async def test_with_a_damaged_book_nothing_is_appended_or_dequeued_under_a_transaction(q: Queue) -> None:

@@ -23,8 +23,8 @@ from penstock.buffer import (
     StorageRejected,
 )
 from penstock.buffer import manifest as m
-from penstock.buffer.ledger import read_ledger
 from penstock.buffer.manifest import NewEntry
+from penstock.buffer.side_objects import read_ledger
 from penstock.objects import BucketNotFound
 
 

@@ -15,9 +15,9 @@ from penstock.buffer import (
     SerializationError,
 )
 from penstock.buffer import manifest as m
-from penstock.buffer.floor import EPOCH_STRIDE, Floor, read_floor, write_floor
 from penstock.buffer.gc import batch_minted_ms, candidates
 from penstock.buffer.manifest import NewEntry
+from penstock.buffer.side_objects import EPOCH_STRIDE, Floor, read_floor, write_floor
 from penstock.ids import mint_ulid
 from penstock.objects import ObjectInfo
 

@@ -13,10 +13,10 @@ from penstock.buffer import (
     SerializationError,
     StorageRejected,
 )
-from penstock.buffer.floor import NO_FLOOR
 from penstock.buffer.inspect import QueueReader, summarise, survey
 from penstock.buffer.manifest import EMPTY_MANIFEST
 from penstock.buffer.manifest_file import Snapshot
+from penstock.buffer.side_objects import NO_FLOOR
 from penstock.ids import mint_ulid
 from penstock.objects import MemoryStore, ObjectInfo
 

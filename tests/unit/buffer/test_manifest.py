@@ -10,8 +10,8 @@ from tests.unit.buffer.doubles import T0, golden
 
 from penstock.buffer import InvalidInputError, Metadata, SerializationError
 from penstock.buffer import manifest as m
+from penstock.buffer.dequeue import next_epoch
 from penstock.buffer.manifest import Footer, NewEntry
-from penstock.buffer.queue_consumer import next_epoch
 
 FIRST = "ingest/01HF7YAT000000000000000001.batch"
 SECOND = "ingest/01HF7YATS00000000000000002.batch"

@@ -23,7 +23,7 @@ from penstock.buffer import (
 from penstock.buffer import producer as producers
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.errors import StorageUnavailable
-from penstock.buffer.floor import Floor, write_floor
+from penstock.buffer.side_objects import Floor, write_floor
 from penstock.ids import ulid_ms
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore

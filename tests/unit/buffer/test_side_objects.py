@@ -5,12 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.buffer.doubles import golden
 
-from penstock.buffer import SerializationError, ledger
+from penstock.buffer import SerializationError, side_objects
 from penstock.buffer import manifest as m
-from penstock.buffer.attempt import Attempt, Fate, judge, judge_by_ledger
-from penstock.buffer.floor import NO_FLOOR, Floor, read_floor, write_floor
-from penstock.buffer.ledger import LEDGER_ENTRIES, Ledger, read_ledger, remember
+from penstock.buffer.append import Attempt, Fate, judge, judge_by_ledger
 from penstock.buffer.manifest import NewEntry
+from penstock.buffer.side_objects import (
+    LEDGER_ENTRIES,
+    NO_FLOOR,
+    Floor,
+    Ledger,
+    read_floor,
+    read_ledger,
+    remember,
+    write_floor,
+)
 from penstock.objects import Version
 
 BASE, OTHER = Version(etag='"1"'), Version(etag='"2"')
@@ -163,7 +171,7 @@ def test_a_ledger_edited_in_place_is_byte_for_byte_the_one_encoded_in_full(
     steps: list[tuple[int, int]], first: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger, "LEDGER_ENTRIES", 10)
+        patch.setattr(side_objects, "LEDGER_ENTRIES", 10)
         edited, following = Ledger(), first
         known: dict[int, str] = {}
         for epoch, (length, hole) in enumerate(steps):

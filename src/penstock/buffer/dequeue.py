@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock import errors
-from penstock.buffer import book, manifest, transaction
+from penstock.buffer import manifest
 from penstock.buffer.errors import (
     FencedError,
     InvalidInputError,
@@ -19,16 +19,14 @@ from penstock.buffer.errors import (
     SerializationError,
     storage_error,
 )
-from penstock.buffer.floor import EPOCH_STRIDE
 from penstock.buffer.instruments import Instruments
-from penstock.buffer.ledger import Ledger
 from penstock.buffer.manifest import U64_MAX, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.buffer.side_objects import EPOCH_STRIDE, Ledger
+from penstock.buffer.transactions import TransactionLog, tags
 from penstock.clock import Clock
 from penstock.objects import Version
 from penstock.retry import Backoff, RetryPolicy, retry
-
-__all__ = ["QueueConsumer", "next_epoch"]
 
 T = TypeVar("T")
 
@@ -122,7 +120,7 @@ class QueueConsumer:
         """Remove the entries up to and including `through`; returns how many went.
 
         The ledger is written first, so that a producer that finds its number gone can look it up, and the
-        book, so that a transaction is known when its entries are gone.
+        transaction log, so that a transaction is known when its entries are gone.
         Raises `FencedError`, and `InvalidInput` for a number nobody has handed out yet.
         """
         self.require_epoch()
@@ -149,7 +147,7 @@ class QueueConsumer:
         return removed
 
     async def seal(self) -> EntryIndex:
-        """Step 2 of `penstock.buffer.floor`: change the manifest under our own epoch.
+        """Step 2 of the garbage floor (`side_objects`): change the manifest under our own epoch.
 
         Returns the entries of exactly the manifest that was written.
         """
@@ -186,9 +184,9 @@ class QueueConsumer:
         return self._ledger
 
     async def _write_sides(self, snapshot: Snapshot, through: int) -> None:
-        tags = transaction.tags(snapshot.raw, through)
-        if tags:
-            await book.enter(self.file, tags)
+        committed = tags(snapshot.raw, through)
+        if committed:
+            await TransactionLog(self.file).enter(committed)
         await self._write_ledger(snapshot, through)
 
     async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:

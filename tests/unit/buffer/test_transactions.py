@@ -9,16 +9,19 @@ from tests.unit.buffer.doubles import golden
 
 from penstock.buffer import InvalidInputError, SerializationError
 from penstock.buffer import manifest as m
-from penstock.buffer.book import BOOK_APPS, merge, read_book, write_book
 from penstock.buffer.manifest import Metadata, NewEntry
-from penstock.buffer.transaction import (
+from penstock.buffer.transactions import (
     APP_BYTES_MAX,
+    TRANSACTION_LOG_APPS,
     VERSION_MAX,
     Transaction,
     encode_tag,
     find_tag,
+    merge_versions,
     newest_version,
+    read_transaction_log,
     tags,
+    write_transaction_log,
 )
 
 apps = st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable())
@@ -46,8 +49,8 @@ def test_the_golden_tag_is_written_and_read() -> None:
 
 def test_the_golden_book_is_written_and_read() -> None:
     book = {"query": 7, "zwölf": VERSION_MAX}
-    assert write_book(book) == golden("v1.txn")
-    assert read_book(golden("v1.txn")) == book
+    assert write_transaction_log(book) == golden("v1.txn")
+    assert read_transaction_log(golden("v1.txn")) == book
 
 
 @given(transactions, st.binary(max_size=20), st.binary(max_size=20))
@@ -151,22 +154,22 @@ def test_the_search_finds_what_decoding_everything_finds(tails: list[bytes], thr
 )
 def test_a_damaged_book_is_not_taken_for_an_empty_one(raw: bytes) -> None:
     with pytest.raises(SerializationError):
-        read_book(raw)
+        read_transaction_log(raw)
 
 
 @given(st.dictionaries(apps, st.integers(0, VERSION_MAX)), st.dictionaries(apps, st.integers(0, VERSION_MAX)))
 def test_entering_keeps_the_greater_of_both(book: dict[str, int], versions: dict[str, int]) -> None:
-    merged = merge(book, versions)
+    merged = merge_versions(book, versions)
     expected = {app: max(book.get(app, -1), versions.get(app, -1)) for app in {*book, *versions}}
     assert (book if merged is None else merged) == expected
-    assert read_book(write_book(expected)) == expected
+    assert read_transaction_log(write_transaction_log(expected)) == expected
 
 
 def test_a_full_book_forgets_who_was_entered_longest_ago() -> None:
-    book = {f"app {n}": n for n in range(BOOK_APPS)}
-    book = merge(book, {"app 0": 5}) or {}
-    book = merge(book, {"new": 1}) or {}
-    assert len(book) == BOOK_APPS
+    book = {f"app {n}": n for n in range(TRANSACTION_LOG_APPS)}
+    book = merge_versions(book, {"app 0": 5}) or {}
+    book = merge_versions(book, {"new": 1}) or {}
+    assert len(book) == TRANSACTION_LOG_APPS
     assert "app 1" not in book
     assert book["app 0"] == 5
     assert list(book)[-2:] == ["app 0", "new"]

@@ -1,0 +1,294 @@
+"""Appending under a transaction: a writer that starts again appends nothing twice.
+
+A transaction is (application, version), for example a streaming query and the number of its micro-batch. The
+entries of an append carry it as a tag in their tail. What leaves the queue leaves its tag in the transaction
+log, a side object. An append under (app, version):
+
+    1. reads the manifest M, and in it the newest tag of app
+    2. reads the log, and in it the last version of app
+    3. last := the greater of both. Equal to version: it is committed, nothing is done. Greater: refused
+    4. conditional write on M, with every entry tagged. Conflict, or no answer: from 1, with a fresh manifest
+    5. enters version in the log (not needed for the argument, see below)
+
+and a consumer that dequeues tagged entries:
+
+    a. enters their tags in the log, which only ever rises
+    b. conditional write of the manifest without them
+
+Suppose (app, version) landed at some write W of the manifest, and 4 succeeds once more for the same pair. Its
+M was the manifest at 4, so W came before M. Either the entries of W are in M, and 1 saw their tag; or a
+consumer removed them between W and M, at b. Its a came before that b, b before M was there to be read, and 2
+after that: so 2 saw the tag. Either way 3 ended it: a contradiction. Numbers in the manifest only rise, so
+no later manifest has the same bytes as M, and "M was the manifest at 4" is what the condition of 4 says.
+
+So `last` in 3 is the last version at the moment of 4. A writer whose versions are not counted one by one,
+but are places in something that it reads, may therefore also demand that `last` is the version it goes on
+from: of two such writers at the same time one is refused, also when their steps end at different places.
+
+A consumer of the format that knows no log skips a. Step 5 leaves it only the moment between 4 and 5: if the
+writer dies there, and that consumer dequeues the entries before the writer is started again, the
+transaction is forgotten.
+
+    tag   4 bytes magic "PTX1" | u16 body_len | u64 version | app (UTF-8)        body_len = 8 + len(app)
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock import errors
+from penstock.buffer import manifest
+from penstock.buffer.errors import InvalidInputError, SerializationError, StaleTransaction
+from penstock.buffer.manifest_file import ManifestFile, Snapshot
+from penstock.clock import Clock
+from penstock.objects import Version
+from penstock.retry import RetryPolicy, retry
+
+_log = logging.getLogger(__name__)
+
+APP_BYTES_MAX: Final = 200
+"""A tag stands in every entry of the manifest, which every append transfers whole."""
+VERSION_MAX: Final = 2**63 - 1
+NO_VERSION: Final = -1
+"""In place of a version: the application has committed none yet."""
+
+TRANSACTION_LOG_APPS: Final = 10_000
+"""How many applications are remembered: at most 2.5 MB, and more than ever write to one queue at a time."""
+
+MAGIC: Final = b"PTX1"
+_LENGTH = struct.Struct("<H")
+_VERSION = struct.Struct("<Q")
+_BODY_START = len(MAGIC) + _LENGTH.size
+_APP_START = _BODY_START + _VERSION.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """Who appends, and which of its steps this is. Versions of an application only rise.
+
+    Raises `InvalidInputError` unless `app` has 1 to 200 bytes of UTF-8 and `version` is 0 to 2**63 - 1.
+    """
+
+    app: str
+    version: int
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(self.app.encode())
+        except (AttributeError, UnicodeEncodeError):
+            raise InvalidInputError(
+                f"the application of a transaction is text that UTF-8 can hold, not {self.app!r}"
+            ) from None
+        if not 1 <= size <= APP_BYTES_MAX:
+            raise InvalidInputError(
+                f"the application of a transaction has 1 to {APP_BYTES_MAX} bytes, not {size}"
+            )
+        if isinstance(self.version, bool) or not isinstance(self.version, int):
+            raise InvalidInputError(f"the version of a transaction is a whole number, not {self.version!r}")
+        if not 0 <= self.version <= VERSION_MAX:
+            raise InvalidInputError(f"the version of a transaction is 0 to {VERSION_MAX}, not {self.version}")
+
+
+def encode_tag(transaction: Transaction) -> bytes:
+    """The tag, to be the tail of an entry."""
+    return _head(transaction.app) + _VERSION.pack(transaction.version) + transaction.app.encode()
+
+
+def _head(app: str) -> bytes:
+    return MAGIC + _LENGTH.pack(_VERSION.size + len(app.encode()))
+
+
+def find_tag(tail: bytes) -> Transaction | None:
+    """The tag in a tail, in which other things may stand before and after it; None if there is none."""
+    place = tail.find(MAGIC)
+    while place >= 0:
+        tag = _read_tag(tail, place)
+        if tag is not None:
+            return tag
+        place = tail.find(MAGIC, place + 1)
+    return None
+
+
+def _read_tag(tail: bytes, start: int) -> Transaction | None:
+    if start + _APP_START > len(tail):
+        return None
+    (length,) = _LENGTH.unpack_from(tail, start + len(MAGIC))
+    (version,) = _VERSION.unpack_from(tail, start + _BODY_START)
+    end = start + _BODY_START + length
+    if end > len(tail):
+        return None
+    try:
+        return Transaction(app=tail[start + _APP_START : end].decode(), version=version)
+    except (UnicodeDecodeError, InvalidInputError):
+        return None
+
+
+def newest_version(raw: bytes, app: str) -> int | None:
+    """The version in the newest tag of `app` among the entries of the manifest `raw`; None without one."""
+    for _, tail in manifest.tails(raw, _head(app)):
+        tag = find_tag(tail)
+        if tag is not None and tag.app == app:
+            return tag.version
+    return None
+
+
+def tags(raw: bytes, through: int) -> dict[str, int]:
+    """The highest version of every application among the entries up to `through`, oldest first."""
+    found: dict[str, int] = {}
+    for _, tail in manifest.tails(raw, MAGIC, through):
+        tag = find_tag(tail)
+        if tag is not None:
+            found[tag.app] = max(tag.version, found.get(tag.app, 0))
+    return dict(reversed(found.items()))
+
+
+class _StoredLog(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    last: list[tuple[str, int]]
+
+
+def write_transaction_log(versions: Mapping[str, int]) -> bytes:
+    return msgspec.json.encode(_StoredLog(version=1, last=list(versions.items())))
+
+
+def read_transaction_log(raw: bytes) -> dict[str, int]:
+    """Application to version, newest entered last. Raises `SerializationError`.
+
+    With an unreadable log nothing may be appended under a transaction, and nothing dequeued that has a tag:
+    starting a new one in its place would forget what must not be appended again.
+    """
+    try:
+        stored = msgspec.json.decode(raw, type=_StoredLog)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SerializationError(f"the transaction log is damaged: {error}") from error
+    if stored.version != 1:
+        raise SerializationError(f"transaction log version {stored.version} is unknown")
+    try:
+        known = [Transaction(app=app, version=version) for app, version in stored.last]
+    except InvalidInputError as error:
+        raise SerializationError(f"the transaction log is damaged: {error}") from error
+    versions = {transaction.app: transaction.version for transaction in known}
+    if len(versions) < len(known):
+        raise SerializationError("the transaction log is damaged: it names an application twice")
+    return versions
+
+
+def merge_versions(known: Mapping[str, int], versions: Mapping[str, int]) -> dict[str, int] | None:
+    """`known` with `versions` entered, or None if it says as much already. No version is ever lowered."""
+    risen = {app: version for app, version in versions.items() if version > known.get(app, -1)}
+    if not risen:
+        return None
+    merged = {app: version for app, version in known.items() if app not in risen} | risen
+    return dict(list(merged.items())[-TRANSACTION_LOG_APPS:])
+
+
+class TransactionLog:
+    """The last version that each application has committed, once its entries may have left the queue.
+
+    A side object beside the manifest (`.txn`), replaced conditionally: by the consumer before it dequeues
+    tagged entries, and by a writer after it has appended some. What it says stays true, as versions only
+    rise. When there are too many applications it forgets the one that was entered longest ago.
+    """
+
+    __slots__ = ("_file", "path")
+
+    def __init__(self, file: ManifestFile) -> None:
+        self._file = file
+        self.path = file.transactions_path
+
+    async def read(self) -> dict[str, int]:
+        """Application to version, empty while there is no log. Raises `SerializationError` with advice."""
+        versions, _ = await self._read()
+        return versions
+
+    async def _read(self) -> tuple[dict[str, int], Version | None]:
+        """A log that does not decode is read once more: it may have been cut short on the way."""
+        raw, version = await self._file.read_side(self.path)
+        try:
+            return ({} if raw is None else read_transaction_log(raw)), version
+        except SerializationError:
+            raw, version = await self._file.read_side(self.path)
+        try:
+            return ({} if raw is None else read_transaction_log(raw)), version
+        except SerializationError as error:
+            raise SerializationError(
+                f"{self.path}: {error}; restore an older version of it. Without it a transaction that is "
+                "run again could be appended twice"
+            ) from error
+
+    async def enter(self, versions: Mapping[str, int]) -> None:
+        """Enter `versions`, in one conditional write, or none if they are there. Raises as the store does.
+
+        Doing it again is harmless, whatever the outcome was.
+        """
+        known, version = await self._read()
+        merged = merge_versions(known, versions)
+        if merged is not None:
+            await self._file.write_side(self.path, write_transaction_log(merged), version)
+
+    async def last_version(self, snapshot: Snapshot, app: str) -> int | None:
+        """Steps 1 to 3 of this module: the manifest was read, and now the log is."""
+        queued = newest_version(snapshot.raw, app)
+        known = await self.read()
+        return max((version for version in (queued, known.get(app)) if version is not None), default=None)
+
+
+class TransactionGuard:
+    """What keeps a transaction from being committed twice. Without one it lets everything pass."""
+
+    def __init__(self, file: ManifestFile, transaction: Transaction | None, follows: int | None) -> None:
+        self._path = file.path
+        self._transactions = TransactionLog(file)
+        self._transaction = transaction
+        self._follows = follows
+
+    async def is_committed(self, snapshot: Snapshot) -> bool:
+        if self._transaction is None:
+            return False
+        app, version = self._transaction.app, self._transaction.version
+        last = await self._transactions.last_version(snapshot, app)
+        if last is not None and last > version:
+            raise StaleTransaction(
+                f"{app!r} has committed version {last} to {self._path} and now asks for {version}: its "
+                "checkpoint was set back, copied, or is in use twice. Go on with the checkpoint that wrote "
+                f"version {last}, or start anew with an empty one"
+            )
+        if last != version and self._follows is not None:
+            self._check_order(NO_VERSION if last is None else last)
+        return last == version
+
+    def _check_order(self, last: int) -> None:
+        if last != self._follows:
+            assert self._transaction is not None
+            app = self._transaction.app
+            raise StaleTransaction(
+                f"{app!r} stands at version {_worded(last)} in {self._path}, and this step goes on from "
+                f"{_worded(self._follows)}: another process works under the same name. Stop one of the two, "
+                "or look up the version and go on from there"
+            )
+
+    async def enter(self, policy: RetryPolicy, clock: Clock, rng: random.Random) -> None:
+        """Step 5. The append is done and true without it, so failing is worth a warning only."""
+        if self._transaction is None:
+            return
+        versions = {self._transaction.app: self._transaction.version}
+        passing = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
+        try:
+            await retry(lambda: self._transactions.enter(versions), policy, clock=clock, rng=rng, on=passing)
+        except errors.PenstockError as error:
+            _log.warning(
+                "%s was not written (%s); a Penstock consumer will do it, others may dequeue too early",
+                self._transactions.path,
+                error,
+            )
+
+
+def _worded(version: int | None) -> str:
+    return "none" if version == NO_VERSION else str(version)

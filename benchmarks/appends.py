@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crew import Crew
 from penstock.buffer import Metadata, Producer, ProducerConfig, manifest
-from penstock.buffer.side_objects import LEDGER_ENTRIES, Ledger, remember
+from penstock.buffer.side_objects import DEQUEUED_LOG_ENTRIES, DequeuedLog, encode_dequeued_log
 from penstock.metrics import Registry
 from penstock.objects.local import LocalStore
 from rounds import Plan, interleave, scratch
@@ -84,14 +84,15 @@ def _pure_append(raw: bytes) -> float:
 
 def ledger(plan: Plan) -> list[Row]:
     """The next full ledger when 1 and 100 entries leave the queue."""
-    pairs = [(n, f"ingest/{n:026d}.batch") for n in range(LEDGER_ENTRIES + 100)]
-    full = Ledger().after(pairs[:LEDGER_ENTRIES], epoch=1)
+    pairs = [(n, f"ingest/{n:026d}.batch") for n in range(DEQUEUED_LOG_ENTRIES + 100)]
+    full = DequeuedLog().after(pairs[:DEQUEUED_LOG_ENTRIES], epoch=1)
+    known = full.known
     rows: list[Row] = []
     for count in (1, 100):
-        leaving = pairs[LEDGER_ENTRIES : LEDGER_ENTRIES + count]
+        leaving = pairs[DEQUEUED_LOG_ENTRIES : DEQUEUED_LOG_ENTRIES + count]
         contenders = {
             "edited": lambda leaving=leaving: _cpu(lambda: full.after(leaving, epoch=1)),
-            "encoded": lambda leaving=leaving: _cpu(lambda: remember(full.known, leaving, epoch=1)),
+            "encoded": lambda leaving=leaving: _cpu(lambda: encode_dequeued_log(known, leaving, epoch=1)),
         }
         rates = interleave(contenders, work=1, rounds=plan.pick(9, 5))
         rows.append(

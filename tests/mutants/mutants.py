@@ -23,11 +23,11 @@ MUTANTS = (
     Mutant(
         name="ack before the manifest is written",
         where="buffer:Producer._commit",
-        old="        landed = await self._queue.append(uploads)\n",
+        old="        landed = await self._appender.append(uploads)\n",
         new=(
             "        for upload in uploads:\n"
             "            self._settle(upload, WriteOutcome(sequence=0))\n"
-            "        landed = await self._queue.append(uploads)\n"
+            "        landed = await self._appender.append(uploads)\n"
         ),
         test=_promise("test_an_ack_comes_after_the_manifest_write"),
     ),
@@ -61,14 +61,14 @@ MUTANTS = (
     ),
     Mutant(
         name="append again without looking",
-        where="buffer:QueueProducer._append",
+        where="buffer:ManifestAppender._append",
         old="            landed = await self._settle(open_attempts, snapshot)\n",
         new="            landed = None\n",
         test=_promise("test_a_lost_answer_does_not_append_twice"),
     ),
     Mutant(
         name="a conflict is believed to be somebody else's",
-        where="buffer:QueueProducer._attempt",
+        where="buffer:ManifestAppender._attempt",
         old='        self._instruments.manifest_conflicts.inc(role="producer")\n        raise\n',
         new=(
             '        self._instruments.manifest_conflicts.inc(role="producer")\n'
@@ -79,28 +79,28 @@ MUTANTS = (
     ),
     Mutant(
         name="an unknown append is taken for lost",
-        where="buffer:judge",
-        old="        return Fate.LOST\n    return Fate.DEQUEUED\n",
-        new="        return Fate.LOST\n    return Fate.LOST\n",
+        where="buffer:resolve_attempt",
+        old="        return AppendOutcome.LOST\n    return AppendOutcome.DEQUEUED\n",
+        new="        return AppendOutcome.LOST\n    return AppendOutcome.LOST\n",
         test=_promise("test_without_a_ledger_a_dequeued_append_is_unknown_and_not_repeated"),
     ),
     Mutant(
         name="the ledger is not asked",
-        where="buffer:judge_by_ledger",
+        where="buffer:resolve_by_dequeued_log",
         old="    location = dequeued.get(attempt.last)\n",
         new="    location = None\n",
         test=_promise("test_an_append_that_was_dequeued_before_the_second_look_is_found_in_the_ledger"),
     ),
     Mutant(
         name="the ledger is not written",
-        where="buffer:QueueConsumer._edit",
+        where="buffer:Dequeuer._edit",
         old="            if before is not None:\n                await before(base)\n",
         new="",
         test=_promise("test_an_append_that_was_dequeued_before_the_second_look_is_found_in_the_ledger"),
     ),
     Mutant(
         name="the ledger is written after the dequeue",
-        where="buffer:QueueConsumer._edit",
+        where="buffer:Dequeuer._edit",
         old=(
             "            if before is not None:\n"
             "                await before(base)\n"
@@ -115,16 +115,16 @@ MUTANTS = (
     ),
     Mutant(
         name="the ledger is replaced whatever somebody else wrote",
-        where="buffer:QueueConsumer._write_ledger",
-        old="await self.file.write_side(self.file.ledger_path, ledger.raw, version)",
-        new="await self.file.store.put(self.file.ledger_path, ledger.raw)",
+        where="buffer:Dequeuer._write_dequeued_log",
+        old="await self.file.write_side(self.file.dequeued_path, log.raw, version)",
+        new="await self.file.store.put(self.file.dequeued_path, log.raw)",
         test=_promise("test_a_superseded_consumer_cannot_make_the_ledger_forget"),
     ),
     Mutant(
         name="a producer that is stopped calls everything not queued",
         where="buffer:Producer._give_up",
-        old="    if self._queue.in_doubt:\n",
-        new="    if self._queue.in_doubt and not self._closing:\n",
+        old="    if self._appender.in_doubt:\n",
+        new="    if self._appender.in_doubt and not self._closing:\n",
         test=f"{FAULTS}::test_a_producer_stopped_during_its_manifest_write_says_that_the_outcome_is_unknown",
     ),
     Mutant(
@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a definite conflict is taken for an unknown outcome",
-        where="buffer:QueueProducer._attempt",
+        where="buffer:ManifestAppender._attempt",
         old="        if conflict.definite:\n",
         new="        if False:\n",
         test=_promise("test_a_definite_conflict_is_no_unknown_outcome_under_a_foreign_consumer"),
@@ -186,7 +186,7 @@ MUTANTS = (
         old="            self._prefetcher.taken()\n",
         new=(
             "            self._prefetcher.taken()\n"
-            "            await self._queue.dequeue(upcoming[0].sequence)\n"
+            "            await self._dequeuer.dequeue(upcoming[0].sequence)\n"
         ),
         test=_promise("test_what_was_delivered_and_not_acknowledged_comes_again"),
     ),
@@ -202,21 +202,21 @@ MUTANTS = (
     ),
     Mutant(
         name="the epoch is not checked on dequeue",
-        where="buffer:QueueConsumer.dequeue.cut",
+        where="buffer:Dequeuer.dequeue.cut",
         old="    nonlocal removed\n    self._check_epoch(snapshot)\n",
         new="    nonlocal removed\n",
         test=_promise("test_a_superseded_consumer_cannot_dequeue"),
     ),
     Mutant(
         name="the epoch is not checked on read",
-        where="buffer:QueueConsumer.entries",
+        where="buffer:Dequeuer.entries",
         old="            self._check_epoch(snapshot)\n            self._adopt(snapshot)\n",
         new="            self._adopt(snapshot)\n",
         test=_promise("test_a_superseded_consumer_is_given_nothing"),
     ),
     Mutant(
         name="a new consumer does not take a new epoch",
-        where="buffer:QueueConsumer.initialize.bump",
+        where="buffer:Dequeuer.initialize.bump",
         old="    mine = next_epoch(snapshot.footer.epoch)\n",
         new="    mine = snapshot.footer.epoch\n",
         test=_promise("test_a_superseded_consumer_is_given_nothing"),
@@ -225,7 +225,7 @@ MUTANTS = (
         name="the ack frontier moves before its dequeue",
         where="buffer:Consumer.ack",
         old=(
-            "        await self._queue.dequeue(sequence)\n"
+            "        await self._dequeuer.dequeue(sequence)\n"
             "        self._acks_since_dequeue = 0\n"
             "    else:\n"
             "        self._acks_since_dequeue += 1\n"
@@ -233,7 +233,7 @@ MUTANTS = (
         ),
         new=(
             "        self._progress.ack(sequence)\n"
-            "        await self._queue.dequeue(sequence)\n"
+            "        await self._dequeuer.dequeue(sequence)\n"
             "        self._acks_since_dequeue = 0\n"
             "    else:\n"
             "        self._acks_since_dequeue += 1\n"
@@ -251,14 +251,14 @@ MUTANTS = (
     # Transactions
     Mutant(
         name="the book is not written before a dequeue",
-        where="buffer:QueueConsumer._write_sides",
+        where="buffer:Dequeuer._write_sides",
         old="        await TransactionLog(self.file).enter(committed)\n",
         new="        pass\n",
         test=_promise("test_a_transaction_is_known_when_its_entries_have_left_the_queue"),
     ),
     Mutant(
         name="the book and the ledger are written after the dequeue",
-        where="buffer:QueueConsumer._edit",
+        where="buffer:Dequeuer._edit",
         old=(
             "            if before is not None:\n"
             "                await before(base)\n"
@@ -273,7 +273,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a transaction is not looked up again after a conflict",
-        where="buffer:QueueProducer._append",
+        where="buffer:ManifestAppender._append",
         old="            if await done(snapshot):\n",
         new="            if backoff.attempts == 0 and await done(snapshot):\n",
         test=_promise("test_two_runs_of_one_version_at_the_same_moment_append_once"),
@@ -338,7 +338,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the floor is read once and never again",
-        where="buffer:QueueProducer._freshen",
+        where="buffer:ManifestAppender._freshen",
         old="    if self._floor is None or self._floor[0] != epoch:\n",
         new="    if self._floor is None:\n",
         test=_promise("test_a_batch_whose_producer_stalled_past_the_grace_period_is_not_lost"),
@@ -515,7 +515,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the edited ledger is not cut to its length",
-        where="buffer:Ledger.after",
+        where="buffer:DequeuedLog.after",
         old="manifest.dequeue(self.raw, oldest + dropped - 1) if dropped else self.raw",
         new="self.raw",
         test="tests/unit/buffer/test_side_objects.py"
@@ -530,9 +530,9 @@ MUTANTS = (
     ),
     Mutant(
         name="every conflict makes the attempts before it certain",
-        where="buffer:QueueProducer._settle",
-        old="        if attempt.refused and fate is not Fate.LANDED:\n",
-        new="        if fate is not Fate.LANDED:\n",
+        where="buffer:ManifestAppender._settle",
+        old="        if attempt.refused and outcome is not AppendOutcome.LANDED:\n",
+        new="        if outcome is not AppendOutcome.LANDED:\n",
         test=_promise("test_a_lost_reply_stays_unknown_next_to_definite_conflicts_and_is_not_repeated"),
     ),
     # Lost and older objects
@@ -553,13 +553,13 @@ MUTANTS = (
     Mutant(
         name="a manifest is not held against its ledger",
         where="buffer:ManifestFile.read",
-        old="    if ledger is not None and snapshot.version is not None:\n",
+        old="    if raw_dequeued is not None and snapshot.version is not None:\n",
         new="    if False:\n",
         test=f"{LOST}::test_a_manifest_older_than_its_ledger_is_refused_by_both_sides",
     ),
     Mutant(
         name="an older epoch passes",
-        where="buffer:_check_against_ledger",
+        where="buffer:_check_against_dequeued_log",
         old="    elif known and 0 < ended.epoch - footer.epoch < 2**63:\n",
         new="    elif False:\n",
         test=f"{LOST}::test_an_older_epoch_is_refused",

@@ -33,7 +33,7 @@ from penstock.buffer import (
 )
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.gc import GarbageCollector, batch_minted_ms, candidates
-from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger, write_floor
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_dequeued_log, read_floor, write_floor
 from penstock.buffer.transactions import merge_versions, read_transaction_log
 from penstock.clock import SYSTEM_CLOCK
 from penstock.codec import decompress, index_block, length_table
@@ -260,7 +260,7 @@ async def test_the_ledger_knows_an_entry_before_it_leaves_the_queue(
     known: list[dict[int, str]] = []
 
     async def look() -> None:
-        known.append(read_ledger(bytes((await store.get(f"{MANIFEST}.ledger")).data)))
+        known.append(read_dequeued_log(bytes((await store.get(f"{MANIFEST}.ledger")).data)))
 
     store.before = once(look)
     await reader.flush()
@@ -457,7 +457,7 @@ async def test_a_superseded_consumer_cannot_make_the_ledger_forget(
     await _consume_all(store, clock)
     with pytest.raises(FencedError):
         await advancing(clock, old.flush())
-    known = read_ledger(bytes((await store.get(f"{MANIFEST}.ledger")).data))
+    known = read_dequeued_log(bytes((await store.get(f"{MANIFEST}.ledger")).data))
     assert sorted(known) == [0, 1], "what the successor dequeued is still known"
     await old.release()
     await producer.close()

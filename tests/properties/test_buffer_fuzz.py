@@ -16,7 +16,7 @@ from penstock.buffer import manifest as m
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.sharded import read_layout
-from penstock.buffer.side_objects import read_floor, read_ledger
+from penstock.buffer.side_objects import read_dequeued_log, read_floor
 from penstock.objects.memory import MemoryStore
 
 CAP = 4 * 1024 * 1024
@@ -60,7 +60,7 @@ def a_layout(raw: bytes) -> None:
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "manifest": everything_about_a_manifest,
     "batch": everything_about_a_batch,
-    "ledger": read_ledger,
+    "ledger": read_dequeued_log,
     "floor": read_floor,
     "layout": a_layout,
 }

@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
-from penstock.buffer.append import QueueProducer
-from penstock.buffer.dequeue import QueueConsumer
+from penstock.buffer.append import ManifestAppender
+from penstock.buffer.dequeue import Dequeuer
 from penstock.buffer.errors import BufferError, FencedError, OutcomeUnknown
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
@@ -61,7 +61,7 @@ class Batch:
     def is_stale(self, floor_ms: int) -> bool:
         return False
 
-    async def relocate(self, floor_ms: int) -> None:
+    async def reupload(self, floor_ms: int) -> None:
         raise AssertionError("nothing is stale here")
 
 
@@ -82,7 +82,7 @@ class Recorder:
 
     async def append(self, name: str, count: int) -> None:
         rng = self.sim.child_rng(name)
-        queue = QueueProducer(
+        queue = ManifestAppender(
             self._file(name),
             policy=RetryPolicy(deadline_s=rng.choice([0.05, 1.0, 60.0])),
             manifest_bytes_max=1 << 20,
@@ -105,7 +105,7 @@ class Recorder:
     async def consume(self, name: str, steps: int) -> None:
         rng = self.sim.child_rng(name)
         registry = Registry()
-        queue = QueueConsumer(
+        queue = Dequeuer(
             self._file(name),
             policy=RetryPolicy(deadline_s=rng.choice([1.0, 60.0])),
             clock=self.sim.clock(),
@@ -125,7 +125,7 @@ class Recorder:
             except BufferError:
                 continue
 
-    async def _take_over(self, name: str, queue: QueueConsumer, registry: Registry) -> bool:
+    async def _take_over(self, name: str, queue: Dequeuer, registry: Registry) -> bool:
         # Each write of a take-over that gets no answer may move the epoch as well: one operation for each.
         calls = [self.history.call(name, Bump()) for _ in range(WRITES_MAX)]
         try:
@@ -138,7 +138,7 @@ class Recorder:
         self.history.returned(calls[0], queue.epoch)
         return True
 
-    async def _peek(self, name: str, queue: QueueConsumer) -> list[tuple[int, str]]:
+    async def _peek(self, name: str, queue: Dequeuer) -> list[tuple[int, str]]:
         call = self.history.call(name, Peek(queue.epoch))
         try:
             entries = tuple((await queue.entries()).locations())
@@ -151,7 +151,7 @@ class Recorder:
         self.history.returned(call, entries)
         return list(entries)
 
-    async def _dequeue(self, name: str, queue: QueueConsumer, through: int, registry: Registry) -> None:
+    async def _dequeue(self, name: str, queue: Dequeuer, through: int, registry: Registry) -> None:
         writes = registry.value("buffer.manifest_writes", role="consumer")
         call = self.history.call(name, Dequeue(queue.epoch, through))
         try:

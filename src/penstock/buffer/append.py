@@ -35,7 +35,7 @@ from penstock.buffer.errors import (
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_dequeued_log, read_floor
 from penstock.buffer.transactions import Transaction, TransactionGuard, TransactionLog, encode_tag
 from penstock.buffer.upload import STALE_AFTER_S, StoredBatch
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -56,7 +56,7 @@ CONTENDED_READS = 3
 """After a conflict this many reads must find the manifest unchanged before the cached one is used again."""
 
 
-class Fate(enum.Enum):
+class AppendOutcome(enum.Enum):
     """What a fresh manifest says about an earlier attempt."""
 
     LANDED = "landed"
@@ -66,7 +66,7 @@ class Fate(enum.Enum):
     """It is not in the queue, but a slow request may still match. The next append has the same
     base, so at most one of the two can win."""
     DEQUEUED = "dequeued"
-    """Its number was handed out and is gone from the manifest: only the ledger can tell whose it was."""
+    """Its number was handed out and is gone from the manifest: only the dequeued log shows whose it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,27 +84,27 @@ class Attempt:
         return self.first + len(self.locations) - 1
 
 
-def judge(attempt: Attempt, raw: bytes, version: Version | None) -> Fate:
+def resolve_attempt(attempt: Attempt, raw: bytes, version: Version | None) -> AppendOutcome:
     """Judge by the last batch of the attempt: the one that is dequeued last."""
     if manifest.locate(raw, attempt.locations[-1]) is not None:
-        return Fate.LANDED
+        return AppendOutcome.LANDED
     footer = manifest.read_footer(raw)
     if footer.next_sequence <= attempt.last:
-        return Fate.OPEN if version == attempt.base else Fate.LOST
+        return AppendOutcome.OPEN if version == attempt.base else AppendOutcome.LOST
     if manifest.first_sequence(raw) <= attempt.last:
-        return Fate.LOST
-    return Fate.DEQUEUED
+        return AppendOutcome.LOST
+    return AppendOutcome.DEQUEUED
 
 
-def judge_by_ledger(attempt: Attempt, dequeued: Mapping[int, str]) -> Fate:
-    """Settle `Fate.DEQUEUED` with the consumer's ledger.
+def resolve_by_dequeued_log(attempt: Attempt, dequeued: Mapping[int, str]) -> AppendOutcome:
+    """Settle `AppendOutcome.DEQUEUED` with the consumer's dequeued log.
 
-    Still DEQUEUED when the ledger does not reach back far enough.
+    Still DEQUEUED when the dequeued log does not reach back far enough.
     """
     location = dequeued.get(attempt.last)
     if location is None:
-        return Fate.DEQUEUED
-    return Fate.LANDED if location == attempt.locations[-1] else Fate.LOST
+        return AppendOutcome.DEQUEUED
+    return AppendOutcome.LANDED if location == attempt.locations[-1] else AppendOutcome.LOST
 
 
 class Upload(Protocol):
@@ -118,12 +118,12 @@ class Upload(Protocol):
         """Whether the object may be collected before it is referenced, and must be stored anew."""
         ...
 
-    async def relocate(self, floor_ms: int) -> None:
+    async def reupload(self, floor_ms: int) -> None:
         """Store the same bytes again under a name minted after `floor_ms`."""
         ...
 
 
-class QueueProducer:
+class ManifestAppender:
     """Keeps the last manifest it wrote, so that an append nobody contends for needs no read at all."""
 
     def __init__(
@@ -274,20 +274,22 @@ class QueueProducer:
         """
         undecided: list[Attempt] = []
         for attempt in tuple(open_attempts):
-            fate = judge(attempt, snapshot.raw, snapshot.version)
-            if fate is Fate.DEQUEUED:
-                ledger: dict[int, str] = await self._read_side(self._file.ledger_path, read_ledger, {})
-                fate = judge_by_ledger(attempt, ledger)
-                if fate is not Fate.DEQUEUED:
+            outcome = resolve_attempt(attempt, snapshot.raw, snapshot.version)
+            if outcome is AppendOutcome.DEQUEUED:
+                dequeued: dict[int, str] = await self._read_side(
+                    self._file.dequeued_path, read_dequeued_log, {}
+                )
+                outcome = resolve_by_dequeued_log(attempt, dequeued)
+                if outcome is not AppendOutcome.DEQUEUED:
                     self._instruments.append_unknown.inc(resolved="true")
-            if attempt.refused and fate is not Fate.LANDED:
-                fate = Fate.LOST
-            if fate is Fate.LANDED:
+            if attempt.refused and outcome is not AppendOutcome.LANDED:
+                outcome = AppendOutcome.LOST
+            if outcome is AppendOutcome.LANDED:
                 open_attempts.clear()
                 return attempt
-            if fate is Fate.DEQUEUED:
+            if outcome is AppendOutcome.DEQUEUED:
                 undecided.append(attempt)
-            if fate is Fate.LOST:
+            if outcome is AppendOutcome.LOST:
                 open_attempts.remove(attempt)
         if undecided:
             raise self._unknown(undecided, None)
@@ -301,7 +303,7 @@ class QueueProducer:
         for upload in uploads:
             if upload.is_stale(self.floor_ms):
                 self._instruments.reuploads.inc()
-                await upload.relocate(self.floor_ms)
+                await upload.reupload(self.floor_ms)
 
     async def _read_side(self, path: str, decode: Callable[[bytes], T], absent: T) -> T:
         """A side object. One that does not decode is read once more: it may have been cut short."""
@@ -390,7 +392,7 @@ async def append_batches(
         except errors.PenstockError as error:
             raise storage_error(error, f"appending to {file.path}") from error
         instruments = Instruments(registry)
-        queue = QueueProducer(
+        queue = ManifestAppender(
             file,
             policy=policy,
             manifest_bytes_max=config.manifest_bytes_max,
@@ -422,7 +424,7 @@ async def last_version(
 ) -> int | None:
     """The last version that `app` has committed to the queue, or None. Raises `StorageError`."""
     async with _opened(config, store, retry_deadline_s) as opened:
-        file = ManifestFile(opened, config.manifest_key, checks_ledger=True)
+        file = ManifestFile(opened, config.manifest_key, checks_dequeued=True)
         policy = RetryPolicy(deadline_s=retry_deadline_s)
 
         async def look() -> int | None:
@@ -475,7 +477,7 @@ class StoredAppend:
         minted_ms = self._batch.minted_ms
         return minted_ms <= floor_ms or self._clock.now_ms() - minted_ms > STALE_AFTER_S * 1000
 
-    async def relocate(self, floor_ms: int) -> None:
+    async def reupload(self, floor_ms: int) -> None:
         """Copy the object: the process that stored it has ended, or is on another machine."""
         batch = self._batch
         minted_ms = max(self._clock.now_ms(), floor_ms + 1)

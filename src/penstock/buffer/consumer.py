@@ -13,7 +13,7 @@ from types import TracebackType
 
 from penstock import errors
 from penstock.buffer.config import BadBatchPolicy, ConsumerConfig
-from penstock.buffer.dequeue import QueueConsumer
+from penstock.buffer.dequeue import Dequeuer
 from penstock.buffer.errors import (
     BatchMissing,
     FencedError,
@@ -168,13 +168,13 @@ class Consumer:
         self._store = store or open_store(config.store, deadline_s=config.retry_deadline_s)
         self._instruments = Instruments(registry)
         self._policy = RetryPolicy(deadline_s=config.retry_deadline_s)
-        self._queue = QueueConsumer(
+        self._dequeuer = Dequeuer(
             ManifestFile(
                 self._store,
                 config.manifest_key,
                 prefix=config.prefix,
                 since_ms=clock.now_ms(),
-                checks_ledger=True,
+                checks_dequeued=True,
             ),
             policy=self._policy,
             clock=clock,
@@ -196,7 +196,7 @@ class Consumer:
         self._delivering = asyncio.Lock()
         self._gc_task: asyncio.Task[None] | None = None
         self.gc = GarbageCollector(
-            config, queue=self._queue, store=self._store, clock=clock, rng=rng, registry=registry
+            config, queue=self._dequeuer, store=self._store, clock=clock, rng=rng, registry=registry
         )
         self.dead_letters: list[DeadLetter] = []
 
@@ -233,12 +233,12 @@ class Consumer:
 
     def __len__(self) -> int:
         """Entries in the queue when the manifest was last read or written."""
-        return self._queue.length
+        return self._dequeuer.length
 
     @property
     def epoch(self) -> int:
         """The epoch this consumer holds. It grows when garbage is collected."""
-        return self._queue.epoch
+        return self._dequeuer.epoch
 
     @property
     def acked(self) -> int | None:
@@ -262,8 +262,8 @@ class Consumer:
             )
         except errors.PenstockError as error:
             raise storage_error(error, "opening the consumer") from error
-        entries = await self._queue.initialize()
-        self._seen = RecentLocations(await self._queue.known_dequeued())
+        entries = await self._dequeuer.initialize()
+        self._seen = RecentLocations(await self._dequeuer.known_dequeued())
         self._progress = Progress(last_acked)
         self._prefetcher.cancel()
         self._acks_since_dequeue = 0
@@ -274,7 +274,7 @@ class Consumer:
 
     async def _resume(self, last_acked: int, entries: EntryIndex) -> None:
         following = entries.footer.next_sequence
-        if last_acked >= following or self._queue.created:
+        if last_acked >= following or self._dequeuer.created:
             said = f"has handed out numbers only up to {following - 1}" if following else "did not exist"
             text = (
                 f"resuming after {last_acked}, but {self._config.manifest_path} {said}: was the manifest "
@@ -284,7 +284,7 @@ class Consumer:
                 raise InvalidInputError(text)
             _log.warning(text)
         if following:
-            await self._queue.dequeue(min(last_acked, following - 1))
+            await self._dequeuer.dequeue(min(last_acked, following - 1))
 
     async def next_batch(self) -> ConsumedBatch | None:
         """The next batch, or None when there is none now.
@@ -314,7 +314,7 @@ class Consumer:
                 return replace(batch, descriptor=upcoming[0])
 
     async def _upcoming(self, limit: int) -> list[BatchDescriptor]:
-        entries = await self._queue.entries()
+        entries = await self._dequeuer.entries()
         return [
             self._progress.describe(entry, self._seen) if place == 0 else BatchDescriptor.of(entry)
             for place, entry in enumerate(entries.after(self._progress.handed_out, limit))
@@ -341,7 +341,7 @@ class Consumer:
         if limit <= 0:
             return []
         async with self._delivering:
-            entries = await self._queue.entries()
+            entries = await self._dequeuer.entries()
             handed: list[BatchDescriptor] = []
             for entry in entries.after(self._progress.handed_out, limit):
                 descriptor = self._progress.describe(entry, self._seen)
@@ -356,14 +356,14 @@ class Consumer:
 
         One request, and "not modified" costs no bytes. Raises `FencedError`.
         """
-        return await self._queue.entries()
+        return await self._dequeuer.entries()
 
     async def dequeued(self) -> dict[int, str]:
-        """Sequence to location of what left the queue lately, as far as the ledger remembers.
+        """Sequence to location of what left the queue lately, as far as the dequeued log remembers.
 
         One request in the life of a consumer: its own dequeues are known without reading them back.
         """
-        return await self._queue.known_dequeued()
+        return await self._dequeuer.known_dequeued()
 
     def fetch_handle(self) -> FetchHandle:
         """What fetches descriptors. Stateless: share it between tasks. It does not notice fencing."""
@@ -381,10 +381,10 @@ class Consumer:
         Every hundredth ack removes the acknowledged entries from the queue. If that fails, the ack did not
         happen and may be repeated.
         """
-        self._queue.require_epoch()
+        self._dequeuer.require_epoch()
         self._progress.check_ack(sequence)
         if self._acks_since_dequeue + 1 >= ACKS_PER_DEQUEUE:
-            await self._queue.dequeue(sequence)
+            await self._dequeuer.dequeue(sequence)
             self._acks_since_dequeue = 0
         else:
             self._acks_since_dequeue += 1
@@ -402,31 +402,31 @@ class Consumer:
         """
         _check_sequence("sequence", sequence)
         self._progress.check_ack_through(sequence)
-        await self._queue.dequeue(sequence)
+        await self._dequeuer.dequeue(sequence)
         self._instruments.acks.inc(self._progress.ack_through(sequence))
         self._acks_since_dequeue = 0 if self._progress.acked == sequence else 1
 
     async def flush(self) -> None:
         """Remove everything acknowledged from the queue now. Writes nothing if nothing is left to remove."""
-        self._queue.require_epoch()
+        self._dequeuer.require_epoch()
         acked = self._progress.acked
         if acked is None or not self._acks_since_dequeue:
             return
-        await self._queue.dequeue(acked)
+        await self._dequeuer.dequeue(acked)
         if self._progress.acked == acked:
             self._acks_since_dequeue = 0  # else more was acknowledged meanwhile, and waits for the next flush
 
     async def close(self) -> None:
         """Flush, then stop. Closing a consumer that was never initialised only releases its store."""
         try:
-            if self._queue.initialised:
+            if self._dequeuer.initialised:
                 await self.flush()
         finally:
             await self.release()
 
     async def release(self) -> None:
         """Stop without writing anything: acks that were not flushed come again."""
-        self._queue.close()
+        self._dequeuer.close()
         self._prefetcher.cancel()
         if self._gc_task is not None:
             self._gc_task.cancel()
@@ -456,7 +456,7 @@ class Consumer:
         record = functools.partial(
             store_dead_letter,
             self._store,
-            self._queue.file.path,
+            self._dequeuer.file.path,
             sequence=descriptor.sequence,
             location=descriptor.location,
             reason=str(error),

@@ -22,7 +22,7 @@ from penstock.buffer.errors import (
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import U64_MAX, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.side_objects import EPOCH_STRIDE, Ledger
+from penstock.buffer.side_objects import EPOCH_STRIDE, DequeuedLog
 from penstock.buffer.transactions import TransactionLog, tags
 from penstock.clock import Clock
 from penstock.objects import Version
@@ -42,7 +42,7 @@ def next_epoch(epoch: int, step: int = 1) -> int:
     return following if following < UNINITIALISED else following - UNINITIALISED
 
 
-class QueueConsumer:
+class Dequeuer:
     """At most one of these may act on a queue: the one whose epoch the manifest carries."""
 
     def __init__(
@@ -67,7 +67,7 @@ class QueueConsumer:
         self._instruments = instruments
         self._snapshot: Snapshot | None = None
         self._index: EntryIndex | None = None
-        self._ledger: tuple[Ledger, Version | None] | None = None
+        self._dequeued: tuple[DequeuedLog, Version | None] | None = None
         self._editing = asyncio.Lock()
 
     @property
@@ -93,7 +93,7 @@ class QueueConsumer:
             # Repeating after an unknown outcome is safe: the epoch only grows, and the newest wants to win.
             await self._edit(bump)
             self.epoch, self._sealing, self._fenced_by, self._closed = mine, None, None, False
-            self._ledger = None  # an owner in between may have written it
+            self._dequeued = None  # an owner in between may have written it
         return self._current()
 
     def close(self) -> None:
@@ -119,8 +119,8 @@ class QueueConsumer:
     async def dequeue(self, through: int) -> int:
         """Remove the entries up to and including `through`; returns how many went.
 
-        The ledger is written first, so that a producer that finds its number gone can look it up, and the
-        transaction log, so that a transaction is known when its entries are gone.
+        The dequeued log is written first, so that a producer that finds its number gone can look it up, and
+        the transaction log, so that a transaction is known when its entries are gone.
         Raises `FencedError`, and `InvalidInput` for a number nobody has handed out yet.
         """
         self.require_epoch()
@@ -167,40 +167,40 @@ class QueueConsumer:
         return self._current()
 
     async def known_dequeued(self) -> dict[int, str]:
-        """What the ledger remembers: sequence to location. A damaged ledger is one that knows nothing."""
-        ledger, _ = await self._read_ledger()
-        return dict(ledger.known)
+        """What the dequeued log remembers: sequence to location. A damaged one counts as empty."""
+        log, _ = await self._read_dequeued_log()
+        return dict(log.known)
 
-    async def _read_ledger(self) -> tuple[Ledger, Version | None]:
-        if self._ledger is None:
+    async def _read_dequeued_log(self) -> tuple[DequeuedLog, Version | None]:
+        if self._dequeued is None:
             raw, version = await self._retrying(
-                lambda: self.file.read_side(self.file.ledger_path), "reading the ledger of"
+                lambda: self.file.read_side(self.file.dequeued_path), "reading the ledger of"
             )
             try:
-                self._ledger = (Ledger() if raw is None else Ledger.read(raw)), version
+                self._dequeued = (DequeuedLog() if raw is None else DequeuedLog.read(raw)), version
             except SerializationError as error:
-                _log.warning("%s is started again with the next dequeue: %s", self.file.ledger_path, error)
-                self._ledger = Ledger(), version
-        return self._ledger
+                _log.warning("%s is started again with the next dequeue: %s", self.file.dequeued_path, error)
+                self._dequeued = DequeuedLog(), version
+        return self._dequeued
 
     async def _write_sides(self, snapshot: Snapshot, through: int) -> None:
         committed = tags(snapshot.raw, through)
         if committed:
             await TransactionLog(self.file).enter(committed)
-        await self._write_ledger(snapshot, through)
+        await self._write_dequeued_log(snapshot, through)
 
-    async def _write_ledger(self, snapshot: Snapshot, through: int) -> None:
-        ledger, version = await self._read_ledger()
+    async def _write_dequeued_log(self, snapshot: Snapshot, through: int) -> None:
+        log, version = await self._read_dequeued_log()
         index = self._current() if snapshot is self._snapshot else manifest.index(snapshot.raw)
         leaving = itertools.takewhile(lambda item: item[0] <= through, index.locations())
-        removed = [item for item in leaving if ledger.known.get(item[0]) != item[1]]
+        removed = [item for item in leaving if log.known.get(item[0]) != item[1]]
         if not removed:
             return
-        ledger = ledger.after(removed, epoch=self.epoch)
+        log = log.after(removed, epoch=self.epoch)
         # Conditional, so that a superseded consumer, which does not know it yet, cannot make it forget what
-        # its successor wrote. Unless this is known to have won, the ledger is read again.
-        self._ledger = None
-        self._ledger = ledger, await self.file.write_side(self.file.ledger_path, ledger.raw, version)
+        # its successor wrote. Unless this is known to have won, the dequeued log is read again.
+        self._dequeued = None
+        self._dequeued = log, await self.file.write_side(self.file.dequeued_path, log.raw, version)
 
     async def _edit(
         self,

@@ -18,7 +18,7 @@ from penstock.buffer.fetch import BatchDescriptor
 from penstock.buffer.inspect import Inventory, QueueReader, sort_objects
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile
-from penstock.buffer.side_objects import read_floor, read_ledger
+from penstock.buffer.side_objects import read_dequeued_log, read_floor
 from penstock.buffer.transactions import read_transaction_log
 
 PARALLEL_FETCHES = 4
@@ -56,7 +56,7 @@ def _note(subject: str, text: str, advice: str = "") -> Finding:
 
 
 def check_layout(index: EntryIndex, dequeued: Mapping[int, str], prefix: str) -> Iterator[Finding]:
-    """Entries against each other and against the ledger."""
+    """Entries against each other and against the dequeued log."""
     first_at: dict[str, int] = {}
     before = {location: sequence for sequence, location in dequeued.items()}
     for sequence, location in index.locations():
@@ -113,10 +113,10 @@ def _folder(key: str, prefix: str) -> str:
 
 
 def check_side(
-    raw_ledger: bytes | None, raw_floor: bytes | None, raw_transactions: bytes | None, path: str, first: int
+    raw_dequeued: bytes | None, raw_floor: bytes | None, raw_transactions: bytes | None, path: str, first: int
 ) -> Iterator[Finding]:
     """The objects beside the manifest."""
-    yield from _check_ledger(raw_ledger, path, first)
+    yield from _check_dequeued_log(raw_dequeued, path, first)
     yield from _check_floor(raw_floor, path)
     try:
         _ = {} if raw_transactions is None else read_transaction_log(raw_transactions)
@@ -129,13 +129,13 @@ def check_side(
         )
 
 
-def _check_ledger(raw_ledger: bytes | None, path: str, first: int) -> Iterator[Finding]:
+def _check_dequeued_log(raw_dequeued: bytes | None, path: str, first: int) -> Iterator[Finding]:
     try:
-        ledger = {} if raw_ledger is None else read_ledger(raw_ledger)
-        if ledger and max(ledger) + 1 < first:
+        dequeued = {} if raw_dequeued is None else read_dequeued_log(raw_dequeued)
+        if dequeued and max(dequeued) + 1 < first:
             yield _note(
                 f"{path}.ledger",
-                f"ends at {max(ledger)}, but the queue starts at {first}",
+                f"ends at {max(dequeued)}, but the queue starts at {first}",
                 "another client dequeued in between; an append in doubt there cannot be looked up",
             )
     except SerializationError as error:
@@ -188,14 +188,14 @@ async def audit(
     undecoded = bool(findings)
     try:
         listed = await store.list(prefix)
-        raw_ledger = await _side(file, file.ledger_path, findings)
+        raw_dequeued = await _side(file, file.dequeued_path, findings)
         raw_floor = await _side(file, file.floor_path, findings)
         raw_transactions = await _side(file, file.transactions_path, findings)
         letters = [info.key for info in await store.list(f"{file.path}.dead") if info.key.endswith(".json")]
     except errors.PenstockError as error:
         raise storage_error(error, f"looking at {prefix} in {store.url}") from error
     findings += check_side(
-        raw_ledger, raw_floor, raw_transactions, file.path, 0 if undecoded else index.first
+        raw_dequeued, raw_floor, raw_transactions, file.path, 0 if undecoded else index.first
     )
     for key in letters:
         findings.append(
@@ -203,7 +203,7 @@ async def audit(
         )
     if undecoded:
         return findings
-    findings += check_layout(index, _dequeued(raw_ledger), prefix)
+    findings += check_layout(index, _dequeued(raw_dequeued), prefix)
     inventory = sort_objects(listed, (location for _, location in index.locations()), file.path, prefix)
     found = list(check_objects(index, inventory, prefix))
     found = await _still_there(reader, found)
@@ -228,9 +228,9 @@ async def _side(file: ManifestFile, path: str, findings: list[Finding]) -> bytes
         return None
 
 
-def _dequeued(raw_ledger: bytes | None) -> dict[int, str]:
+def _dequeued(raw_dequeued: bytes | None) -> dict[int, str]:
     try:
-        return {} if raw_ledger is None else read_ledger(raw_ledger)
+        return {} if raw_dequeued is None else read_dequeued_log(raw_dequeued)
     except SerializationError:
         return {}
 

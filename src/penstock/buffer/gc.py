@@ -18,12 +18,12 @@ from penstock import errors
 from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.config import GarbageCollectorConfig
-from penstock.buffer.dequeue import QueueConsumer
+from penstock.buffer.dequeue import Dequeuer
 from penstock.buffer.errors import FencedError, SerializationError, storage_error
 from penstock.buffer.instruments import Instruments
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger, write_floor
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_dequeued_log, read_floor, write_floor
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
@@ -79,7 +79,7 @@ class GarbageCollector:
         self,
         config: GarbageCollectorConfig,
         *,
-        queue: QueueConsumer | None = None,
+        queue: Dequeuer | None = None,
         store: ObjectStore | None = None,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random = SYSTEM_RNG,
@@ -93,7 +93,7 @@ class GarbageCollector:
             config.manifest_key,
             prefix=config.prefix,
             since_ms=clock.now_ms(),
-            checks_ledger=queue is None,
+            checks_dequeued=queue is None,
         )
         self._queue = queue
         self._clock = SteadyClock(clock)
@@ -164,8 +164,8 @@ class GarbageCollector:
         """Warn of batches that are newer than all that was consumed, and not queued.
 
         A manifest that was replaced by an older copy leaves them; so does a producer that ended before it
-        appended what it had stored. Where another implementation consumes, the ledger does not say what was
-        consumed: then only those count that are newer than the newest entry.
+        appended what it had stored. Where another implementation consumes, the dequeued log does not say what
+        was consumed: then only those count that are newer than the newest entry.
         """
         grace_ms, now_ms = int(self._config.gc_grace_period_s * 1000), self._clock.cautious_ms()
         index = manifest.index(snapshot.raw)
@@ -179,10 +179,10 @@ class GarbageCollector:
         ]
         if not free:
             return
-        raw, _ = await self._file.read_side(self._file.ledger_path)
+        raw, _ = await self._file.read_side(self._file.dequeued_path)
         known: dict[int, str] = {}
         with contextlib.suppress(SerializationError):
-            known = {} if raw is None else read_ledger(raw)
+            known = {} if raw is None else read_dequeued_log(raw)
         is_complete = bool(known) and max(known) + 1 >= index.first
         consumed = set(known.values())
         times_ms = map(batch_minted_ms, consumed if is_complete else consumed | named)

@@ -19,7 +19,7 @@ from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
 from penstock.buffer.gc import candidates
 from penstock.buffer.manifest import Entry, EntryIndex
 from penstock.buffer.manifest_file import ManifestFile, Snapshot
-from penstock.buffer.side_objects import NO_FLOOR, Floor, read_floor, read_ledger
+from penstock.buffer.side_objects import NO_FLOOR, Floor, read_dequeued_log, read_floor
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG
 from penstock.limits import BATCH_BYTES_MAX
@@ -94,19 +94,19 @@ class QueueReader:
         return [BatchDescriptor.of(entry) for entry in (await self.index()).after(after, limit)]
 
     async def dequeued(self) -> dict[int, str]:
-        """Sequence to location of what left the queue lately; a damaged ledger is one that knows nothing."""
+        """Sequence to location of what left the queue lately; a damaged dequeued log counts as empty."""
         try:
             raw, _ = await retry(
-                lambda: self.file.read_side(self.file.ledger_path),
+                lambda: self.file.read_side(self.file.dequeued_path),
                 self._policy,
                 clock=self._clock,
                 rng=SYSTEM_RNG,
             )
-            return {} if raw is None else read_ledger(raw)
+            return {} if raw is None else read_dequeued_log(raw)
         except SerializationError:
             return {}
         except errors.PenstockError as error:
-            raise storage_error(error, f"reading {self.file.ledger_path}") from error
+            raise storage_error(error, f"reading {self.file.dequeued_path}") from error
 
     async def fetch(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """The batch. Raises `BatchMissing`, `SerializationError` or another `StorageError`."""
@@ -135,7 +135,7 @@ class Inventory:
     unreferenced: tuple[ObjectInfo, ...]
     """Named as batches, but not in the queue: consumed, or never appended."""
     side: tuple[ObjectInfo, ...]
-    """The manifest and what stands beside it: ledger, floor, transaction log, dead letters, shards."""
+    """The manifest and what stands beside it: dequeued log, floor, transaction log, dead letters, shards."""
     probes: tuple[ObjectInfo, ...]
     """Left behind by a check of conditional writes that was cut short."""
     foreign: tuple[ObjectInfo, ...]

@@ -11,7 +11,7 @@ from penstock.buffer import manifest
 from penstock.buffer.batch import batch_minted_ms, is_own
 from penstock.buffer.errors import SerializationError
 from penstock.buffer.manifest import EMPTY_MANIFEST, Footer
-from penstock.buffer.side_objects import read_ledger
+from penstock.buffer.side_objects import read_dequeued_log
 from penstock.errors import NotFound
 from penstock.limits import MANIFEST_BYTES_MAX
 from penstock.objects import Blob, BucketNotFound, ObjectStore, Version
@@ -35,17 +35,18 @@ class ManifestFile:
     """One queue's manifest object and the names of the side objects beside it.
 
     A client that writes names the folder of the batches, so that a manifest that was lost is not taken for a
-    queue that never began. `checks_ledger` is for whoever lives long: the first read also reads the ledger.
+    queue that never began. With `checks_dequeued`, for clients that live long, the first read also reads the
+    dequeued log.
     """
 
     __slots__ = (
-        "_checks_ledger",
+        "_checks_dequeued",
         "_is_reported",
         "_prefix",
         "_seen",
         "_since_ms",
+        "dequeued_path",
         "floor_path",
-        "ledger_path",
         "path",
         "store",
         "transactions_path",
@@ -58,17 +59,17 @@ class ManifestFile:
         *,
         prefix: str | None = None,
         since_ms: int = 0,
-        checks_ledger: bool = False,
+        checks_dequeued: bool = False,
     ) -> None:
         """Batches named before `since_ms` are not of the client's own making."""
         self.store = store
         self._prefix = prefix
         self._since_ms = since_ms
-        self._checks_ledger = checks_ledger
+        self._checks_dequeued = checks_dequeued
         self._is_reported = False
         self._seen: Footer | None = None
         self.path = path
-        self.ledger_path = f"{path}.ledger"
+        self.dequeued_path = f"{path}.ledger"
         self.floor_path = f"{path}.floor"
         self.transactions_path = f"{path}.txn"
 
@@ -76,18 +77,18 @@ class ManifestFile:
         """The manifest now; an absent object is an empty queue.
 
         One without a readable footer is read once more: the bytes may have been cut short on the way.
-        Raises `SerializationError` if the ledger proves, at the first read, that it is an older copy.
+        Raises `SerializationError` if the dequeued log proves, at the first read, that it is an older copy.
         """
         # Before the manifest: a dequeue in between only makes the manifest newer.
-        ledger = (await self.read_side(self.ledger_path))[0] if self._checks_ledger else None
+        raw_dequeued = (await self.read_side(self.dequeued_path))[0] if self._checks_dequeued else None
         snapshot = await self._read()
         try:
             manifest.read_footer(snapshot.raw)
         except SerializationError:
             snapshot = await self._read()
-        if ledger is not None and snapshot.version is not None:
-            _check_against_ledger(self.path, snapshot.raw, ledger)
-        self._checks_ledger = False
+        if raw_dequeued is not None and snapshot.version is not None:
+            _check_against_dequeued_log(self.path, snapshot.raw, raw_dequeued)
+        self._checks_dequeued = False
         return snapshot
 
     async def _read(self) -> Snapshot:
@@ -107,14 +108,14 @@ class ManifestFile:
     async def _absent(self) -> Snapshot:
         """An empty queue. If a manifest was lost, numbers and epochs begin above those that it assigned.
 
-        The ledger proves that there was one, or this client saw it. Each number stands for a batch, which is
-        in the ledger or whose object still lies in the folder: an entry leaves the queue after it entered
-        the ledger, and its object is deleted after that. Batches without a ledger are only reported: a queue
-        whose first producers were killed looks the same.
+        The dequeued log proves that there was one, or this client saw it. Each number stands for a batch,
+        which is in that log or whose object still lies in the folder: an entry leaves the queue after it
+        entered the log, and its object is deleted after that. Batches without a dequeued log are only
+        reported: a queue whose first producers were killed looks the same.
         """
         if self._prefix is None:
             return Snapshot(raw=EMPTY_MANIFEST, version=None)
-        raw, _ = await self.read_side(self.ledger_path)
+        raw, _ = await self.read_side(self.dequeued_path)
         known, ended = _known(raw)
         kept = set(known.values())
         stored = [
@@ -192,24 +193,24 @@ def _checked(blob: Blob) -> Snapshot:
     return Snapshot(raw=bytes(blob.data), version=blob.version)
 
 
-def _known(ledger: bytes | None) -> tuple[Mapping[int, str], Footer]:
-    """What a ledger says and where it ends; a damaged one says nothing."""
-    if ledger is not None:
+def _known(raw_dequeued: bytes | None) -> tuple[Mapping[int, str], Footer]:
+    """What a dequeued log says and where it ends; a damaged one says nothing."""
+    if raw_dequeued is not None:
         try:
-            return read_ledger(ledger), manifest.read_footer(ledger)
+            return read_dequeued_log(raw_dequeued), manifest.read_footer(raw_dequeued)
         except SerializationError:
             pass
     return {}, Footer(entry_count=0, next_sequence=0, epoch=0)
 
 
-def _check_against_ledger(path: str, raw: bytes, ledger: bytes) -> None:
-    """Raises `SerializationError` for a manifest that is older than its ledger.
+def _check_against_dequeued_log(path: str, raw: bytes, raw_dequeued: bytes) -> None:
+    """Raises `SerializationError` for a manifest that is older than its dequeued log.
 
-    An entry is written into the ledger before it leaves the queue, by a consumer whose epoch is in the
-    manifest. So a manifest that has not assigned a number of the ledger, or has another batch under it, or
-    an epoch below the ledger's, was replaced by an older copy.
+    An entry is written into the dequeued log before it leaves the queue, by a consumer whose epoch is in the
+    manifest. So a manifest that has not assigned a number of that log, or has another batch under it, or
+    an epoch below that of the log, was replaced by an older copy.
     """
-    known, ended = _known(ledger)
+    known, ended = _known(raw_dequeued)
     footer = manifest.read_footer(raw)
     here = dict(manifest.index(raw).locations())
     other = next((seq for seq, location in here.items() if known.get(seq, location) != location), None)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock.buffer.append import QueueProducer
+from penstock.buffer.append import ManifestAppender
 from penstock.buffer.config import ProducerConfig
 from penstock.buffer.errors import (
     BufferError,
@@ -37,9 +37,9 @@ from penstock.buffer.upload import (
     BATCH_WEIGHT_MAX,
     FRAMING_BYTES,
     BatchUpload,
-    Call,
     DurabilityWatcher,
     OpenBatch,
+    ProduceCall,
     WriteHandle,
     WriteOutcome,
 )
@@ -166,13 +166,13 @@ class Producer:
         self._compression = config.compression
         self._flush_interval_s = config.flush_interval_s
         self._flush_size = config.flush_size
-        self._queue = QueueProducer(
+        self._appender = ManifestAppender(
             ManifestFile(
                 self._store,
                 config.manifest_key,
                 prefix=config.prefix,
                 since_ms=clock.now_ms(),
-                checks_ledger=True,
+                checks_dequeued=True,
             ),
             policy=self._policy,
             manifest_bytes_max=config.manifest_bytes_max,
@@ -184,7 +184,7 @@ class Producer:
             bytes_max=max(1, config.inflight_bytes_max // 2), calls_max=config.max_buffered_inputs
         )
         self._slots = asyncio.Semaphore(config.max_parallel_uploads)
-        self._incoming: deque[tuple[Call, Held] | _FlushMark] = deque()
+        self._incoming: deque[tuple[ProduceCall, Held] | _FlushMark] = deque()
         self._untaken_bytes = 0
         self._open = OpenBatch(ordinal=0, merge=config.merge_metadata)
         self._expired = -1
@@ -223,7 +223,7 @@ class Producer:
         if self._closing:
             raise ProducerClosed("the producer is closed")
         records, size = _checked(entries, metadata, self._metadata_max)
-        call = Call(
+        call = ProduceCall(
             count=len(records),
             record_bytes=size,
             metadata=bytes(metadata),
@@ -295,7 +295,7 @@ class Producer:
 
     def conflict_rate(self) -> float:
         """Percent of manifest writes that lost against another writer."""
-        return 100.0 * self._queue.conflicts / self._queue.writes if self._queue.writes else 0.0
+        return 100.0 * self._appender.conflicts / self._appender.writes if self._appender.writes else 0.0
 
     def _check_loop(self) -> None:
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
@@ -340,8 +340,8 @@ class Producer:
     def _give_up(self, error: BufferError) -> None:
         """Tell everybody who waits, as no task will any more; nothing is held afterwards."""
         self._admission.dismiss()
-        if self._queue.in_doubt:
-            self._doubt(self._appending)
+        if self._appender.in_doubt:
+            self._leave_in_doubt(self._appending)
         calls = [call for upload in self._pipeline for call in upload.batch.calls]
         calls += self._open.calls
         for item in self._incoming:
@@ -352,11 +352,11 @@ class Producer:
                 calls.append(item[0])
         self._abandon(calls, error)
 
-    def _doubt(self, uploads: list[BatchUpload]) -> None:
+    def _leave_in_doubt(self, uploads: list[BatchUpload]) -> None:
         error = OutcomeUnknown("the producer was shut down while the manifest was being written")
         self._abandon([call for upload in uploads for call in upload.batch.calls], error)
 
-    def _abandon(self, calls: list[Call], error: BufferError) -> None:
+    def _abandon(self, calls: list[ProduceCall], error: BufferError) -> None:
         for call in calls:
             if call.watcher.result() is None:
                 call.watcher.settle(WriteOutcome(error=error))
@@ -436,7 +436,7 @@ class Producer:
 
     async def _run_upload(self, upload: BatchUpload) -> None:
         try:
-            await upload.run(self._queue.floor_ms)
+            await upload.run(self._appender.floor_ms)
         finally:
             self._slots.release()
             self._wake_committer.set()
@@ -467,7 +467,7 @@ class Producer:
         try:
             await self._check_store()
             self._appending = uploads
-            landed = await self._queue.append(uploads)
+            landed = await self._appender.append(uploads)
         except ManifestFull as error:
             self._appending = []
             await self._commit_less(uploads, error)

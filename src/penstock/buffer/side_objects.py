@@ -49,8 +49,8 @@ unknown outcome the value alone tells whether it was us."""
 
 _MS_END = 2**48  # the milliseconds of a batch name have 48 bits
 
-LEDGER_ENTRIES = 4096
-"""How far back the ledger reaches: about 250 KiB, and hours of appends by one producer."""
+DEQUEUED_LOG_ENTRIES = 4096
+"""How far back the dequeued log reaches: about 250 KiB, and hours of appends by one producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,32 +95,32 @@ _EMPTY = Footer(entry_count=0, next_sequence=0, epoch=0).pack()
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """A ledger as it is stored and what it says. `after` edits the bytes: no old entry is encoded again."""
+class DequeuedLog:
+    """The log as it is stored and what it says. `after` edits the bytes: no old entry is encoded again."""
 
     raw: bytes = _EMPTY
     known: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, raw: bytes) -> Ledger:
+    def read(cls, raw: bytes) -> DequeuedLog:
         """Raises `SerializationError`."""
         return cls(raw, dict(manifest.index(raw).locations()))
 
-    def after(self, removed: Sequence[tuple[int, str]], *, epoch: int) -> Ledger:
-        """The ledger after `removed` (ascending) left the queue.
+    def after(self, removed: Sequence[tuple[int, str]], *, epoch: int) -> DequeuedLog:
+        """The dequeued log after `removed` (ascending) left the queue.
 
         Numbers in the format rise by one, so what lies before a hole is forgotten, as is what lies before the
-        last `LEDGER_ENTRIES`.
+        last `DEQUEUED_LOG_ENTRIES`.
         """
         following = manifest.read_footer(self.raw).next_sequence
         if not removed:
-            return Ledger(manifest.set_epoch(self.raw, epoch), self.known)
+            return DequeuedLog(manifest.set_epoch(self.raw, epoch), self.known)
         numbers = [sequence for sequence, _ in removed]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or (
             self.known and numbers[0] != following
         ):
             return _merged(self.known, removed, epoch=epoch)
-        dropped = max(0, len(self.known) + len(removed) - LEDGER_ENTRIES)
+        dropped = max(0, len(self.known) + len(removed) - DEQUEUED_LOG_ENTRIES)
         if not self.known or dropped >= len(self.known):
             return _merged({}, removed, epoch=epoch)
         oldest = following - len(self.known)
@@ -129,26 +129,26 @@ class Ledger:
         known = {**self.known, **dict(removed)}
         for sequence in range(oldest, oldest + dropped):
             del known[sequence]
-        return Ledger(manifest.set_epoch(manifest.append(kept, added), epoch), known)
+        return DequeuedLog(manifest.set_epoch(manifest.append(kept, added), epoch), known)
 
 
-def read_ledger(raw: bytes) -> dict[int, str]:
-    """Sequence to location, of what the ledger remembers. Raises `SerializationError`."""
+def read_dequeued_log(raw: bytes) -> dict[int, str]:
+    """Sequence to location, of what the dequeued log remembers. Raises `SerializationError`."""
     return dict(manifest.index(raw).locations())
 
 
-def remember(
+def encode_dequeued_log(
     known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epoch: int
 ) -> tuple[bytes, dict[int, str]]:
-    """The ledger after `removed` (ascending) left the queue, and what it then knows. Encodes all of it."""
-    ledger = _merged(known, removed, epoch=epoch)
-    return ledger.raw, dict(ledger.known)
+    """The log after `removed` (ascending) left the queue, and what it then knows. Encodes all of it."""
+    log = _merged(known, removed, epoch=epoch)
+    return log.raw, dict(log.known)
 
 
-def _merged(known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epoch: int) -> Ledger:
+def _merged(known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epoch: int) -> DequeuedLog:
     merged = {**known, **dict(removed)}
     kept: list[tuple[int, str]] = []
-    for sequence in sorted(merged, reverse=True)[:LEDGER_ENTRIES]:
+    for sequence in sorted(merged, reverse=True)[:DEQUEUED_LOG_ENTRIES]:
         if kept and kept[-1][0] != sequence + 1:
             break
         kept.append((sequence, merged[sequence]))
@@ -156,7 +156,7 @@ def _merged(known: Mapping[int, str], removed: Sequence[tuple[int, str]], *, epo
     first = kept[0][0] if kept else 0
     raw = Footer(entry_count=0, next_sequence=first, epoch=epoch).pack()
     raw = manifest.append(raw, [NewEntry(location=location, metadata=()) for _, location in kept])
-    return Ledger(raw, dict(kept))
+    return DequeuedLog(raw, dict(kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class WriteHandle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ProduceCall:
     """One `produce` call, without its records: those are held apart, to be given on to the encoder."""
 
     count: int
@@ -142,7 +142,7 @@ class OpenBatch:
     ordinal: int
     opened_at: float = 0.0
     merge: bool = False
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ProduceCall] = field(default_factory=list)
     metadata: list[Metadata] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     records: list[Sequence[bytes] | RecordChunk] = field(default_factory=list)
@@ -151,7 +151,7 @@ class OpenBatch:
     record_bytes: int = 0
     weight: int = 0
 
-    def add(self, call: Call, records: Sequence[bytes] | RecordChunk) -> None:
+    def add(self, call: ProduceCall, records: Sequence[bytes] | RecordChunk) -> None:
         """Take a call with its records: a chunk, or a few that will share one with their neighbours."""
         if not (self.merge and self._repeats(call)):
             self.metadata.append(
@@ -167,7 +167,7 @@ class OpenBatch:
         self.record_bytes += call.record_bytes
         self.weight += call.weight
 
-    def fits(self, call: Call) -> bool:
+    def fits(self, call: ProduceCall) -> bool:
         """Whether the batch still decodes with this call in it."""
         return self.weight + call.weight <= BATCH_WEIGHT_MAX
 
@@ -175,7 +175,7 @@ class OpenBatch:
         """Whether the batch has been open for the flush interval."""
         return bool(self.calls) and now - self.opened_at >= flush_interval_s
 
-    def _repeats(self, call: Call) -> bool:
+    def _repeats(self, call: ProduceCall) -> bool:
         return bool(self.metadata) and (
             self.metadata[-1].ingestion_time_ms == call.ingestion_time_ms
             and self.metadata[-1].payload == call.metadata
@@ -288,7 +288,7 @@ class BatchUpload:
     def is_stale(self, floor_ms: int) -> bool:
         return self.minted_ms <= floor_ms or self._clock.monotonic() - self._stored_at > STALE_AFTER_S
 
-    async def relocate(self, floor_ms: int) -> None:
+    async def reupload(self, floor_ms: int) -> None:
         await self._put(floor_ms)
 
 

@@ -24,7 +24,7 @@ from penstock.buffer import (
 )
 from penstock.buffer import manifest as m
 from penstock.buffer.manifest import NewEntry
-from penstock.buffer.side_objects import read_ledger
+from penstock.buffer.side_objects import read_dequeued_log
 from penstock.objects import BucketNotFound
 
 
@@ -117,7 +117,7 @@ async def test_a_consumer_may_take_the_queue_back(q: Queue) -> None:
     assert first.epoch == 3
     assert await taken(first, 2) == [2, 3]
     await first.ack_through(3)
-    assert sorted(read_ledger(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1, 2, 3]
+    assert sorted(read_dequeued_log(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1, 2, 3]
 
 
 async def test_open_leaves_nothing_running_when_it_fails(q: Queue) -> None:
@@ -548,7 +548,7 @@ async def test_the_ledger_is_written_before_the_entries_leave(q: Queue) -> None:
     await consumer.ack_through(1)
     writes = [key for op, key in q.store.calls if op in ("put", "cas")]
     assert writes == [f"{MANIFEST}.ledger", MANIFEST]
-    assert sorted(read_ledger(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1]
+    assert sorted(read_dequeued_log(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1]
 
 
 async def test_a_damaged_ledger_does_not_stop_the_consumer(q: Queue) -> None:
@@ -557,7 +557,7 @@ async def test_a_damaged_ledger_does_not_stop_the_consumer(q: Queue) -> None:
     consumer = await q.consumer()
     await taken(consumer, 2)
     await consumer.ack_through(1)
-    assert sorted(read_ledger(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1]
+    assert sorted(read_dequeued_log(await q.raw(f"{MANIFEST}.ledger"))) == [0, 1]
 
 
 # Resuming

@@ -7,16 +7,16 @@ from tests.unit.buffer.doubles import golden
 
 from penstock.buffer import SerializationError, side_objects
 from penstock.buffer import manifest as m
-from penstock.buffer.append import Attempt, Fate, judge, judge_by_ledger
+from penstock.buffer.append import AppendOutcome, Attempt, resolve_attempt, resolve_by_dequeued_log
 from penstock.buffer.manifest import NewEntry
 from penstock.buffer.side_objects import (
-    LEDGER_ENTRIES,
+    DEQUEUED_LOG_ENTRIES,
     NO_FLOOR,
+    DequeuedLog,
     Floor,
-    Ledger,
+    encode_dequeued_log,
+    read_dequeued_log,
     read_floor,
-    read_ledger,
-    remember,
     write_floor,
 )
 from penstock.objects import Version
@@ -34,82 +34,106 @@ def mine(first: int, *locations: str) -> Attempt:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "raw", "version", "fate"),
+    ("attempt", "raw", "version", "outcome"),
     [
-        pytest.param(mine(1, "me"), manifest_of("a", "me"), OTHER, Fate.LANDED, id="present"),
-        pytest.param(mine(1, "me"), manifest_of("me", "b", first=1), OTHER, Fate.LANDED, id="present, first"),
-        pytest.param(mine(1, "me"), manifest_of("a"), BASE, Fate.OPEN, id="absent, base unchanged"),
-        pytest.param(mine(1, "me"), manifest_of("a"), OTHER, Fate.LOST, id="absent, base changed"),
-        pytest.param(mine(1, "me"), manifest_of(first=1), OTHER, Fate.LOST, id="absent, all dequeued"),
-        pytest.param(mine(1, "me"), manifest_of("a", "b"), OTHER, Fate.LOST, id="number taken by another"),
-        pytest.param(mine(1, "me"), manifest_of("c", first=2), OTHER, Fate.DEQUEUED, id="number gone"),
-        pytest.param(mine(1, "me"), manifest_of(first=2), OTHER, Fate.DEQUEUED, id="number gone, empty"),
+        pytest.param(mine(1, "me"), manifest_of("a", "me"), OTHER, AppendOutcome.LANDED, id="present"),
         pytest.param(
-            mine(1, "me", "too"), manifest_of("too", first=2), OTHER, Fate.LANDED, id="group half dequeued"
+            mine(1, "me"), manifest_of("me", "b", first=1), OTHER, AppendOutcome.LANDED, id="present, first"
         ),
-        pytest.param(mine(1, "me", "too"), manifest_of("x", first=2), OTHER, Fate.LOST, id="group lost"),
+        pytest.param(mine(1, "me"), manifest_of("a"), BASE, AppendOutcome.OPEN, id="absent, base unchanged"),
+        pytest.param(mine(1, "me"), manifest_of("a"), OTHER, AppendOutcome.LOST, id="absent, base changed"),
         pytest.param(
-            mine(1, "me", "too"), manifest_of("a", "b"), OTHER, Fate.LOST, id="group only partly overtaken"
+            mine(1, "me"), manifest_of(first=1), OTHER, AppendOutcome.LOST, id="absent, all dequeued"
         ),
-        pytest.param(mine(1, "me", "too"), manifest_of(first=3), OTHER, Fate.DEQUEUED, id="group gone"),
+        pytest.param(
+            mine(1, "me"), manifest_of("a", "b"), OTHER, AppendOutcome.LOST, id="number taken by another"
+        ),
+        pytest.param(
+            mine(1, "me"), manifest_of("c", first=2), OTHER, AppendOutcome.DEQUEUED, id="number gone"
+        ),
+        pytest.param(
+            mine(1, "me"), manifest_of(first=2), OTHER, AppendOutcome.DEQUEUED, id="number gone, empty"
+        ),
+        pytest.param(
+            mine(1, "me", "too"),
+            manifest_of("too", first=2),
+            OTHER,
+            AppendOutcome.LANDED,
+            id="group half dequeued",
+        ),
+        pytest.param(
+            mine(1, "me", "too"), manifest_of("x", first=2), OTHER, AppendOutcome.LOST, id="group lost"
+        ),
+        pytest.param(
+            mine(1, "me", "too"),
+            manifest_of("a", "b"),
+            OTHER,
+            AppendOutcome.LOST,
+            id="group only partly overtaken",
+        ),
+        pytest.param(
+            mine(1, "me", "too"), manifest_of(first=3), OTHER, AppendOutcome.DEQUEUED, id="group gone"
+        ),
         pytest.param(
             Attempt(base=None, first=0, locations=("me",)),
             m.EMPTY_MANIFEST,
             None,
-            Fate.OPEN,
+            AppendOutcome.OPEN,
             id="still absent",
         ),
         pytest.param(
             Attempt(base=None, first=0, locations=("me",)),
             m.EMPTY_MANIFEST,
             BASE,
-            Fate.LOST,
+            AppendOutcome.LOST,
             id="created since",
         ),
     ],
 )
-def test_the_fate_of_an_attempt(attempt: Attempt, raw: bytes, version: Version | None, fate: Fate) -> None:
-    assert judge(attempt, raw, version) is fate
+def test_the_fate_of_an_attempt(
+    attempt: Attempt, raw: bytes, version: Version | None, outcome: AppendOutcome
+) -> None:
+    assert resolve_attempt(attempt, raw, version) is outcome
 
 
 @pytest.mark.parametrize(
-    ("ledger", "fate"),
+    ("ledger", "outcome"),
     [
-        ({5: "me", 6: "too"}, Fate.LANDED),
-        ({6: "too"}, Fate.LANDED),
-        ({5: "me", 6: "other"}, Fate.LOST),
-        ({5: "me"}, Fate.DEQUEUED),
-        ({7: "later"}, Fate.DEQUEUED),
-        ({}, Fate.DEQUEUED),
+        ({5: "me", 6: "too"}, AppendOutcome.LANDED),
+        ({6: "too"}, AppendOutcome.LANDED),
+        ({5: "me", 6: "other"}, AppendOutcome.LOST),
+        ({5: "me"}, AppendOutcome.DEQUEUED),
+        ({7: "later"}, AppendOutcome.DEQUEUED),
+        ({}, AppendOutcome.DEQUEUED),
     ],
 )
-def test_the_ledger_settles_what_was_dequeued(ledger: dict[int, str], fate: Fate) -> None:
-    assert judge_by_ledger(mine(5, "me", "too"), ledger) is fate
+def test_the_ledger_settles_what_was_dequeued(ledger: dict[int, str], outcome: AppendOutcome) -> None:
+    assert resolve_by_dequeued_log(mine(5, "me", "too"), ledger) is outcome
 
 
 def test_the_golden_ledger_is_read_and_written() -> None:
-    known = read_ledger(golden("M4.ledger"))
+    known = read_dequeued_log(golden("M4.ledger"))
     assert known == {0: known[0], 1: "ingest/01HF7YATS00000000000000002.batch"}
-    assert remember({}, sorted(known.items()), epoch=1) == (golden("M4.ledger"), known)
-    assert remember({0: known[0]}, [(1, known[1])], epoch=1) == (golden("M4.ledger"), known)
+    assert encode_dequeued_log({}, sorted(known.items()), epoch=1) == (golden("M4.ledger"), known)
+    assert encode_dequeued_log({0: known[0]}, [(1, known[1])], epoch=1) == (golden("M4.ledger"), known)
 
 
 def test_the_ledger_forgets_the_oldest_first() -> None:
-    removed = [(n, f"x/{n}") for n in range(10, 10 + LEDGER_ENTRIES + 5)]
-    raw, known = remember({9: "x/9"}, removed, epoch=3)
-    assert read_ledger(raw) == known
-    assert (min(known), max(known), len(known)) == (15, LEDGER_ENTRIES + 14, LEDGER_ENTRIES)
+    removed = [(n, f"x/{n}") for n in range(10, 10 + DEQUEUED_LOG_ENTRIES + 5)]
+    raw, known = encode_dequeued_log({9: "x/9"}, removed, epoch=3)
+    assert read_dequeued_log(raw) == known
+    assert (min(known), max(known), len(known)) == (15, DEQUEUED_LOG_ENTRIES + 14, DEQUEUED_LOG_ENTRIES)
     assert m.read_footer(raw).epoch == 3
 
 
 def test_the_ledger_forgets_what_lies_before_a_hole() -> None:
-    raw, known = remember({1: "a", 2: "b"}, [(5, "e"), (6, "f")], epoch=1)
-    assert known == read_ledger(raw) == {5: "e", 6: "f"}
+    raw, known = encode_dequeued_log({1: "a", 2: "b"}, [(5, "e"), (6, "f")], epoch=1)
+    assert known == read_dequeued_log(raw) == {5: "e", 6: "f"}
 
 
 def test_an_empty_ledger_can_be_written() -> None:
-    raw, known = remember({}, [], epoch=1)
-    assert known == read_ledger(raw) == {}
+    raw, known = encode_dequeued_log({}, [], epoch=1)
+    assert known == read_dequeued_log(raw) == {}
 
 
 @given(st.lists(st.integers(1, 10), max_size=20))
@@ -117,9 +141,11 @@ def test_the_ledger_remembers_every_run_without_holes(runs: list[int]) -> None:
     known: dict[int, str] = {}
     following = 0
     for length in runs:
-        raw, known = remember(known, [(following + n, f"x/{following + n}") for n in range(length)], epoch=1)
+        raw, known = encode_dequeued_log(
+            known, [(following + n, f"x/{following + n}") for n in range(length)], epoch=1
+        )
         following += length
-        assert read_ledger(raw) == known == {n: f"x/{n}" for n in range(following)}
+        assert read_dequeued_log(raw) == known == {n: f"x/{n}" for n in range(following)}
 
 
 def test_the_golden_floor_is_read_and_written() -> None:
@@ -171,22 +197,22 @@ def test_a_ledger_edited_in_place_is_byte_for_byte_the_one_encoded_in_full(
     steps: list[tuple[int, int]], first: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_objects, "LEDGER_ENTRIES", 10)
-        edited, following = Ledger(), first
+        patch.setattr(side_objects, "DEQUEUED_LOG_ENTRIES", 10)
+        edited, following = DequeuedLog(), first
         known: dict[int, str] = {}
         for epoch, (length, hole) in enumerate(steps):
             following += hole
             removed = [(following + n, f"x/{following + n}" + "y" * (n % 3)) for n in range(length)]
             following += length
-            raw, known = remember(known, removed, epoch=epoch)
+            raw, known = encode_dequeued_log(known, removed, epoch=epoch)
             edited = edited.after(removed, epoch=epoch)
-            assert dict(edited.known) == known == read_ledger(edited.raw)
+            assert dict(edited.known) == known == read_dequeued_log(edited.raw)
             if known:
                 assert edited.raw == raw
 
 
 def test_a_dequeue_encodes_only_the_entries_that_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Ledger().after([(n, f"x/{n}") for n in range(LEDGER_ENTRIES)], epoch=1)
+    full = DequeuedLog().after([(n, f"x/{n}") for n in range(DEQUEUED_LOG_ENTRIES)], epoch=1)
     encoded: list[int] = []
     encode = m.encode_entry
 
@@ -195,6 +221,6 @@ def test_a_dequeue_encodes_only_the_entries_that_leave(monkeypatch: pytest.Monke
         return encode(sequence, item)
 
     monkeypatch.setattr(m, "encode_entry", counting)
-    after = full.after([(LEDGER_ENTRIES, "x/new")], epoch=2)
-    assert encoded == [LEDGER_ENTRIES]
-    assert (min(after.known), len(after.known)) == (1, LEDGER_ENTRIES)
+    after = full.after([(DEQUEUED_LOG_ENTRIES, "x/new")], epoch=2)
+    assert encoded == [DEQUEUED_LOG_ENTRIES]
+    assert (min(after.known), len(after.known)) == (1, DEQUEUED_LOG_ENTRIES)

@@ -1,8 +1,9 @@
 """One metrics registry: counters, gauges and histograms, out as Prometheus text or as plain values.
 
 Names use dots (`buffer.batches_flushed`); the Prometheus text replaces them by underscores and adds
-no suffix. Asking for a metric again returns the same one, so rooms need not pass metrics around.
-On a hot path, bind the labels once: `writes = counter.labels(role="producer")`, then `writes.inc()`.
+no suffix. Asking for a metric again returns the same one, so packages need not pass metrics around.
+On a hot path, bind the labels once: `writes = counter.labels(role="producer")`, then `writes.inc()`. A metric
+without labels has one child, which `inc`, `set` and `observe` use at once.
 """
 
 from __future__ import annotations
@@ -170,12 +171,12 @@ class _Family(Generic[_Child]):
         self.name = name
         self.help = help
         self.label_names = label_names
+        self._label_set = frozenset(label_names)
         self._make: Callable[[], _Child] = make
         self._lock = threading.Lock()
         self._children: dict[tuple[str, ...], _Child] = {}
-        if not label_names:
-            # A metric without labels exists, at zero, from the moment it is declared.
-            self.labels()
+        # A metric without labels exists, at zero, from the moment it is declared.
+        self._sole: _Child | None = None if label_names else self.labels()
 
     def labels(self, **labels: str) -> _Child:
         """The child with exactly these labels. Raises `InvalidInput` for missing or unknown labels."""
@@ -191,11 +192,11 @@ class _Family(Generic[_Child]):
         return self._children.get(self._key(labels))
 
     def _key(self, labels: dict[str, str]) -> tuple[str, ...]:
-        if len(labels) != len(self.label_names) or not labels.keys() <= set(self.label_names):
+        if labels.keys() != self._label_set:
             raise InvalidInput(
                 f"metric {self.name!r} takes the labels {list(self.label_names)}, not {list(labels)}"
             )
-        return tuple(str(labels[name]) for name in self.label_names)
+        return tuple([str(labels[name]) for name in self.label_names])
 
     def children(self) -> list[tuple[_Pairs, _Child]]:
         """Every child with its labels, in label order."""
@@ -222,7 +223,8 @@ class Counter(_Family[CounterChild]):
 
     def inc(self, amount: float = 1, **labels: str) -> None:
         """Add `amount` to the child with these labels."""
-        self.labels(**labels).inc(amount)
+        sole = self._sole
+        (self.labels(**labels) if labels or sole is None else sole).inc(amount)
 
 
 class Gauge(_Family[GaugeChild]):
@@ -231,11 +233,13 @@ class Gauge(_Family[GaugeChild]):
     kind = "gauge"
 
     def set(self, value: float, **labels: str) -> None:
-        self.labels(**labels).set(value)
+        sole = self._sole
+        (self.labels(**labels) if labels or sole is None else sole).set(value)
 
     def inc(self, amount: float = 1, **labels: str) -> None:
         """Add `amount`, which may be negative, to the child with these labels."""
-        self.labels(**labels).inc(amount)
+        sole = self._sole
+        (self.labels(**labels) if labels or sole is None else sole).inc(amount)
 
 
 class Histogram(_Family[HistogramChild]):
@@ -248,7 +252,8 @@ class Histogram(_Family[HistogramChild]):
         super().__init__(name, help, label_names, lambda: HistogramChild(bounds))
 
     def observe(self, value: float, **labels: str) -> None:
-        self.labels(**labels).observe(value)
+        sole = self._sole
+        (self.labels(**labels) if labels or sole is None else sole).observe(value)
 
 
 _Metric: TypeAlias = Counter | Gauge | Histogram

@@ -69,12 +69,8 @@ MUTANTS = (
     Mutant(
         name="a conflict is believed to be somebody else's",
         where="buffer:ManifestAppender._attempt",
-        old='        self._instruments.manifest_conflicts.inc(role="producer")\n        raise\n',
-        new=(
-            '        self._instruments.manifest_conflicts.inc(role="producer")\n'
-            "        open_attempts.clear()\n"
-            "        raise\n"
-        ),
+        old="        self._manifest_conflicts.inc()\n        raise\n",
+        new=("        self._manifest_conflicts.inc()\n        open_attempts.clear()\n        raise\n"),
         test=_promise("test_a_conflict_with_oneself_does_not_append_twice"),
     ),
     Mutant(

@@ -142,6 +142,8 @@ class ManifestAppender:
         self._clock = clock
         self._rng = rng
         self._instruments = instruments
+        self._manifest_writes = instruments.manifest_writes.labels(role="producer")
+        self._manifest_conflicts = instruments.manifest_conflicts.labels(role="producer")
         self._cached: Snapshot | None = None
         self._floor: tuple[int, Floor] | None = None
         self._open_attempts: list[Attempt] = []
@@ -245,7 +247,7 @@ class ManifestAppender:
         )
         open_attempts.append(attempt)
         self.writes += 1
-        self._instruments.manifest_writes.inc(role="producer")
+        self._manifest_writes.inc()
         try:
             written = await self._file.write(raw, base)
         except errors.Conflict as conflict:
@@ -253,7 +255,7 @@ class ManifestAppender:
             self._contended = CONTENDED_READS
             if conflict.definite:
                 open_attempts[-1] = replace(attempt, refused=True)
-            self._instruments.manifest_conflicts.inc(role="producer")
+            self._manifest_conflicts.inc()
             raise
         except (errors.Rejected, errors.Unavailable):
             open_attempts.remove(attempt)  # definite by the store's contract: it cannot be in the queue

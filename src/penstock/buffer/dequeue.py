@@ -65,6 +65,8 @@ class Dequeuer:
         self._clock = clock
         self._rng = rng
         self._instruments = instruments
+        self._manifest_writes = instruments.manifest_writes.labels(role="consumer")
+        self._manifest_conflicts = instruments.manifest_conflicts.labels(role="consumer")
         self._snapshot: Snapshot | None = None
         self._index: EntryIndex | None = None
         self._dequeued: tuple[DequeuedLog, Version | None] | None = None
@@ -237,11 +239,11 @@ class Dequeuer:
                 raise storage_error(error, f"writing {self.file.path}") from error
 
     async def _write(self, raw: bytes, base: Snapshot) -> Snapshot:
-        self._instruments.manifest_writes.inc(role="consumer")
+        self._manifest_writes.inc()
         try:
             return await self.file.write(raw, base)
         except errors.Conflict:
-            self._instruments.manifest_conflicts.inc(role="consumer")
+            self._manifest_conflicts.inc()
             raise
 
     async def _retrying(self, operation: Callable[[], Awaitable[T]], doing: str) -> T:

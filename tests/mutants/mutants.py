@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant(
         name="a transaction is not looked up again after a conflict",
         where="buffer:ManifestAppender._append",
-        old="            if await done(snapshot):\n",
-        new="            if backoff.attempts == 0 and await done(snapshot):\n",
+        old="            if is_done is not None and await is_done(snapshot):\n",
+        new="            if backoff.attempts == 0 and is_done is not None and await is_done(snapshot):\n",
         test=_promise("test_two_runs_of_one_version_at_the_same_moment_append_once"),
     ),
     Mutant(

@@ -16,7 +16,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, overload
 
 from penstock import errors
 from penstock.buffer import manifest
@@ -51,6 +51,7 @@ TRANSACTION_LOG_DEADLINE_S = 5.0
 """How long a finished append keeps its caller for the transaction log, which only foreign consumers need."""
 
 T = TypeVar("T")
+IsDone: TypeAlias = Callable[[Snapshot], Awaitable[bool]]
 
 CONTENDED_READS = 3
 """After a conflict this many reads must find the manifest unchanged before the cached one is used again."""
@@ -115,7 +116,7 @@ class Upload(Protocol):
         ...
 
     def is_stale(self, floor_ms: int) -> bool:
-        """Whether the object may be collected before it is referenced, and must be stored anew."""
+        """Whether the object may be collected before it is referenced, and must be stored again."""
         ...
 
     async def reupload(self, floor_ms: int) -> None:
@@ -161,26 +162,21 @@ class ManifestAppender:
         """Whether the append now under way, should it be abandoned, may be in the queue."""
         return bool(_doubtful(self._open_attempts))
 
-    async def append(self, uploads: Sequence[Upload]) -> Attempt:
+    @overload
+    async def append(self, uploads: Sequence[Upload]) -> Attempt: ...
+    @overload
+    async def append(self, uploads: Sequence[Upload], is_done: IsDone) -> Attempt | None: ...
+    async def append(self, uploads: Sequence[Upload], is_done: IsDone | None = None) -> Attempt | None:
         """Append all batches in order, in one write; returns the attempt that landed.
 
+        None if `is_done` says of the manifest about to be replaced that there is nothing to do. It is asked
+        again for every attempt: what it said about one manifest means nothing for the next.
         Raises `OutcomeUnknown` if they may be in the queue and that cannot be found out; any other
         error means that they are not and never will be.
         """
-        landed = await self.append_unless(uploads, _never)
-        assert landed is not None
-        return landed
-
-    async def append_unless(
-        self, uploads: Sequence[Upload], done: Callable[[Snapshot], Awaitable[bool]]
-    ) -> Attempt | None:
-        """As `append`, unless `done` says of the manifest about to be replaced that there is nothing to do.
-
-        It is asked again for every attempt: what it said about one manifest means nothing for the next.
-        """
         open_attempts = self._open_attempts = []
         try:
-            return await self._append(uploads, open_attempts, done)
+            return await self._append(uploads, open_attempts, is_done)
         except BufferError as error:
             if isinstance(error, OutcomeUnknown) or not _doubtful(open_attempts):
                 raise
@@ -191,10 +187,7 @@ class ManifestAppender:
             raise storage_error(error, f"appending to {self._file.path}") from error
 
     async def _append(
-        self,
-        uploads: Sequence[Upload],
-        open_attempts: list[Attempt],
-        done: Callable[[Snapshot], Awaitable[bool]],
+        self, uploads: Sequence[Upload], open_attempts: list[Attempt], is_done: IsDone | None
     ) -> Attempt | None:
         backoff = Backoff(self._policy, clock=self._clock, rng=self._rng)
         while True:
@@ -204,7 +197,7 @@ class ManifestAppender:
                 if landed is not None:
                     self._cached = snapshot
                     return landed
-                if await done(snapshot):
+                if is_done is not None and await is_done(snapshot):
                     self._cached = snapshot
                     return None
                 await self._freshen(uploads, snapshot)
@@ -317,7 +310,7 @@ class ManifestAppender:
             return absent if raw is None else decode(raw)
 
     async def _last_look(self, open_attempts: list[Attempt], last_error: errors.PenstockError) -> Attempt:
-        """The deadline passed: whatever can still be found out decides what the caller is told."""
+        """The deadline passed: what can still be found out decides the caller's error."""
         if open_attempts:
             snapshot = await self._file.read()
             landed = await self._settle(open_attempts, snapshot)
@@ -339,10 +332,6 @@ class ManifestAppender:
 
 def _doubtful(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [attempt for attempt in attempts if not attempt.refused]
-
-
-async def _never(snapshot: Snapshot) -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +393,7 @@ async def append_batches(
         )
         tail = b"" if transaction is None else encode_tag(transaction)
         placed = [StoredAppend(batch, tail, opened, config.prefix, policy, clock, rng) for batch in batches]
-        landed = await queue.append_unless(placed, guard.is_committed)
+        landed = await queue.append(placed, guard.is_committed)
         await guard.enter(RetryPolicy(deadline_s=TRANSACTION_LOG_DEADLINE_S), clock, rng)
     if landed is None:
         return Appended(first=None, count=0, repeated=True)

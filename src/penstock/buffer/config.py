@@ -30,7 +30,7 @@ class BadBatchPolicy(enum.Enum):
     RAISE = "raise"
     """Stop at it: every `next_batch` raises until it is readable again."""
     SKIP = "skip"
-    """Record it as a dead letter, durably, and go on with the next."""
+    """Record it as a dead letter, durably, and continue with the next."""
 
 
 def _compression(value: CompressionType | str) -> CompressionType:
@@ -103,7 +103,7 @@ class ProducerConfig(QueueConfig):
     """Memory for records that are not durable yet; half for them as given, half for their encoded form."""
     max_parallel_uploads: int = 4
     append_deadline: DurationLike = "60s"
-    """How long to retry the store before the callers are told."""
+    """How long to retry the store before the callers get an error."""
     max_manifest_bytes: SizeLike = "256MiB"
     """Refuse to grow the manifest beyond this: every append transfers all of it."""
     merge_metadata: bool = False

@@ -246,7 +246,7 @@ class Consumer:
         return self._progress.acked
 
     async def initialize(self, last_acked: int | None = None) -> None:
-        """Take the queue over and position behind `last_acked` (None: at the earliest entry).
+        """Take the queue over and position after `last_acked` (None: at the earliest entry).
 
         Raises `StorageError` if the store cannot be used, and, with `strict_resume`, `InvalidInputError` when
         `last_acked` lies beyond the queue.
@@ -321,7 +321,7 @@ class Consumer:
         ]
 
     async def batches(self, poll_interval: DurationLike = "100ms") -> AsyncIterator[ConsumedBatch]:
-        """Batches for ever: waits `poll_interval` whenever the queue is empty."""
+        """Batches without end: waits `poll_interval` whenever the queue is empty."""
         poll_interval_s = parse_duration(poll_interval)
         while True:
             batch = await self.next_batch()
@@ -390,7 +390,7 @@ class Consumer:
             self._acks_since_dequeue += 1
         self._progress.ack(sequence)
         if self._progress.acked != sequence:
-            # Batches set aside behind it are acknowledged with it, and wait for a dequeue.
+            # Batches set aside after it are acknowledged with it, and wait for a dequeue.
             self._acks_since_dequeue = max(1, self._acks_since_dequeue)
         self._instruments.acks.inc()
 

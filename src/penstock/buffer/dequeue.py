@@ -82,7 +82,7 @@ class Dequeuer:
         return 0 if self._index is None else len(self._index)
 
     async def initialize(self) -> EntryIndex:
-        """Take the queue over: epoch + 1, fencing whoever had it. Creates the manifest if absent."""
+        """Take the queue over: epoch + 1, fencing the previous owner. Creates the manifest if absent."""
         mine = UNINITIALISED
 
         def bump(snapshot: Snapshot) -> bytes:
@@ -123,7 +123,7 @@ class Dequeuer:
 
         The dequeued log is written first, so that a producer that finds its number gone can look it up, and
         the transaction log, so that a transaction is known when its entries are gone.
-        Raises `FencedError`, and `InvalidInput` for a number nobody has handed out yet.
+        Raises `FencedError`, and `InvalidInput` for a number that is not assigned yet.
         """
         self.require_epoch()
         removed = 0

@@ -212,7 +212,7 @@ class Prefetcher:
         return sum(sizes) + under_way * self._usual_bytes <= self._bytes_max
 
     async def take(self) -> ConsumedBatch:
-        """The first planned batch. A cancelled caller loses nothing: the fetch goes on for the next one.
+        """The first planned batch. A cancelled caller loses nothing: the fetch continues for the next one.
 
         Raises `StorageError` if the fetch was forgotten meanwhile.
         """

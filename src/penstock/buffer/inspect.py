@@ -183,7 +183,7 @@ class QueueSurvey:
     oldest_entry_age_ms: int | None
     newest_entry_age_ms: int | None
     ingestion_lag_ms: int | None
-    """Age of the oldest record still in the queue: how far whoever consumes it is behind."""
+    """Age of the oldest record still in the queue: how far its consumer lags."""
     data_objects: int
     data_bytes: int
     unreferenced_objects: int

@@ -4,7 +4,7 @@
     meta     u32 start_index | i64 ingestion_time_ms | u32 payload_len | payload
     footer   u32 entry_count | u64 next_sequence | u64 epoch | u16 version (=1)
 
-`entry_len` counts what follows it. Bytes of an entry behind its metas, its tail, are not part of the format
+`entry_len` counts what follows it. Bytes of an entry after its metas, its tail, are not part of the format
 and survive every edit; `penstock.buffer.transactions` puts its tags there. All functions here are pure: bytes
 in, bytes out, `SerializationError` on anything that breaks the format.
 """
@@ -57,7 +57,7 @@ class Entry:
     location: str
     metadata: tuple[Metadata, ...]
     tail: bytes = b""
-    """What stands behind the metas, whoever wrote it."""
+    """The bytes after the metas, whichever client wrote them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def encode_entry(sequence: int, item: NewEntry) -> bytes:
 
 
 def append(raw: bytes, items: Sequence[NewEntry]) -> bytes:
-    """`raw` with new entries behind the old ones, which are copied and never looked at.
+    """`raw` with new entries after the old ones, which are copied and never looked at.
 
     Raises `SerializationError` when the manifest has no numbers left: no queue lives that long, so its
     footer is not what was written.

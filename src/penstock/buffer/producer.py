@@ -95,7 +95,7 @@ class Admission:
                 self.leave_queue()
                 self.release(size)
             else:
-                # Somebody who made room at this moment may have dropped the ticket already.
+                # A caller that made room at this moment may have dropped the ticket already.
                 if place in self._waiting:
                     self._waiting.remove(place)
                 self._let_in()
@@ -248,7 +248,7 @@ class Producer:
     async def flush(self) -> None:
         """Wait until everything produced before is settled. Raises the first error that this brings.
 
-        What failed earlier has told its own handles already.
+        What failed earlier is on its own handles already.
         """
         if self._defect is not None:
             raise self._defect
@@ -319,7 +319,7 @@ class Producer:
         self._tasks.remove(task)
         if not task.cancelled() and (defect := task.exception()) is not None:
             # A defect, not a fault of the store: nobody is left waiting for a task that is gone. The others
-            # end with it: one that went on could append what its callers were told is lost.
+            # end with it: one that continued could append what its callers heard is lost.
             self._closing = True
             self._defect = StorageError(f"the producer stopped on an internal error: {defect!r}")
             for other in self._tasks:
@@ -338,7 +338,7 @@ class Producer:
                 await self._store.close()
 
     def _give_up(self, error: BufferError) -> None:
-        """Tell everybody who waits, as no task will any more; nothing is held afterwards."""
+        """Settle every waiting call, as no task will any more; nothing is held afterwards."""
         self._admission.dismiss()
         if self._appender.in_doubt:
             self._leave_in_doubt(self._appending)

@@ -55,7 +55,7 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shard_of(key: bytes, shards: int) -> int:
-    """The shard of a key: the same for every producer, for ever."""
+    """The shard of a key: the same for every producer, always."""
     return int(xxhash.xxh3_64_intdigest(key)) % shards
 
 
@@ -185,7 +185,7 @@ class ShardedProducer:
 
 
 class ShardedConsumer:
-    """One `Consumer` per shard behind one object; `batch.shard` tells where a batch came from."""
+    """One `Consumer` per shard in one object; `batch.shard` tells where a batch came from."""
 
     def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
         self._consumers = consumers
@@ -315,7 +315,7 @@ async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
 
 @asynccontextmanager
 async def _opening(store: ObjectStore, manifest_path: str, *, owns_store: bool) -> AsyncIterator[None]:
-    """Errors told as the buffer's own, and a store that was opened here closed again if one comes."""
+    """Raise errors as the buffer's own, and close a store that was opened here."""
     try:
         yield
     except BaseException as error:

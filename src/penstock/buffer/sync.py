@@ -191,7 +191,7 @@ class Consumer:
         return self._inner.acked
 
     def initialize(self, last_acked: int | None = None) -> None:
-        """Take the queue over and position behind `last_acked`."""
+        """Take the queue over and position after `last_acked`."""
         self._loop.run(self._inner.initialize(last_acked))
 
     def next_batch(self) -> ConsumedBatch | None:
@@ -204,7 +204,7 @@ class Consumer:
             yield batch
 
     def batches(self, poll_interval: DurationLike = "100ms") -> Iterator[ConsumedBatch]:
-        """Batches for ever: waits `poll_interval` whenever the queue is empty."""
+        """Batches without end: waits `poll_interval` whenever the queue is empty."""
         poll_interval_s = parse_duration(poll_interval)
         while True:
             yield from self.drain()

@@ -22,7 +22,7 @@ after that: so 2 saw the tag. Either way 3 ended it: a contradiction. Numbers in
 no later manifest has the same bytes as M, and "M was the manifest at 4" is what the condition of 4 says.
 
 So `last` in 3 is the last version at the moment of 4. A writer whose versions are not counted one by one,
-but are places in something that it reads, may therefore also demand that `last` is the version it goes on
+but are places in something that it reads, may therefore also demand that `last` is the version it continues
 from: of two such writers at the same time one is refused, also when their steps end at different places.
 
 A consumer of the format that knows no log skips a. Step 5 leaves it only the moment between 4 and 5: if the

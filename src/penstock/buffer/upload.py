@@ -35,7 +35,7 @@ FRAMING_BYTES = 8
 
 STALE_AFTER_S = 300.0
 """Half of the usual grace period: collectors that know no floor go by age alone, so a batch that
-waited this long is stored anew before it is referenced."""
+waited this long is stored again before it is referenced."""
 
 INLINE_BYTES = 256 * 1024
 """Below this, encoding costs less than a hop to a thread."""

@@ -143,7 +143,7 @@ def encode_records(values: pa.BinaryArray, lengths: Lengths | None = None) -> me
 
 
 def _header_offsets(count: int) -> npt.NDArray[np.int32]:
-    """0, 4, 8, …: where `count` headers lie one behind the other. Few enough are taken from a stock."""
+    """0, 4, 8, …: where `count` headers follow each other. Few enough are taken from a stock."""
     if count < len(_HEADER_OFFSETS):
         return _HEADER_OFFSETS[: count + 1]
     return np.arange(0, 4 * count + 1, 4, dtype="<i4")

@@ -258,7 +258,8 @@ class ObjectDirectory:
     def _settle_names(self, folder: str) -> None:
         """Make durable the names that lead to `folder`, once per process.
 
-        Whoever made one of these directories may have died before its name was durable, be it above the root.
+        The process that made one of these directories, even above the root, may have died before its name was
+        durable.
         """
         if folder in self._settled:
             return

@@ -27,7 +27,7 @@ class LocalStore:
     """An `ObjectStore` in a directory: every object is a plain file at its key.
 
     Durable on return, also against a power cut; atomic against other threads and processes on this machine.
-    Network file systems are only as good as their `flock` and `fsync`. A forked child may go on using it.
+    Network file systems are only as good as their `flock` and `fsync`. A forked child may continue to use it.
     """
 
     def __init__(

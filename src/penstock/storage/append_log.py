@@ -102,7 +102,7 @@ class AppendLog:
         reserve_only: bool = False,
         extent: ExtentFile | None = None,
     ) -> AppendLog:
-        """Continue the log behind what a scan `found` (made here if not given), always in a new file.
+        """Continue the log after what a scan `found` (made here if not given), always in a new file.
 
         Cuts a torn tail, and removes what unfinished work left behind. Damage that the scan reported stays
         where it is: whether to go on in spite of it is the caller's decision. `next_frame` is a lower bound

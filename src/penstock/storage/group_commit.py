@@ -5,7 +5,7 @@ one who submits it. While a sync runs, others queue up, and all of them share th
 are slow does it pay to wait for more on purpose.
 
 When a commit fails, every entry that is not yet committed fails, also those submitted later, until `resume`
-is called: who submitted them built on the ones that failed.
+is called: those who submitted them built on the ones that failed.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class GroupCommitter:
         self._held: list[Entry] = []
         self._submitted = self._taken = 0
         self._turn = threading.Lock()
-        """Held by whoever commits or syncs."""
+        """Held while committing or syncing."""
         self._rests = False
         """Whether the thread waits without a time at which it looks by itself."""
         self._wary_until_s = 0.0

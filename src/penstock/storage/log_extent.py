@@ -37,7 +37,7 @@ _ALIGN: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class FileExtent:
-    """One file: it was durable at least up to `durable`, and never held a frame behind `bound`."""
+    """One file: it was durable at least up to `durable`, and never held a frame after `bound`."""
 
     durable: int
     bound: int

@@ -2,8 +2,8 @@
 
 The last file may end in a torn tail: bytes that were being written when the process or the machine stopped.
 Nobody was told that they are durable, so they are cut off. A bad frame that a later mark or the next file
-vouches for is damage. It is reported with its range, and reading goes on at the next mark. So is a frame that
-the device cannot read, whether or not anything vouches for it: what was written there is not known.
+vouches for is damage. It is reported with its range, and the scan resumes at the next mark. So is a frame
+that the device cannot read, whether or not anything vouches for it: what was written there is not known.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def scan(
 ) -> LogScan:
     """Read every file of the log; changes nothing. Without a `layout` the files are numbered ones.
 
-    One file at a time is in memory, and each is read again by who wants its frames; with `in_memory` all of
-    them stay there, for a reader beside a writer that may cut them.
+    One file at a time is in memory, and each is read again when its frames are wanted; with `in_memory`
+    all of them stay there, for a reader beside a writer that may cut them.
 
     `start` is where the reader's own records take over, such as the position of a snapshot: files before it
     are left out, as `older`, and one that is missing from there on is damage.

@@ -9,7 +9,7 @@ What is durable when:
 
 A failed `datasync` or `sync_dir` is never repeated on the same handle: the kernel reports a lost page once
 and then forgets it, so a second call would succeed over missing bytes. The caller gets the error and has to
-write the file anew.
+write the file again.
 
 `stage` and `publish` are the one way in which a whole file is put in place: readers see the old bytes or
 the new ones, never a mixture, whatever happens in between.
@@ -114,7 +114,7 @@ class FileView:
 
     `view[start:stop]` is a copy of these bytes, read now, so later writes in place are seen. It is always as
     long as it was asked for within `len(view)`: bytes that the device cannot read, or that were cut off
-    meanwhile, are zeros, and are added to `bad`. So whoever reads checks what they get, by its checksum. It
+    meanwhile, are zeros, and are added to `bad`. So a reader checks what it gets, by its checksum. It
     holds a descriptor, so keep few of them. Safe to share between threads.
     """
 

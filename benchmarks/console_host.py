@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.console import Console, ConsoleSettings
-from penstock.servers.auth import Keyring
+from penstock.http.auth import Keyring
 from penstock.up import FleetEvent, FleetMap, LogLine, PartKind, PartState, PartStatus, TopicsPlace
 
 

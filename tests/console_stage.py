@@ -37,8 +37,8 @@ from tests.console_books import deliver, pipeline_settings
 from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.pipeline_file import read_pipeline
 from penstock.console import Console, ConsoleSettings
+from penstock.http.auth import Keyring
 from penstock.quiver import Quiver
-from penstock.servers.auth import Keyring
 from penstock.services.relay import Relay
 from penstock.services.relay_config import RelayConfig
 from penstock.topics.client import Client

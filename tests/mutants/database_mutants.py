@@ -184,7 +184,7 @@ DATABASE_MUTANTS = (
     Mutant(
         name="writers that wait keep readers out",
         where="servers:_kind",
-        old="return _READING if route.scope is Scope.READ else _WRITING",
+        old="return _READING if route.scope in _READS else _WRITING",
         new="return _WRITING",
         test=f"{WRITES}::test_writers_that_wait_for_the_storage_do_not_keep_readers_out",
     ),
@@ -377,8 +377,8 @@ DATABASE_MUTANTS = (
     ),
     Mutant(
         name="senders drop what a damaged hour refuses",
-        where="servers:TimeSeriesApp.refusal",
-        old="if isinstance(error, Corrupt) and request.path in _SENDERS:",
+        where="servers:response_to",
+        old="if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:",
         new="if False:",
         test=f"{WRITES}::test_senders_keep_what_the_storage_is_the_reason_for",
     ),

@@ -21,10 +21,8 @@ from tests.process.up_process import ports_for, up
 
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.buffer.append import last_version
-from penstock.storage.fs import OsFileSystem
-from penstock.up import preflight
-from penstock.cli import up_ground
 from penstock.storage.fs import DirectoryLock, OsFileSystem
+from penstock.up import preflight
 
 FLOW = {
     "stop_timeout": "30s",

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.servers.test_websocket import FakeClient, masked
 
+from penstock.http.errors import Refusal
 from penstock.http.message import Request
-from penstock.servers.errors import Refusal
 from penstock.servers.topics.sse import read_id, write_id
 from penstock.servers.topics.ws_messages import InvalidMessage, read_command
 from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame

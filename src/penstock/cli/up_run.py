@@ -48,7 +48,8 @@ def run_fleet(prepared: Prepared, printer: LogPrinter) -> None:
 def _host_check(host: str, names: tuple[str, ...]) -> Callable[[Request], None]:
     """The console's own check of the name that a request comes by."""
     from penstock.console import Access
-    from penstock.servers import Keyring, is_loopback
+    from penstock.http import Keyring
+    from penstock.servers import is_loopback
 
     access = Access(Keyring(()), SYSTEM_CLOCK, host=host, is_loopback=is_loopback(host), names=names)
     return access.check_host
@@ -139,7 +140,7 @@ class _Up:
 
     async def _open_console(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> tuple[str, int]:
         from penstock.console import KEYS_VARIABLE, Console, ConsoleSettings
-        from penstock.servers import Keyring
+        from penstock.http import Keyring
         from penstock.up import Front
 
         keys = self._prepared.plan.settings.console.keys

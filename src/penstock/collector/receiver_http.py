@@ -5,11 +5,10 @@ Compressed bodies, read piece by piece under a cap, so that a bomb stops before 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import zlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock import otlp
@@ -19,8 +18,26 @@ from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.ports import Accepted
 from penstock.collector.settings import Address
 from penstock.collector.status import RETRY_AFTER_S, Refusal, status_bytes, status_json
-from penstock.errors import Corrupt, InvalidInput, LimitExceeded, PermissionDenied, Unavailable, Unsupported
-from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
+from penstock.errors import Corrupt, InvalidInput, LimitExceeded, Unavailable, Unsupported
+from penstock.http import (
+    NOBODY,
+    App,
+    Call,
+    Fault,
+    HeaderList,
+    HttpLimits,
+    Listener,
+    MethodNotAllowed,
+    Policy,
+    Principal,
+    Request,
+    Response,
+    Route,
+    Scope,
+    Sites,
+    TransportFault,
+    UnknownPath,
+)
 from penstock.otlp import Signal
 
 _PIECE: Final = 256 * 1024
@@ -112,56 +129,45 @@ _REJECTED: Final = {
 }
 
 
-class OtlpApplication:
+class OtlpApplication(App[Call]):
     """An `Application` with the three paths of the protocol."""
 
     def __init__(self, limiter: ReceiverLimiter, *, request_bytes_max: int) -> None:
         self._gate = limiter
         self._request_bytes_max = request_bytes_max
-
-    def begin(
-        self, request: Request, deliver: Callable[[Response], None]
-    ) -> Coroutine[object, None, Response] | None:
-        refused = self.screen(request)
-        if refused is not None:
-            deliver(refused)
-            return None
-        return self._answer(request, _PATHS[request.path])
-
-    def screen(self, request: Request) -> Response | None:
-        """By the head alone: path, method, token, type, encoding, and whether there is room."""
-        signal = _PATHS.get(request.path)
-        if signal is None:
-            return _response(
-                request,
-                Refusal(code="NOT_FOUND", status=404, message="write to /v1/traces, /metrics or /logs"),
-            )
-        if request.method != b"POST":
-            refusal = Refusal(code="UNIMPLEMENTED", status=405, message="use POST")
-            return _response(request, refusal, [(b"allow", b"POST")])
-        try:
-            self._gate.check_token(_text(request.headers.get(b"authorization")))
-            _check_head(request)
-            self._gate.check_open(len(request.body))
-        except (PermissionDenied, Unsupported, Unavailable) as error:
-            return _response(request, self._gate.refusal(error, signal))
-        return None
-
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        refusal = _FAULTS[fault]
-        words = Refusal(
-            code=refusal.code, status=refusal.status, message=message, retry_after_s=refusal.retry_after_s
+        policy = Policy(
+            call=Call, authenticate=self._authenticate, missed=_missed, hides_paths=False, own_task=True
         )
-        return _refused(words, _PROTOBUF) if head is None else _response(head, words)
+        super().__init__(
+            [self._route(path, signal) for path, signal in _PATHS.items()], policy, self._refusal
+        )
 
-    async def _answer(self, request: Request, signal: Signal) -> Response:
-        # A task of its own: what comes next may use timeouts, and ends when the client leaves.
-        await asyncio.sleep(0)
-        try:
-            data = await self._body(request, signal)
-            return _taken(request, signal, await self._gate.take(data, signal))
-        except Exception as error:  # noqa: BLE001 - every fault is an answer
-            return _response(request, self._gate.refusal(error, signal))
+    def _route(self, path: bytes, signal: Signal) -> tuple[bytes, bytes, Route[Call]]:
+        async def take(call: Call) -> Response:
+            data = await self._body(call.request, signal)
+            return _taken(call.request, signal, await self._gate.take(data, signal))
+
+        # The limiter counts a request as long as its bytes are in use, which may be longer than its call.
+        return b"POST", path, Route(handler=take, scope=Scope.NONE, check=self._check)
+
+    def _authenticate(self, request: Request) -> Principal:
+        self._gate.check_token(_text(request.headers.get(b"authorization")))
+        return NOBODY
+
+    def _check(self, request: Request) -> None:
+        """By the head alone: type, encoding, and whether there is room."""
+        _check_head(request)
+        self._gate.check_open(len(request.body))
+
+    def _refusal(self, error: Exception, request: Request | None) -> Response:
+        if isinstance(error, TransportFault | UnknownPath | MethodNotAllowed):
+            known = _FAULTS[error.fault] if isinstance(error, TransportFault) else _MISSED[error.code]
+            refusal = Refusal(
+                code=known.code, status=known.status, message=str(error), retry_after_s=known.retry_after_s
+            )
+            return _response(request, refusal, error.headers)
+        signal = None if request is None else _PATHS.get(request.path)
+        return _response(request, self._gate.refusal(error, signal))
 
     async def _body(self, request: Request, signal: Signal) -> bytes:
         """The request as protobuf."""
@@ -185,6 +191,18 @@ _FAULTS: Final = {
     Fault.OVERLOADED: Refusal(code="UNAVAILABLE", status=503, message="", retry_after_s=RETRY_AFTER_S),
     Fault.FORBIDDEN: Refusal(code="PERMISSION_DENIED", status=403, message=""),
 }
+
+
+_MISSED: Final = {
+    UnknownPath.code: Refusal(code="NOT_FOUND", status=404, message=""),
+    MethodNotAllowed.code: Refusal(code="UNIMPLEMENTED", status=405, message=""),
+}
+
+
+def _missed(request: Request, allowed: bytes | None) -> Exception:
+    if allowed is None:
+        return UnknownPath("write to /v1/traces, /metrics or /logs")
+    return MethodNotAllowed(f"use {allowed.decode()}", headers=[(b"allow", allowed)])
 
 
 def _check_head(request: Request) -> None:
@@ -227,19 +245,12 @@ def _partial_json(signal: Signal, reply: Accepted) -> bytes:
     return json.dumps({"partialSuccess": partial}).encode()
 
 
-def _response(
-    request: Request, refusal: Refusal, headers: list[tuple[bytes, bytes]] | None = None
-) -> Response:
-    return _refused(refusal, _JSON if _type(request) == _JSON else _PROTOBUF, headers)
-
-
-def _refused(
-    refusal: Refusal, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> Response:
+def _response(request: Request | None, refusal: Refusal, headers: HeaderList = ()) -> Response:
     """The body is a `Status` in the request's own type."""
+    content_type = _JSON if request is not None and _type(request) == _JSON else _PROTOBUF
     write = status_json if content_type == _JSON else status_bytes
     body = write(refusal.code, refusal.message, refusal.retry_after_s)
-    headers = list(headers or ())
+    headers = list(headers)
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(refusal.retry_after_s))).encode()))
     return Response(refusal.status, body, content_type=content_type, headers=headers)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -29,10 +29,28 @@ from penstock.collector.payload import RawPayload
 from penstock.collector.ports import Exporter
 from penstock.collector.settings import Address
 from penstock.errors import Unavailable
-from penstock.http import Fault, HttpLimits, Listener, Request, Response, Sites
+from penstock.http import (
+    App,
+    Call,
+    Fault,
+    HeaderList,
+    HttpLimits,
+    Listener,
+    MethodNotAllowed,
+    Policy,
+    Request,
+    Response,
+    Route,
+    Scope,
+    Sites,
+    TransportFault,
+    UnknownPath,
+)
 from penstock.metrics import Kind, Registry, Sample
 from penstock.otlp import Signal
 
+_LOG = logging.getLogger(__name__)
+_READS: Final = (b"GET", b"HEAD")
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LIMITS: Final = HttpLimits(body_bytes_max=1024, body_screened_bytes=1024, connections_max=64)
 _STATUS: Final = {
@@ -43,36 +61,49 @@ _STATUS: Final = {
 }
 
 
-class _AdminApp:
+class _AdminApp(App[Call]):
+    """An `Application` for operators, who need no key."""
+
     def __init__(self, registry: Registry, is_ready: Callable[[], bool]) -> None:
         self._registry = registry
         self._is_ready = is_ready
+        handlers = ((b"/metrics", self._metrics), (b"/health", self._health), (b"/ready", self._ready))
+        routes = [
+            (method, path, Route(handler=handler, scope=Scope.NONE))
+            for path, handler in handlers
+            for method in _READS
+        ]
+        super().__init__(routes, Policy(call=Call, missed=_missed), _refusal)
 
-    def begin(
-        self, request: Request, deliver: Callable[[Response], None]
-    ) -> Coroutine[object, None, Response] | None:
-        deliver(self._answer(request))
-        return None
+    async def _metrics(self, call: Call) -> Response:
+        return _text(200, self._registry.prometheus_text())
 
-    def _answer(self, request: Request) -> Response:
-        if request.method not in (b"GET", b"HEAD"):
-            return Response(405, b"use GET\n", content_type=_TEXT, headers=[(b"allow", b"GET")])
-        if request.path == b"/metrics":
-            return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
-        if request.path == b"/health":
-            return Response(200, b"ok\n", content_type=_TEXT)
-        if request.path == b"/ready":
-            ready = self._is_ready()
-            return Response(
-                200 if ready else 503, b"ready\n" if ready else b"not ready\n", content_type=_TEXT
-            )
-        return Response(404, b"there are /metrics, /health and /ready\n", content_type=_TEXT)
+    async def _health(self, call: Call) -> Response:
+        return _text(200, "ok\n")
 
-    def screen(self, request: Request) -> Response | None:
-        return None
+    async def _ready(self, call: Call) -> Response:
+        return _text(200, "ready\n") if self._is_ready() else _text(503, "not ready\n")
 
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        return Response(_STATUS[fault], message.encode(), content_type=_TEXT)
+
+def _missed(request: Request, allowed: bytes | None) -> Exception:
+    if request.method not in _READS:
+        return MethodNotAllowed("use GET\n", headers=[(b"allow", b"GET")])
+    return UnknownPath("there are /metrics, /health and /ready\n")
+
+
+def _refusal(error: Exception, request: Request | None) -> Response:
+    if isinstance(error, TransportFault):
+        return _text(_STATUS[error.fault], str(error))
+    if isinstance(error, MethodNotAllowed):
+        return _text(405, str(error), error.headers)
+    if isinstance(error, UnknownPath):
+        return _text(404, str(error))
+    _LOG.error("a request of an operator failed", exc_info=error)
+    return _text(500, "the collector failed; its log says why\n")
+
+
+def _text(status: int, text: str, headers: HeaderList = ()) -> Response:
+    return Response(status, text.encode(), content_type=_TEXT, headers=headers)
 
 
 class AdminServer:
@@ -93,7 +124,6 @@ class AdminServer:
         await self._listener.drain(timeout_s=0.5)
 
 
-_LOG = logging.getLogger(__name__)
 _CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 

@@ -27,8 +27,17 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import ConfigError
-from penstock.http import Request, Sites, allowed_hosts
-from penstock.servers import Forbidden, Keyring, Principal, Scope, Unauthorized, check_reach
+from penstock.http import (
+    Forbidden,
+    Keyring,
+    Principal,
+    Request,
+    Scope,
+    Sites,
+    Unauthorized,
+    allowed_hosts,
+)
+from penstock.servers import check_reach
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -23,18 +22,23 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.http import Fault, HeaderList, Request, Response, Router
-from penstock.jsontext import check_json
-from penstock.servers import STATUS as _STATUS
-from penstock.servers import (
-    MethodNotAllowed,
+from penstock.http import (
+    App,
+    HeaderList,
+    Policy,
     Principal,
     Refusal,
+    Request,
+    Response,
     Scope,
     UnknownPath,
     UnsupportedMediaType,
-    told,
 )
+from penstock.http import Call as HttpCall
+from penstock.http import Route as HttpRoute
+from penstock.jsontext import check_json
+from penstock.servers import STATUS as _STATUS
+from penstock.servers import told
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -52,7 +56,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 40.0
-"""A part or a store that hangs must not keep a request for ever."""
+"""A part or a store that hangs must not keep a request indefinitely. Of a stream, until it begins."""
 _ROOT: Final = b"/console"
 _STATIC: Final = b"/console/static/"
 _API: Final = b"/console/api/"
@@ -70,24 +74,16 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_FAULTS: Final = {
-    Fault.MALFORMED: "invalid_request",
-    Fault.TOO_LARGE: "payload_too_large",
-    Fault.OVERLOADED: "throttled",
-    Fault.FORBIDDEN: "forbidden",
-}
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class Call:
-    """One admitted request: who sent it, and the name in its path."""
+class Call(HttpCall):
+    """One admitted request: who sent it, the name in its path, and its query."""
 
-    __slots__ = ("name", "principal", "query", "request")
+    __slots__ = ("query",)
 
     def __init__(self, request: Request, principal: Principal, name: str) -> None:
-        self.request = request
-        self.principal = principal
-        self.name = name
+        super().__init__(request, principal, name)
         self.query = request.query()
 
 
@@ -95,13 +91,10 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A handler and what it takes to reach it."""
+class Route(HttpRoute[Call]):
+    """A handler and what it takes to reach it. Most of them show something."""
 
-    handler: Handler
     scope: Scope = LOOK
-    is_open: bool = False
-    """Reached without a key or session: the page, and what begins a session."""
 
 
 def json_answer(value: object, status: int = 200, headers: HeaderList = ()) -> Response:
@@ -130,7 +123,7 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidInput(f"the body is not what it should be: {error}") from None
 
 
-class ConsoleApp:
+class ConsoleApp(App[Call]):
     """An `Application`: the page for anybody who gets here, the rest for whoever may."""
 
     def __init__(
@@ -138,48 +131,23 @@ class ConsoleApp:
     ) -> None:
         self._access = access
         self._static = static
-        self._router: Router[Route] = Router()
-        for method, path, route in routes:
-            self._router.add(method, _API + path, route)
+        policy = Policy(
+            call=Call,
+            authenticate=self._authenticate,
+            guard=access.check_host,
+            page=self._static_page,
+            own_task=True,
+            timeout_s=ANSWER_S,
+            headers=_HEADERS,
+        )
+        super().__init__([(method, _API + path, route) for method, path, route in routes], policy, refusal)
 
-    def begin(
-        self, request: Request, deliver: Callable[[Response], None]
-    ) -> Coroutine[object, None, Response] | None:
-        """Answer, whatever happens; see `Application.begin`."""
-        try:
-            self._access.check_host(request)
-            page = self._page(request)
-            if page is not None:
-                deliver(_secured(page))
-                return None
-            route, call = self._admit(request)
-        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
-            deliver(_secured(refusal(error)))
-            return None
-        return self._answer(route, call)
+    def _authenticate(self, request: Request) -> Principal:
+        if not request.path.startswith(_API):
+            raise UnknownPath("nothing is at this path; the console is at /console")
+        return self._access.principal(request)
 
-    async def _answer(self, route: Route, call: Call) -> Response:
-        try:
-            await asyncio.sleep(0)  # a task of its own: given up when the client leaves
-            async with asyncio.timeout(ANSWER_S):  # of a stream, until it begins
-                return _secured(await route.handler(call))
-        except Exception as error:  # noqa: BLE001
-            return _secured(refusal(error))
-
-    def screen(self, request: Request) -> Response | None:
-        """The same checks by the head alone."""
-        try:
-            self._access.check_host(request)
-            self._admit(request)
-        except Exception as error:  # noqa: BLE001
-            return _secured(refusal(error))
-        return None
-
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        code = _FAULTS[fault]
-        return _secured(error_answer(_STATUS[code], code, message))
-
-    def _page(self, request: Request) -> Response | None:
+    def _static_page(self, request: Request) -> Response | None:
         """What a browser loads; it holds no secret."""
         path = request.path
         if path.startswith(_API) or request.method not in (b"GET", b"HEAD"):
@@ -194,28 +162,12 @@ class ConsoleApp:
             return None
         return self._static.answer(request, name)
 
-    def _admit(self, request: Request) -> tuple[Route, Call]:
-        match = self._router.match(request.path)
-        route = match.methods.get(request.method) if match is not None else None
-        if route is not None and match is not None and route.is_open:
-            return route, Call(request, Principal(scopes=Scope.NONE), match.name)
-        if not request.path.startswith(_API):
-            raise UnknownPath("nothing is at this path; the console is at /console")
-        principal = self._access.principal(request)
-        if match is None:
-            raise UnknownPath("nothing is at this path")
-        if route is None:
-            allowed = match.allowed
-            raise MethodNotAllowed(f"use {allowed.decode()} for this path", headers=[(b"allow", allowed)])
-        principal.require(route.scope)
-        return route, Call(request, principal, match.name)
-
 
 def error_answer(status: int, code: str, message: str, headers: HeaderList = ()) -> Response:
     return json_answer({"error": {"code": code, "message": message}}, status, headers)
 
 
-def refusal(error: Exception) -> Response:
+def refusal(error: Exception, request: Request | None = None) -> Response:
     """What a client is told about an error; what nobody expected is logged and told as `internal`."""
     if isinstance(error, Refusal):
         return error_answer(_STATUS[error.code], error.code, str(error), error.headers)
@@ -232,8 +184,3 @@ def refusal(error: Exception) -> Response:
         return error_answer(503, "unavailable", reason_of(error), headers)
     _LOG.error("a request failed", exc_info=error)
     return error_answer(500, "internal", "the console failed; its log says why")
-
-
-def _secured(response: Response) -> Response:
-    response.headers = [*response.headers, *_HEADERS]
-    return response

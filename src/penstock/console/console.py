@@ -27,7 +27,7 @@ from penstock.console.tail import TailPanel
 from penstock.console.topics_panel import TopicsPanel
 from penstock.console.trace import TracePanel
 from penstock.errors import Unavailable
-from penstock.http import Application, HttpLimits, Listener, Response
+from penstock.http import Application, HttpLimits, Listener, Response, Scope, no_key
 from penstock.servers import HEADERS, is_loopback
 from penstock.up import FleetView
 
@@ -162,7 +162,7 @@ class Console:
 
         get, post = b"GET", b"POST"
         return [
-            (post, b"session", Route(handler=self._session, is_open=True)),
+            (post, b"session", Route(handler=self._session, scope=Scope.NONE, auth=no_key)),
             (get, b"overview", Route(handler=self._overview)),
             (get, b"live", Route(handler=stream)),
             (get, b"buffers", Route(handler=self._buffers.index)),

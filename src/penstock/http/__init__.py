@@ -1,7 +1,8 @@
 """HTTP/1.1 and cleartext HTTP/2 on one port, as a transport for any application.
 
 An `Application` turns a `Request` into a `Response`; a `Listener` carries both over TCP with bounded memory:
-heads, bodies, connections, streams and what waits to be sent all have a cap.
+heads, bodies, connections, streams and what waits to be sent all have a cap. An `App` is the application of
+routes, keys and caps that every port of Penstock has.
 """
 
 from __future__ import annotations
@@ -11,33 +12,82 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.http.app import (
+        App,
+        Authenticate,
+        Call,
+        Cap,
+        Deliver,
+        Errors,
+        Policy,
+        Route,
+        Routes,
+        body_limit,
+        missed,
+    )
+    from penstock.http.auth import ANYONE, NOBODY, Keyring, Principal, Scope, no_key, sites_of
+    from penstock.http.errors import (
+        Forbidden,
+        MethodNotAllowed,
+        NotAcceptable,
+        PayloadTooLarge,
+        Refusal,
+        TransportFault,
+        Unauthorized,
+        UnknownPath,
+        UnsupportedMediaType,
+    )
     from penstock.http.flight import Flight
     from penstock.http.limits import HttpLimits
     from penstock.http.listener import Listener
     from penstock.http.live import Sink, TunnelSink
     from penstock.http.message import JSON, Application, Fault, HeaderList, Request, Response
     from penstock.http.process import run, settle, tune
-    from penstock.http.routes import Match, Router
     from penstock.http.sites import Sites, allowed_hosts
 
 __all__ = [
+    "ANYONE",
     "JSON",
+    "NOBODY",
+    "App",
     "Application",
+    "Authenticate",
+    "Call",
+    "Cap",
+    "Deliver",
+    "Errors",
     "Fault",
     "Flight",
+    "Forbidden",
     "HeaderList",
     "HttpLimits",
+    "Keyring",
     "Listener",
-    "Match",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "PayloadTooLarge",
+    "Policy",
+    "Principal",
+    "Refusal",
     "Request",
     "Response",
-    "Router",
+    "Route",
+    "Routes",
+    "Scope",
     "Sink",
     "Sites",
+    "TransportFault",
     "TunnelSink",
+    "Unauthorized",
+    "UnknownPath",
+    "UnsupportedMediaType",
     "allowed_hosts",
+    "body_limit",
+    "missed",
+    "no_key",
     "run",
     "settle",
+    "sites_of",
     "tune",
 ]
 
@@ -45,13 +95,18 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "app": "App Authenticate Call Cap Deliver Errors Policy Route Routes body_limit missed",
+            "auth": "ANYONE NOBODY Keyring Principal Scope no_key sites_of",
+            "errors": (
+                "Forbidden MethodNotAllowed NotAcceptable PayloadTooLarge Refusal TransportFault "
+                "Unauthorized UnknownPath UnsupportedMediaType"
+            ),
             "flight": "Flight",
             "limits": "HttpLimits",
             "listener": "Listener",
             "live": "Sink TunnelSink",
             "message": "JSON Application Fault HeaderList Request Response",
             "process": "run settle tune",
-            "routes": "Match Router",
             "sites": "Sites allowed_hosts",
         },
     )

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.servers.auth import Keyring, Principal, Scope
-    from penstock.servers.errors import (
-        STATUS,
-        Forbidden,
-        MethodNotAllowed,
-        Refusal,
-        Unauthorized,
-        UnknownPath,
-        UnsupportedMediaType,
-        told,
-    )
+    from penstock.servers.errors import STATUS, told
     from penstock.servers.exposure import check_reach, is_loopback
     from penstock.servers.process import serve_topics
     from penstock.servers.scheduling import shorten_slice
@@ -34,17 +24,8 @@ __all__ = [
     "RETRY",
     "STATUS",
     "Acknowledge",
-    "Forbidden",
-    "Keyring",
-    "MethodNotAllowed",
-    "Principal",
-    "Refusal",
-    "Scope",
     "ServerSettings",
     "TimeSeriesSettings",
-    "Unauthorized",
-    "UnknownPath",
-    "UnsupportedMediaType",
     "VectorSettings",
     "check_reach",
     "event",
@@ -62,10 +43,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "auth": "Keyring Principal Scope",
-            "errors": (
-                "STATUS Forbidden MethodNotAllowed Refusal Unauthorized UnknownPath UnsupportedMediaType told"
-            ),
+            "errors": "STATUS told",
             "exposure": "check_reach is_loopback",
             "process": "serve_topics",
             "scheduling": "shorten_slice",

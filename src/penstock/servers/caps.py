@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.servers.auth import Principal
+from penstock.http import Principal
 from penstock.topics import Throttled
 
-__all__ = ["InFlight", "LongLived", "StreamLimits"]
 
-
-class InFlight:
-    """Requests under way per key, as a gate around each of them; 0 sets no bound."""
+class RequestLimiter:
+    """Bounds the requests under way per key; 0 sets no bound."""
 
     __slots__ = ("_cap", "total")
 
@@ -44,8 +42,8 @@ class StreamLimits:
     """What a watch may ask for at least; below a second only in tests."""
 
 
-class LongLived:
-    """Streams and WebSockets that are open. Check first, and count when the response has begun."""
+class StreamLimiter:
+    """Bounds the streams and WebSockets that are open. Check first, and count when the response has begun."""
 
     __slots__ = ("_limits", "total")
 

@@ -1,142 +1,105 @@
-"""From a request to a handler of a database: key, path, method, scope, readiness, cap.
+"""The application of a database: what its routes have in common beside those of any other.
 
 How requests and errors are worded is the API's own.
 """
 
 from __future__ import annotations
 
-import abc
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from penstock.errors import Unavailable
-from penstock.http import Fault, Request, Response, Router
-from penstock.servers.auth import Keyring, Scope
-from penstock.servers.errors import MethodNotAllowed, PayloadTooLarge, UnknownPath
-
-__all__ = ["RETRY", "DatabaseApp", "DatabaseRoute"]
+from penstock.http import (
+    App,
+    Call,
+    Errors,
+    Keyring,
+    Policy,
+    Principal,
+    Request,
+    Response,
+    Route,
+    Routes,
+    Scope,
+)
 
 RETRY: Final = (b"retry-after", b"1")
 """Goes with every answer that asks the client to come again."""
 _READING: Final = "readers"
 _WRITING: Final = "writers"
+_READS: Final = (Scope.NONE, Scope.READ)
 
-C = TypeVar("C")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatabaseRoute(Generic[C]):
-    """A handler and what it takes to reach it."""
-
-    handler: Callable[[C], Awaitable[Response]]
-    scope: Scope = Scope.READ
-    at_any_time: bool = False
-    """Answered before the database is open, and however many requests are under way."""
-    is_probe: bool = False
-    """That, and without a key."""
-    body_bytes_max: Callable[[], int] | None = None
-    """What a body may have here once the database is open, if that is less than the server takes."""
+C = TypeVar("C", bound=Call)
 
 
-class DatabaseApp(abc.ABC, Generic[C]):
-    """An `Application` of routes behind keys."""
+class _UnderWay:
+    """Requests of one kind under way. Probes and metrics count, and are never refused."""
+
+    __slots__ = ("_count", "_count_max", "_kind")
+
+    def __init__(self, kind: str, count_max: int) -> None:
+        self._kind = kind
+        self._count_max = count_max
+        self._count = 0
+
+    def check(self) -> None:
+        """Raises `Unavailable` when one more would be too many."""
+        if self._count >= self._count_max:
+            most = f"{self._count_max} requests of {self._kind}"
+            raise Unavailable(f"{most} are under way, which is the cap")
+
+    def enter(self, principal: Principal) -> None:
+        self._count += 1
+
+    def leave(self, principal: Principal) -> None:
+        self._count -= 1
+
+
+class DatabaseApp(App[C]):
+    """An `App` that bounds readers and writers apart, and tells for how long a database has been opening."""
 
     def __init__(
         self,
-        router: Router[DatabaseRoute[C]],
+        routes: Routes[C],
         keys: Keyring,
         *,
+        call: Callable[[Request, Principal, str], C],
         check_ready: Callable[[], None],
         requests_max: int,
+        errors: Errors,
     ) -> None:
-        self._router = router
-        self._keys = keys
-        self._check_ready = check_ready
-        self._requests_max = requests_max
-        # Apart, because writers may all wait for a storage that does not answer, and readers need not.
-        self._under_way = {_READING: 0, _WRITING: 0}
+        policy = Policy(call=call, authenticate=keys.authenticate, check_ready=check_ready, own_task=True)
+        super().__init__(_bounded(routes, requests_max), policy, self._refused)
+        self._refusal = errors
         self.opening_s: Callable[[], float] | None = None
         """While the database is being opened: for how long it has been."""
 
-    @abc.abstractmethod
-    def call(self, request: Request, name: str) -> C:
-        """One admitted request, and the name in its path, as handlers take it."""
-
-    @abc.abstractmethod
-    def refusal(self, error: Exception, request: Request) -> Response:
-        """The answer to a request that failed. Never raises."""
-
-    @abc.abstractmethod
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        """The answer to what never became a request; `head` is what is known of it, if anything is."""
-
-    def begin(
-        self, request: Request, deliver: Callable[[Response], None]
-    ) -> Coroutine[object, None, Response] | None:
-        """Answer, whatever happens; see `Application.begin`."""
-        try:
-            route, name = self._admit(request)
-        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
-            deliver(self._refused(error, request))
-            return None
-        return self._answer(route, request, name)
-
-    async def _answer(self, route: DatabaseRoute[C], request: Request, name: str) -> Response:
-        kind = _kind(route)
-        self._under_way[kind] += 1
-        try:
-            await asyncio.sleep(0)  # a task of its own: given up when the client leaves
-            return await route.handler(self.call(request, name))
-        except Exception as error:  # noqa: BLE001
-            return self._refused(error, request)
-        finally:
-            self._under_way[kind] -= 1
-
-    def screen(self, request: Request) -> Response | None:
-        """The same checks by the head alone."""
-        try:
-            self._admit(request)
-        except Exception as error:  # noqa: BLE001
-            return self._refused(error, request)
-        return None
-
-    def _refused(self, error: Exception, request: Request) -> Response:
+    def _refused(self, error: Exception, request: Request | None) -> Response:
         if self.opening_s is not None and isinstance(error, Unavailable):
             error = Unavailable(f"{error}, for {self.opening_s():.0f} s now")
-        return self.refusal(error, request)
-
-    def _admit(self, request: Request) -> tuple[DatabaseRoute[C], str]:
-        match = self._router.match(request.path)
-        route = match.methods.get(request.method) if match is not None else None
-        if route is not None and match is not None and route.is_probe:
-            return route, match.name
-        principal = self._keys.principal(request.headers.get(b"authorization"))
-        if match is None:
-            raise UnknownPath("nothing is at this path")
-        if route is None:
-            allowed = match.allowed
-            raise MethodNotAllowed(f"use {allowed.decode()} for this path", headers=[(b"allow", allowed)])
-        principal.require(route.scope)
-        if not route.at_any_time:
-            self._check_ready()
-            if self._under_way[_kind(route)] >= self._requests_max:
-                most = f"{self._requests_max} requests of {_kind(route)}"
-                raise Unavailable(f"{most} are under way, which is the cap")
-            if route.body_bytes_max is not None:
-                _check_size(request, route.body_bytes_max())
-        return route, match.name
+        return self._refusal(error, request)
 
 
-def _check_size(request: Request, bytes_max: int) -> None:
-    """By the body, or by what the head says of one that has not come yet. Raises `PayloadTooLarge`."""
-    declared = request.headers.get(b"content-length", b"")
-    size = max(len(request.body), int(declared) if declared.isdigit() else 0)
-    if size > bytes_max:
-        raise PayloadTooLarge(f"the body has {size:,} bytes; here it may have at most {bytes_max:,} bytes")
+def _bounded(routes: Routes[C], requests_max: int) -> Iterator[tuple[bytes, bytes, Route[C]]]:
+    """The routes with their caps. Those that do not wait for the database are counted, and never refused."""
+    # Apart, because writers may all wait for a storage that does not answer, and readers need not.
+    under_way = {kind: _UnderWay(kind, requests_max) for kind in (_READING, _WRITING)}
+    for method, path, route in routes:
+        cap = under_way[_kind(route)]
+        check = _both(cap.check, route.check) if route.ready else route.check
+        yield method, path, replace(route, cap=cap, check=check)
 
 
-def _kind(route: DatabaseRoute[C]) -> str:
+def _both(has_room: Callable[[], None], check: Callable[[Request], None] | None) -> Callable[[Request], None]:
+    def checked(request: Request) -> None:
+        has_room()
+        if check is not None:
+            check(request)
+
+    return checked
+
+
+def _kind(route: Route[C]) -> str:
     """Readers, or those who wait for the storage to write."""
-    return _READING if route.scope is Scope.READ else _WRITING
+    return _READING if route.scope in _READS else _WRITING

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
 from penstock.errors import (
     InvalidInput,
     LimitExceeded,
-    PenstockError,
     PermissionDenied,
     Unavailable,
     public_text,
 )
-from penstock.http import HeaderList, Response
+from penstock.http import HeaderList, Refusal, Request, Response
 from penstock.topics import TopicError
-
-__all__ = [
-    "Forbidden",
-    "MethodNotAllowed",
-    "NotAcceptable",
-    "PayloadTooLarge",
-    "Refusal",
-    "Unauthorized",
-    "UnknownPath",
-    "UnsupportedMediaType",
-    "error_response",
-    "response_to",
-    "told",
-]
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,61 +47,6 @@ _RETRY_AFTER: Final = (b"retry-after", b"1")
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class Refusal(PenstockError):
-    """The edge refuses a request before it reaches the engine."""
-
-    code: ClassVar[str] = "invalid_request"
-
-    def __init__(
-        self, message: str, detail: Mapping[str, object] | None = None, headers: HeaderList = ()
-    ) -> None:
-        super().__init__(message)
-        self.detail = detail
-        self.headers = headers
-
-
-class Unauthorized(Refusal):
-    """No key, or one that is not known."""
-
-    code = "unauthorized"
-
-
-class Forbidden(Refusal):
-    """The key is known and may not do this."""
-
-    code = "forbidden"
-
-
-class UnknownPath(Refusal):
-    """Nothing is at this path."""
-
-    code = "not_found"
-
-
-class MethodNotAllowed(Refusal):
-    """The path takes other methods."""
-
-    code = "method_not_allowed"
-
-
-class NotAcceptable(Refusal):
-    """The client does not take the only form there is."""
-
-    code = "not_acceptable"
-
-
-class PayloadTooLarge(Refusal):
-    """The body is above its cap."""
-
-    code = "payload_too_large"
-
-
-class UnsupportedMediaType(Refusal):
-    """The body is not declared as JSON."""
-
-    code = "unsupported_media_type"
-
-
 def error_response(
     code: str, message: str, detail: Mapping[str, object] | None = None, headers: HeaderList = ()
 ) -> Response:
@@ -138,7 +68,7 @@ def told(error: Exception) -> str:
     return text
 
 
-def response_to(error: Exception) -> Response:
+def response_to(error: Exception, request: Request | None = None) -> Response:
     """What a client is told about an error; what nobody expected is logged and told as `internal`."""
     if isinstance(error, Refusal):
         return error_response(error.code, str(error), error.detail, error.headers)

@@ -13,8 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
-from penstock.http import HttpLimits, Listener
-from penstock.servers.auth import sites_of
+from penstock.http import HttpLimits, Listener, sites_of
 from penstock.servers.settings import ServerSettings, check_exposure, check_places
 from penstock.servers.topics.routes import TopicsApi, topics_app
 from penstock.servers.topics.seam import TopicsEngine

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.http import allowed_hosts
+from penstock.http import Keyring, allowed_hosts
 from penstock.objects import StoreAddress
-from penstock.servers.auth import Keyring
 from penstock.servers.caps import StreamLimits
 from penstock.servers.exposure import is_loopback
 from penstock.topics import WAL_SHARDS_MAX, EngineConfig

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.http import Application, Fault, Request, Response
+from penstock.http import (
+    NOBODY,
+    App,
+    Application,
+    Call,
+    Fault,
+    Forbidden,
+    MethodNotAllowed,
+    Policy,
+    Principal,
+    Refusal,
+    Request,
+    Response,
+    Route,
+    Scope,
+    TransportFault,
+    UnknownPath,
+)
 from penstock.metrics import Registry
 from penstock.up.fleet import Fleet
 from penstock.up.status import PartState, PartStatus
 
-__all__ = ["Front", "metrics_of", "readiness_of"]
+_LOG = logging.getLogger(__name__)
 
-_STATUS: Final = {
+_FAULTS: Final = {
     Fault.MALFORMED: 400,
     Fault.TOO_LARGE: 413,
     Fault.OVERLOADED: 503,
     Fault.FORBIDDEN: 403,
 }
+_STATUS: Final = {Forbidden.code: 403, UnknownPath.code: 404, MethodNotAllowed.code: 405}
 _HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class Front:
+class Front(App[Call]):
     """An `Application`: answers for the fleet itself, and gives the rest to `behind`.
 
     Nobody is asked for a key, so the answers hold no more than names and states. `check` raises
@@ -40,53 +59,44 @@ class Front:
         check: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._fleet = fleet
-        self._behind = behind
         self._check = check
-        self._own: dict[bytes, Callable[[], Response]] = {
-            b"/health": self._health,
-            b"/ready": self._ready,
-            b"/metrics": self._metrics,
-        }
+        own = ((b"/health", self._health), (b"/ready", self._ready), (b"/metrics", self._metrics))
+        routes = [
+            (method, path, Route(handler=handler, scope=Scope.NONE))
+            for path, handler in own
+            for method in (b"GET", b"HEAD")
+        ]
+        policy = Policy(
+            call=Call,
+            authenticate=self._authenticate,
+            missed=self._missed,
+            hides_paths=False,
+            fallback=behind,
+            headers=_HEADERS,
+        )
+        super().__init__(routes, policy, _refusal)
 
-    def begin(
-        self, request: Request, deliver: Callable[[Response], None]
-    ) -> Coroutine[object, None, Response] | None:
-        """See `Application.begin`."""
-        own = self._own.get(request.path)
-        if own is not None:
-            deliver(_secured(self._answer(request, own)))
-            return None
-        if self._behind is not None:
-            return self._behind.begin(request, deliver)
-        deliver(_secured(_refusal(404, "there is nothing here; /health, /ready and /metrics are")))
-        return None
-
-    def _answer(self, request: Request, own: Callable[[], Response]) -> Response:
+    def _authenticate(self, request: Request) -> Principal:
         try:
             self._check(request)
         except PenstockError as error:
-            return _refusal(403, str(error))
-        is_read = request.method in (b"GET", b"HEAD")
-        return own() if is_read else _refusal(405, "only GET is answered here")
+            raise Forbidden(str(error)) from error
+        return NOBODY
 
-    def screen(self, request: Request) -> Response | None:
-        """See `Application.screen`."""
-        return None if self._behind is None else self._behind.screen(request)
+    def _missed(self, request: Request, allowed: bytes | None) -> Exception:
+        if allowed is None:
+            return UnknownPath("there is nothing here; /health, /ready and /metrics are")
+        self._authenticate(request)
+        return MethodNotAllowed("only GET is answered here")
 
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        """See `Application.fault`."""
-        if self._behind is not None:
-            return self._behind.fault(fault, message, head)
-        return _secured(_refusal(_STATUS[fault], message))
-
-    def _health(self) -> Response:
+    async def _health(self, call: Call) -> Response:
         return Response(200, msgspec.json.encode({"status": "ok"}))
 
-    def _ready(self) -> Response:
+    async def _ready(self, call: Call) -> Response:
         answer = readiness_of(self._fleet.parts())
         return Response(200 if answer["ready"] else 503, msgspec.json.encode(answer))
 
-    def _metrics(self) -> Response:
+    async def _metrics(self, call: Call) -> Response:
         return Response(200, metrics_of(self._fleet.parts()).encode(), content_type=_TEXT)
 
 
@@ -116,10 +126,16 @@ def metrics_of(parts: Sequence[PartStatus]) -> str:
     return registry.prometheus_text()
 
 
-def _refusal(status: int, message: str) -> Response:
+def _refusal(error: Exception, request: Request | None) -> Response:
+    if isinstance(error, TransportFault):
+        status = _FAULTS[error.fault]
+    elif isinstance(error, Refusal) and error.code in _STATUS:
+        status = _STATUS[error.code]
+    else:
+        _LOG.error("a request failed", exc_info=error)
+        return _error(500, "the fleet failed to answer; its log says why")
+    return _error(status, str(error))
+
+
+def _error(status: int, message: str) -> Response:
     return Response(status, msgspec.json.encode({"error": message}))
-
-
-def _secured(response: Response) -> Response:
-    response.headers = [*response.headers, *_HEADERS]
-    return response

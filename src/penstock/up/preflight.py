@@ -151,7 +151,7 @@ def _bad_keys(settings: UpSettings, disabled: Container[str]) -> list[str]:
     """Keys that no server would take."""
     if missing_extra(PartKind.CONSOLE):
         return []  # no server runs
-    from penstock.servers import Keyring
+    from penstock.http import Keyring
 
     found = []
     for name in _KEYS:

@@ -16,7 +16,7 @@ from penstock.config import Secret
 from penstock.console import Console, ConsoleSettings
 from penstock.console import console as console_module
 from penstock.errors import ConfigError, Unavailable
-from penstock.servers.auth import Keyring
+from penstock.http.auth import Keyring
 from penstock.up import FleetMap, TopicsPlace
 
 

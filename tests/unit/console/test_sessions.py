@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.console.access import Access
+from penstock.http.auth import Keyring
+from penstock.http.errors import Unauthorized
 from penstock.http.message import Request
-from penstock.servers.auth import Keyring
-from penstock.servers.errors import Unauthorized
 from penstock.testing.clock import ManualClock
 
 DAY_S = 24 * 3600.0

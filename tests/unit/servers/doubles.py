@@ -14,8 +14,8 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.http import HttpLimits, Listener
-from penstock.servers.app import App
-from penstock.servers.auth import Keyring
+from penstock.http.app import App
+from penstock.http.auth import Keyring
 from penstock.servers.topics import TopicsApi, topics_app
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest, TopicNotEmpty, TopicNotFound

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.unit.topics.engine_doubles import World, settle
 
+from penstock.http.app import Call
+from penstock.http.auth import ANYONE, Keyring, Principal, Scope
 from penstock.http.message import Request, Response
-from penstock.servers.app import Call
-from penstock.servers.auth import ANYONE, Keyring, Principal, Scope
 from penstock.servers.caps import StreamLimits
 from penstock.servers.topics.live import LiveApi
 from penstock.topics import Engine

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.servers.auth import Keyring, Scope
-from penstock.servers.errors import Forbidden, Unauthorized
+from penstock.http.auth import Keyring, Scope
+from penstock.http.errors import Forbidden, Unauthorized
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.servers.live_doubles import FakeSink, Watching
 from tests.unit.topics.engine_doubles import World, recs, settle
 
+from penstock.http.errors import UnknownPath
 from penstock.servers.caps import StreamLimits
-from penstock.servers.errors import UnknownPath
 from penstock.servers.topics import fanout
 from penstock.servers.topics.sse import read_id, write_id
 from penstock.topics import TopicConfig

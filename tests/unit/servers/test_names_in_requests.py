@@ -11,8 +11,8 @@ import msgspec.inspect
 import pytest
 
 import penstock.servers.topics
-from penstock.servers.auth import Keyring
-from penstock.servers.errors import Forbidden
+from penstock.http.auth import Keyring
+from penstock.http.errors import Forbidden
 from penstock.topics.config import TopicConfig
 from penstock.topics.names import names_in
 

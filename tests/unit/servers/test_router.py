@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.http import Request, Router
+from penstock.http import Request
+from penstock.http.router import Router
 
 
 @pytest.fixture

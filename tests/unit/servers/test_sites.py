@@ -15,8 +15,8 @@ from tests.unit.servers.doubles import MemoryEngine
 import penstock
 from penstock.errors import ConfigError
 from penstock.http import Request, Sites
+from penstock.http.auth import Keyring
 from penstock.http.sites import allowed_hosts
-from penstock.servers.auth import Keyring
 from penstock.servers.process import serve_topics
 from penstock.servers.settings import ServerSettings
 from penstock.topics.config import EngineConfig

@@ -20,8 +20,8 @@ from tests.unit.timeseries.remote_write_wire import HEADERS, request
 
 from penstock.coordinator import FlushFenced
 from penstock.errors import ConfigError, Unavailable
+from penstock.http.auth import Keyring
 from penstock.metrics import Registry
-from penstock.servers.auth import Keyring
 from penstock.servers.database import Source
 from penstock.servers.timeseries import Acknowledge, TimeSeriesSettings, serve
 from penstock.testing.memory_storage import MemoryDisk

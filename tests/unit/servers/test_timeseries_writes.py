@@ -22,9 +22,9 @@ from tests.unit.timeseries.remote_write_wire import HEADERS, request
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError
+from penstock.http.auth import Keyring
 from penstock.http.limits import HttpLimits
 from penstock.metrics import Registry
-from penstock.servers.auth import Keyring
 from penstock.servers.database import Place, ServedDatabase, Source
 from penstock.servers.timeseries import Acknowledge, TimeSeriesSettings
 from penstock.servers.timeseries.routes import TimeSeriesApi, timeseries_app

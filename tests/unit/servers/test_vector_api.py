@@ -15,9 +15,9 @@ from tests.unit.vector.doubles import World
 from penstock.clock import SYSTEM_CLOCK
 from penstock.coordinator import Put
 from penstock.errors import ConfigError
+from penstock.http.auth import Keyring
 from penstock.http.message import Fault, Request, Response
 from penstock.metrics import Registry
-from penstock.servers.auth import Keyring
 from penstock.servers.vector.routes import VectorApi, vector_app
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import VectorStore

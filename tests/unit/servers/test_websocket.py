@@ -13,7 +13,7 @@ from tests.unit.topics.engine_doubles import World, recs, settle
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, Protocol
 
-from penstock.servers.auth import ANYONE
+from penstock.http.auth import ANYONE
 from penstock.servers.topics import websocket
 from penstock.servers.topics.websocket import WebSocket
 from penstock.topics import TopicConfig

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.servers.doubles import http
 
 from penstock.http import Listener
-from penstock.servers.auth import Keyring
+from penstock.http.auth import Keyring
 from penstock.servers.topics import TopicsApi, topics_app
 from penstock.topics import Engine, EngineConfig
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.unit.topics.engine_doubles import FSYNC, World, settle
 
+from penstock.http.app import App
+from penstock.http.auth import Keyring
 from penstock.http.message import Request, Response
-from penstock.servers.app import App
-from penstock.servers.auth import Keyring
 from penstock.servers.topics.routes import TopicsApi, topics_app
 
 WRITE = b'{"records":[{"data":1}],"config":{"durability":"ephemeral","ttl_ms":7}%b}'

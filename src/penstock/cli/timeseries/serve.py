@@ -80,7 +80,8 @@ def serve(
     the same database before.
     """
     try:
-        from penstock.servers import Acknowledge, Keyring, TimeSeriesSettings, serve_timeseries
+        from penstock.http import Keyring
+        from penstock.servers import Acknowledge, TimeSeriesSettings, serve_timeseries
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

@@ -96,7 +96,8 @@ def serve(
     the same collection before. What is said about an existing collection has to be true.
     """
     try:
-        from penstock.servers import Keyring, VectorSettings, serve_vector
+        from penstock.http import Keyring
+        from penstock.servers import VectorSettings, serve_vector
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(

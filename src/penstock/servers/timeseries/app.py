@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
 
 from penstock.coordinator import Shutdown
 from penstock.errors import Corrupt, InvalidInput, PenstockError
-from penstock.http import Fault, HeaderList, Request, Response
-from penstock.servers.database_app import RETRY, DatabaseApp, DatabaseRoute
-from penstock.servers.errors import STATUS, Refusal, told
+from penstock.http import Call as HttpCall
+from penstock.http import Fault, HeaderList, Refusal, Request, Response, TransportFault
+from penstock.servers.database_app import RETRY
+from penstock.servers.errors import STATUS, told
 from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH, status_response
 from penstock.timeseries import Answer, Parameters, error_answer
-
-__all__ = ["Call", "Route", "TimeSeriesApp", "response_of"]
 
 _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"
@@ -30,12 +28,10 @@ _FAULTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One admitted request, and the name in its path."""
+class Call(HttpCall):
+    """One admitted request."""
 
-    request: Request
-    name: str
+    __slots__ = ()
 
     def parameters(self) -> Parameters:
         """Of the query and, if the body is a form, of that too. Raises `InvalidInput`."""
@@ -49,26 +45,13 @@ class Call:
             raise InvalidInput(f"the parameters cannot be read: {error}") from None
 
 
-Route: TypeAlias = DatabaseRoute[Call]
-
-
-class TimeSeriesApp(DatabaseApp[Call]):
-    """The API over a database of time series."""
-
-    def call(self, request: Request, name: str) -> Call:
-        return Call(request, name)
-
-    def refusal(self, error: Exception, request: Request) -> Response:
-        if isinstance(error, Corrupt) and request.path in _SENDERS:
-            # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
-            _LOG.error("a write failed", exc_info=error)
-            return _spoken(_error(503, "unavailable", told(error)), told(error), request)
-        return _spoken(_refusal(error), _message(error), request)
-
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        status, kind = _FAULTS.get(fault, (503, "unavailable"))
-        response = _error(status, kind, message)
-        return response if head is None else _spoken(response, message, head)
+def response_to(error: Exception, request: Request | None) -> Response:
+    """What a client is told about an error."""
+    if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:
+        # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
+        _LOG.error("a write failed", exc_info=error)
+        return _spoken(_error(503, "unavailable", told(error)), told(error), request)
+    return _spoken(_refusal(error), _message(error), request)
 
 
 def response_of(answer: Answer) -> Response:
@@ -77,9 +60,9 @@ def response_of(answer: Answer) -> Response:
     return Response(answer.status, answer.body, content_type=answer.content_type.encode(), headers=headers)
 
 
-def _spoken(response: Response, message: str, request: Request) -> Response:
+def _spoken(response: Response, message: str, request: Request | None) -> Response:
     """The same in what the client reads."""
-    if request.path != OTLP_PATH:
+    if request is None or request.path != OTLP_PATH:
         return response
     return status_response(response.status, message, request, response.headers)
 
@@ -89,6 +72,9 @@ def _message(error: Exception) -> str:
 
 
 def _refusal(error: Exception) -> Response:
+    if isinstance(error, TransportFault):
+        status, kind = _FAULTS.get(error.fault, (503, "unavailable"))
+        return _error(status, kind, str(error))
     if isinstance(error, Refusal):
         status = STATUS[error.code]
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)

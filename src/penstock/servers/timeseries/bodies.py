@@ -10,8 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from penstock import otlp
 from penstock.errors import InvalidInput, LimitExceeded
-from penstock.http import JSON, Request
-from penstock.servers.errors import UnsupportedMediaType
+from penstock.http import JSON, Request, UnsupportedMediaType
 from penstock.timeseries import OtlpSeries, series_of_metrics
 
 __all__ = ["PROTOBUF", "claimed_size", "is_json", "is_packed", "otlp_series", "unpacked"]

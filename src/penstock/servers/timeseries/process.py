@@ -9,9 +9,8 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Storage, SyncMode
 from penstock.errors import ConfigError
-from penstock.http import HttpLimits
+from penstock.http import HttpLimits, sites_of
 from penstock.metrics import Registry
-from penstock.servers.auth import sites_of
 from penstock.servers.database import Place, ServedDatabase, Source
 from penstock.servers.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings

@@ -10,11 +10,11 @@ from typing import Final
 from penstock import __version__
 from penstock.clock import Clock
 from penstock.errors import Unavailable
-from penstock.http import Response, Router
+from penstock.http import Response, Route, Routes, Scope, no_key
 from penstock.metrics import Registry
-from penstock.servers.auth import Scope
 from penstock.servers.database import check_writable
-from penstock.servers.timeseries.app import Call, Route, TimeSeriesApp, response_of
+from penstock.servers.database_app import DatabaseApp
+from penstock.servers.timeseries.app import Call, response_of, response_to
 from penstock.servers.timeseries.settings import TimeSeriesSettings
 from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
 from penstock.servers.timeseries.writing import WriteApi
@@ -37,8 +37,6 @@ from penstock.timeseries import (
     series_answer,
     series_request,
 )
-
-__all__ = ["TimeSeriesApi", "timeseries_app"]
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _INLINE_ITEMS: Final = 200
@@ -158,9 +156,19 @@ class TimeSeriesApi:
         return Response(200, b"Penstock is ready.\n", content_type=b"text/plain")
 
 
-def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeriesApp:
-    """Every route of the API."""
-    router: Router[Route] = Router()
+def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> DatabaseApp[Call]:
+    """The application that serves `api`."""
+    return DatabaseApp(
+        _routes(api),
+        settings.keys,
+        call=Call,
+        check_ready=api.check_ready,
+        requests_max=settings.requests_max,
+        errors=response_to,
+    )
+
+
+def _routes(api: TimeSeriesApi) -> Routes[Call]:
     for path, handler in (
         (b"/api/v1/query", api.query),
         (b"/api/v1/query_range", api.query_range),
@@ -168,23 +176,20 @@ def timeseries_app(api: TimeSeriesApi, settings: TimeSeriesSettings) -> TimeSeri
         (b"/api/v1/labels", api.labels),
     ):
         for method in (b"GET", b"POST"):
-            router.add(method, path, Route(handler=handler))
+            yield method, path, Route(handler=handler, scope=Scope.READ)
     for path, handler in (
         (b"/api/v1/label/{name}/values", api.label_values),
         (b"/api/v1/metadata", api.metadata),
         (b"/api/v1/status/buildinfo", api.build_info),
         (b"/federate", api.federate),
     ):
-        router.add(b"GET", path, Route(handler=handler))
-    router.add(b"POST", REMOTE_WRITE_PATH, Route(handler=api.writing.remote_write, scope=Scope.WRITE))
-    router.add(b"POST", OTLP_PATH, Route(handler=api.writing.otlp, scope=Scope.WRITE))
-    router.add(b"POST", b"/-/flush", Route(handler=api.writing.flush, scope=Scope.ADMIN))
-    router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
-    router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
-    router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
-    return TimeSeriesApp(
-        router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max
-    )
+        yield b"GET", path, Route(handler=handler, scope=Scope.READ)
+    yield b"POST", REMOTE_WRITE_PATH, Route(handler=api.writing.remote_write, scope=Scope.WRITE)
+    yield b"POST", OTLP_PATH, Route(handler=api.writing.otlp, scope=Scope.WRITE)
+    yield b"POST", b"/-/flush", Route(handler=api.writing.flush, scope=Scope.ADMIN)
+    yield b"GET", b"/metrics", Route(handler=api.metrics, scope=Scope.READ, ready=False)
+    yield b"GET", b"/-/healthy", Route(handler=api.healthy, scope=Scope.NONE, auth=no_key, ready=False)
+    yield b"GET", b"/-/ready", Route(handler=api.ready, scope=Scope.NONE, auth=no_key, ready=False)
 
 
 async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
-from penstock.http import allowed_hosts
-from penstock.servers.auth import Keyring
+from penstock.http import Keyring, allowed_hosts
 from penstock.servers.exposure import check_reach
 from penstock.timeseries import BODY_BYTES_MAX
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size

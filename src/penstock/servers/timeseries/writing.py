@@ -9,10 +9,9 @@ from typing import Final, NamedTuple
 from penstock import otlp
 from penstock.coordinator import Durability, WriteHandle
 from penstock.errors import Unavailable
-from penstock.http import JSON, Response
+from penstock.http import JSON, Response, UnsupportedMediaType
 from penstock.metrics import Registry
 from penstock.servers.decoding import DecodedBytes, Held
-from penstock.servers.errors import UnsupportedMediaType
 from penstock.servers.timeseries.app import Call
 from penstock.servers.timeseries.bodies import (
     PROTOBUF,

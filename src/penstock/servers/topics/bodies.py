@@ -8,10 +8,9 @@ from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.http import JSON, Request
+from penstock.http import JSON, Request, UnsupportedMediaType
 from penstock.jsontext import json_problem, parts_problem
 from penstock.limits import JSON_DEPTH_MAX
-from penstock.servers.errors import UnsupportedMediaType
 from penstock.topics import (
     NODE_BYTES_MAX,
     SEQ_MAX,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from penstock.clock import Clock
-from penstock.http import Router
-from penstock.servers.app import Route
-from penstock.servers.auth import Keyring, Scope
-from penstock.servers.caps import LongLived, StreamLimits
+from penstock.http import Call, Cap, Keyring, Route, Routes, Scope, no_key
+from penstock.servers.caps import StreamLimiter, StreamLimits
 from penstock.servers.topics.fanout import Hub
 from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.watch import WatchApi
@@ -21,7 +19,7 @@ class LiveApi:
     def __init__(self, engine: TopicsEngine, clock: Clock, limits: StreamLimits | None = None) -> None:
         limits = StreamLimits() if limits is None else limits
         self.hub = Hub(clock, engine.scheduler, beat_ms_min=limits.heartbeat_ms_min)
-        self.caps = LongLived(limits)
+        self.caps = StreamLimiter(limits)
         self._watch = WatchApi(engine, self.hub, self.caps, limits, clock)
         self._socket = WebSocketApi(engine, self.hub, self.caps)
 
@@ -40,14 +38,12 @@ class LiveApi:
         """Topics that have something to deliver."""
         return self.hub.waiting
 
-    def add_routes(self, router: Router[Route], keys: Keyring) -> None:
+    def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
         self._watch.keys = keys
-        router.add(b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ))
-        router.add(
-            b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, asks_key=True, is_stream=True)
-        )
-
-        router.add(b"GET", b"/v0/ws", Route(handler=self._socket.open, is_stream=True))
+        yield b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ, cap=cap)
+        # Streams have caps of their own. A watch asks for the key after it has looked at the rest.
+        yield b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, scope=Scope.NONE, auth=no_key)
+        yield b"GET", b"/v0/ws", Route(handler=self._socket.open, scope=Scope.NONE)
 
     def drain(self) -> None:
         """Tell every client that the server leaves."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import PenstockError
-from penstock.http import Sink
-from penstock.servers.auth import Principal
-from penstock.servers.caps import LongLived
+from penstock.http import Principal, Sink
+from penstock.servers.caps import StreamLimiter
 from penstock.servers.topics.step import Step
 from penstock.topics import Feed, Fence, TopicNotFound, Want
 
@@ -134,7 +133,7 @@ class Outlet(abc.ABC):
     It is the live part of a response: `attach`, `writable` and `closed` come from the connection.
     """
 
-    def __init__(self, hub: Hub, caps: LongLived, principal: Principal, *, beat_s: float) -> None:
+    def __init__(self, hub: Hub, caps: StreamLimiter, principal: Principal, *, beat_s: float) -> None:
         self.hub = hub
         self.principal = principal
         self.followers: dict[str, Follower] = {}

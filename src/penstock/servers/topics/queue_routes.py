@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.http import Response, Router
-from penstock.servers.app import Call, Route
-from penstock.servers.auth import Scope
-from penstock.servers.caps import LongLived
+from penstock.http import Call, Cap, Keyring, Response, Route, Routes, Scope
+from penstock.servers.caps import StreamLimiter
 from penstock.servers.topics import queue_answers, queue_bodies
 from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.sse import HEADERS
@@ -24,22 +22,23 @@ _EVENTS: Final = b"text/event-stream"
 class QueueApi:
     """The handlers, over one engine. `drain` ends every work stream; its jobs go back into the queue."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, caps: LongLived) -> None:
+    def __init__(self, engine: TopicsEngine, clock: Clock, caps: StreamLimiter) -> None:
         self._engine = engine
         self._clock = clock
         self._caps = caps
         self._feeds: set[WorkFeed] = set()
 
-    def add_routes(self, router: Router[Route]) -> None:
+    def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
         both = Scope.READ | Scope.WRITE
-        router.add(b"POST", _QUEUE + b"/claim", Route(handler=self.claim, scope=both))
-        router.add(b"POST", _QUEUE + b"/ack", Route(handler=self.ack, scope=Scope.WRITE))
-        router.add(b"POST", _QUEUE + b"/nack", Route(handler=self.nack, scope=Scope.WRITE))
-        router.add(b"POST", _QUEUE + b"/extend", Route(handler=self.extend, scope=Scope.WRITE))
-        router.add(
+        yield b"POST", _QUEUE + b"/claim", Route(handler=self.claim, scope=both, cap=cap)
+        yield b"POST", _QUEUE + b"/ack", Route(handler=self.ack, scope=Scope.WRITE, cap=cap)
+        yield b"POST", _QUEUE + b"/nack", Route(handler=self.nack, scope=Scope.WRITE, cap=cap)
+        yield b"POST", _QUEUE + b"/extend", Route(handler=self.extend, scope=Scope.WRITE, cap=cap)
+        # A stream has caps of its own.
+        yield (
             b"GET",
             _QUEUE + b"/work",
-            Route(handler=self.work, scope=both, takes_token=True, is_stream=True),
+            Route(handler=self.work, scope=both, auth=keys.authenticate_with_token),
         )
 
     def drain(self) -> None:

@@ -7,9 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.http import Request, Response, Router
-from penstock.servers.app import Call, Route
-from penstock.servers.auth import Principal, Scope
+from penstock.http import Call, Cap, Principal, Request, Response, Route, Routes, Scope
 from penstock.servers.topics.answers import elapsed_ms
 from penstock.servers.topics.bodies import query_number, read_json
 from penstock.servers.topics.cursor import read_cursor, write_cursor
@@ -74,11 +72,11 @@ class RouterApi:
     def __init__(self, engine: TopicsEngine) -> None:
         self._engine = engine
 
-    def add_routes(self, router: Router[Route]) -> None:
-        router.add(b"PUT", _ROUTER, Route(handler=self.put, scope=Scope.ADMIN))
-        router.add(b"GET", _ROUTER, Route(handler=self.get, scope=Scope.READ))
-        router.add(b"GET", b"/v0/routers", Route(handler=self.list, scope=Scope.READ))
-        router.add(b"DELETE", _ROUTER, Route(handler=self.remove, scope=Scope.DELETE))
+    def routes(self, cap: Cap) -> Routes[Call]:
+        yield b"PUT", _ROUTER, Route(handler=self.put, scope=Scope.ADMIN, cap=cap)
+        yield b"GET", _ROUTER, Route(handler=self.get, scope=Scope.READ, cap=cap)
+        yield b"GET", b"/v0/routers", Route(handler=self.list, scope=Scope.READ, cap=cap)
+        yield b"DELETE", _ROUTER, Route(handler=self.remove, scope=Scope.DELETE, cap=cap)
 
     async def put(self, call: Call) -> Response:
         body = read_json(_PUT, call.request)

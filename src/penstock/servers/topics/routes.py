@@ -8,10 +8,23 @@ from typing import Final
 import penstock
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.http import Request, Response, Router
-from penstock.servers.app import App, Call, Deliver, Route
-from penstock.servers.auth import Keyring, Scope
-from penstock.servers.caps import InFlight, StreamLimits
+from penstock.http import (
+    App,
+    Call,
+    Cap,
+    Deliver,
+    Keyring,
+    MethodNotAllowed,
+    Policy,
+    Request,
+    Response,
+    Route,
+    Routes,
+    Scope,
+    UnknownPath,
+    no_key,
+)
+from penstock.servers.caps import RequestLimiter, StreamLimits
 from penstock.servers.errors import response_to
 from penstock.servers.topics import answers, bodies, metrics
 from penstock.servers.topics.cursor import read_cursor
@@ -225,28 +238,39 @@ def _returns_seqs(request: Request) -> bool:
 
 def topics_app(
     api: TopicsApi, keys: Keyring, *, in_flight_per_key_max: int = 1000, probes_need_key: bool = False
-) -> App:
+) -> App[Call]:
     """The `/v0` API as an application for a listener."""
-    router: Router[Route] = Router()
-    router.add(b"PUT", _TOPIC, Route(handler=api.put_topic, scope=Scope.ADMIN))
-    router.add(b"GET", _TOPIC, Route(handler=api.get_topic, scope=Scope.READ))
-    router.add(b"GET", b"/v0/topics", Route(handler=api.list_topics, scope=Scope.READ))
-    router.add(b"DELETE", _TOPIC, Route(handler=api.remove_topic, scope=Scope.DELETE))
-    router.add(b"POST", _TOPIC, Route(handler=api.write, prompt=api.begin_write, scope=Scope.WRITE))
-    router.add(b"POST", _TOPIC + b"/diff", Route(handler=api.diff, scope=Scope.READ))
-    router.add(b"POST", _TOPIC + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
-    api.queues.add_routes(router)
-    api.routers.add_routes(router)
-    api.live.add_routes(router, keys)
-    router.add(b"GET", b"/v0/metrics", Route(handler=api.metrics, scope=Scope.READ, is_operation=True))
+    policy = Policy(call=Call, authenticate=keys.authenticate, check_ready=api.check_ready, missed=_missed)
+    routes = _routes(api, keys, RequestLimiter(in_flight_per_key_max), probes_need_key=probes_need_key)
+    return App(routes, policy, response_to)
+
+
+def _routes(api: TopicsApi, keys: Keyring, cap: Cap, *, probes_need_key: bool) -> Routes[Call]:
+    yield b"PUT", _TOPIC, Route(handler=api.put_topic, scope=Scope.ADMIN, cap=cap)
+    yield b"GET", _TOPIC, Route(handler=api.get_topic, scope=Scope.READ, cap=cap)
+    yield b"GET", b"/v0/topics", Route(handler=api.list_topics, scope=Scope.READ, cap=cap)
+    yield b"DELETE", _TOPIC, Route(handler=api.remove_topic, scope=Scope.DELETE, cap=cap)
+    yield b"POST", _TOPIC, Route(handler=api.write, fast_path=api.begin_write, scope=Scope.WRITE, cap=cap)
+    yield b"POST", _TOPIC + b"/diff", Route(handler=api.diff, scope=Scope.READ, cap=cap)
+    yield b"POST", _TOPIC + b"/delete", Route(handler=api.delete, scope=Scope.DELETE, cap=cap)
+    yield from api.queues.routes(keys, cap)
+    yield from api.routers.routes(cap)
+    yield from api.live.routes(keys, cap)
+    # For operators: answered before the engine is ready, and never counted as under way.
+    yield b"GET", b"/v0/metrics", Route(handler=api.metrics, scope=Scope.READ, ready=False)
+    probe_auth = None if probes_need_key else no_key
     for path in (b"/v0/health", b"/healthz"):
-        router.add(b"GET", path, Route(handler=api.health, is_operation=True, is_probe=True))
+        yield b"GET", path, Route(handler=api.health, scope=Scope.NONE, auth=probe_auth, ready=False)
     for path in (b"/v0/ready", b"/readyz"):
-        router.add(b"GET", path, Route(handler=api.ready, is_operation=True, is_probe=True))
-    return App(
-        router,
-        keys,
-        check_ready=api.check_ready,
-        in_flight=InFlight(in_flight_per_key_max),
-        probes_need_key=probes_need_key,
-    )
+        yield b"GET", path, Route(handler=api.ready, scope=Scope.NONE, auth=probe_auth, ready=False)
+
+
+def _missed(request: Request, allowed: bytes | None) -> Exception:
+    if allowed is not None:
+        method = request.method.decode("ascii", "replace")
+        return MethodNotAllowed(
+            f"{method} is not allowed here; use {allowed.decode()}", headers=[(b"allow", allowed)]
+        )
+    if request.method == b"OPTIONS":
+        return MethodNotAllowed("OPTIONS is not supported", headers=[(b"allow", b"GET, PUT, POST, DELETE")])
+    return UnknownPath("nothing is at this path")

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.servers.auth import Principal
+from penstock.http import Principal
 from penstock.servers.topics.fanout import Hub
 from penstock.servers.topics.seam import TopicsEngine
 from penstock.servers.topics.sse import SseStream

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.errors import Corrupt, PenstockError
-from penstock.servers.caps import LongLived
+from penstock.servers.caps import StreamLimiter
 from penstock.servers.errors import told
 from penstock.servers.topics.damage import damaged_in
 from penstock.servers.topics.outlet import Follower, Outlet
@@ -55,7 +55,7 @@ def read_id(ident: bytes) -> dict[str, int]:
 class SseStream(Outlet):
     """The open stream of a session. What it has handed to the connection is what the session has read."""
 
-    def __init__(self, hub: Hub, caps: LongLived, session: Session) -> None:
+    def __init__(self, hub: Hub, caps: StreamLimiter, session: Session) -> None:
         super().__init__(hub, caps, session.principal, beat_s=session.heartbeat_ms / 1000)
         self._session = session
 

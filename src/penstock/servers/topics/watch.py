@@ -7,11 +7,8 @@ from typing import Final
 import msgspec
 
 from penstock.clock import Clock
-from penstock.http import Response
-from penstock.servers.app import Call, authorization
-from penstock.servers.auth import Keyring, Principal
-from penstock.servers.caps import LongLived, StreamLimits
-from penstock.servers.errors import NotAcceptable, Unauthorized, UnknownPath
+from penstock.http import Call, Keyring, NotAcceptable, Principal, Response, Unauthorized, UnknownPath
+from penstock.servers.caps import StreamLimiter, StreamLimits
 from penstock.servers.topics import bodies
 from penstock.servers.topics.answers import elapsed_ms
 from penstock.servers.topics.fanout import Hub
@@ -31,7 +28,7 @@ class WatchApi:
     """The handlers of watches, over one hub."""
 
     def __init__(
-        self, engine: TopicsEngine, hub: Hub, caps: LongLived, limits: StreamLimits, clock: Clock
+        self, engine: TopicsEngine, hub: Hub, caps: StreamLimiter, limits: StreamLimits, clock: Clock
     ) -> None:
         self._engine = engine
         self._hub = hub
@@ -131,7 +128,7 @@ class WatchApi:
             raise UnknownPath(
                 "there is no such watch session, or it was idle for too long; create another one"
             )
-        if self.keys.principal(authorization(request)) is not session.principal:
+        if self.keys.authenticate_with_token(request) is not session.principal:
             raise Unauthorized("a watch is opened with the key that created it")
         for name in session.cursors():
             await self._engine.drain(name)

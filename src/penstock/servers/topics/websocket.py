@@ -12,10 +12,8 @@ from typing import Final
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.http import Flight, Response, TunnelSink
-from penstock.servers.app import Call
-from penstock.servers.auth import Principal, Scope
-from penstock.servers.caps import LongLived
+from penstock.http import Call, Flight, Principal, Response, Scope, TunnelSink
+from penstock.servers.caps import StreamLimiter
 from penstock.servers.errors import response_to
 from penstock.servers.topics import ws_messages as messages
 from penstock.servers.topics.damage import damaged_in
@@ -51,7 +49,7 @@ _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 class WebSocketApi:
     """Opens WebSockets."""
 
-    def __init__(self, engine: TopicsEngine, hub: Hub, caps: LongLived) -> None:
+    def __init__(self, engine: TopicsEngine, hub: Hub, caps: StreamLimiter) -> None:
         self._engine = engine
         self._hub = hub
         self._caps = caps
@@ -71,7 +69,7 @@ class WebSocket(Outlet):
     the topic too.
     """
 
-    def __init__(self, engine: TopicsEngine, hub: Hub, caps: LongLived, principal: Principal) -> None:
+    def __init__(self, engine: TopicsEngine, hub: Hub, caps: StreamLimiter, principal: Principal) -> None:
         super().__init__(hub, caps, principal, beat_s=PING_S)
         self._engine = engine
         self._framing = Framing()

@@ -12,8 +12,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SERVER, Protocol, State
 from websockets.utils import accept_key
 
-from penstock.http import HeaderList, Request
-from penstock.servers.errors import Refusal
+from penstock.http import HeaderList, Refusal, Request
 
 __all__ = ["MESSAGE_BYTES_MAX", "PIECE_BYTES", "Framing", "handshake", "text_frame"]
 

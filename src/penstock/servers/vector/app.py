@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from penstock.coordinator import FlushError, Shutdown
 from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
-from penstock.http import Fault, HeaderList, Request, Response
-from penstock.servers.database_app import RETRY, DatabaseApp, DatabaseRoute
-from penstock.servers.errors import STATUS, Refusal, told
+from penstock.http import Call as HttpCall
+from penstock.http import Fault, HeaderList, Refusal, Request, Response, TransportFault
+from penstock.servers.database_app import RETRY
+from penstock.servers.errors import STATUS, told
 from penstock.vector import error_answer
-
-__all__ = ["JSON", "PROTOBUF_JSON", "Call", "Route", "VectorApp"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,32 +20,14 @@ JSON: Final = b"application/json"
 _FAULTS: Final = {Fault.MALFORMED: 400, Fault.TOO_LARGE: 413, Fault.FORBIDDEN: 403}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One admitted request, and the name in its path."""
+class Call(HttpCall):
+    """One admitted request."""
 
-    request: Request
-    name: str
+    __slots__ = ()
 
     def answer(self, status: int, body: bytes, headers: HeaderList = ()) -> Response:
         """An answer of the type that the client speaks: plain JSON to whoever sends or asks for that."""
         return Response(status, body, content_type=_spoken(self.request), headers=headers)
-
-
-Route: TypeAlias = DatabaseRoute[Call]
-
-
-class VectorApp(DatabaseApp[Call]):
-    """The API over a collection of vectors."""
-
-    def call(self, request: Request, name: str) -> Call:
-        return Call(request, name)
-
-    def refusal(self, error: Exception, request: Request) -> Response:
-        return _refusal(error, request)
-
-    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
-        return _error(_FAULTS.get(fault, 503), message, PROTOBUF_JSON if head is None else _spoken(head))
 
 
 def _spoken(request: Request) -> bytes:
@@ -55,8 +35,11 @@ def _spoken(request: Request) -> bytes:
     return JSON if JSON in told.lower() else PROTOBUF_JSON
 
 
-def _refusal(error: Exception, request: Request) -> Response:
-    spoken = _spoken(request)
+def response_to(error: Exception, request: Request | None) -> Response:
+    """What a client is told about an error."""
+    spoken = PROTOBUF_JSON if request is None else _spoken(request)
+    if isinstance(error, TransportFault):
+        return _error(_FAULTS.get(error.fault, 503), str(error), spoken)
     if isinstance(error, Refusal):
         return _error(STATUS[error.code], str(error), spoken, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):

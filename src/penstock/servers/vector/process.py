@@ -8,9 +8,8 @@ from collections.abc import Callable
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import SyncMode
 from penstock.errors import ConfigError
-from penstock.http import HttpLimits
+from penstock.http import HttpLimits, sites_of
 from penstock.metrics import Registry
-from penstock.servers.auth import sites_of
 from penstock.servers.database import Place, ServedDatabase, Source
 from penstock.servers.vector.routes import VectorApi, vector_app
 from penstock.servers.vector.settings import VectorSettings

@@ -10,13 +10,21 @@ from typing import Final, TypeVar
 from penstock.clock import Clock
 from penstock.coordinator import Durability
 from penstock.errors import NotFound, Unavailable
-from penstock.http import Response, Router
+from penstock.http import (
+    PayloadTooLarge,
+    Response,
+    Route,
+    Routes,
+    Scope,
+    UnsupportedMediaType,
+    body_limit,
+    no_key,
+)
 from penstock.metrics import Registry
-from penstock.servers.auth import Scope
 from penstock.servers.database import check_writable
+from penstock.servers.database_app import DatabaseApp
 from penstock.servers.decoding import DecodedBytes
-from penstock.servers.errors import PayloadTooLarge, UnsupportedMediaType
-from penstock.servers.vector.app import JSON, PROTOBUF_JSON, Call, Route, VectorApp
+from penstock.servers.vector.app import JSON, PROTOBUF_JSON, Call, response_to
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import (
     VectorStore,
@@ -33,8 +41,6 @@ from penstock.vector import (
     upserted_answer,
     vector_answer,
 )
-
-__all__ = ["VectorApi", "vector_app"]
 
 T = TypeVar("T")
 
@@ -189,19 +195,29 @@ class VectorApi:
         return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
 
 
-def vector_app(api: VectorApi, settings: VectorSettings) -> VectorApp:
+def vector_app(api: VectorApi, settings: VectorSettings) -> DatabaseApp[Call]:
     """The application that serves `api`."""
-    router: Router[Route] = Router()
-    router.add(b"POST", _ROOT + b"/write", Route(handler=api.write, scope=Scope.WRITE))
-    router.add(b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE))
-    router.add(b"POST", _ROOT + b"/search", Route(handler=api.search, body_bytes_max=api.search_bytes_max))
-    router.add(b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get))
-    router.add(b"GET", _ROOT + b"/recall", Route(handler=api.recall))
-    router.add(b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN))
-    router.add(b"GET", b"/-/healthy", Route(handler=api.healthy, is_probe=True))
-    router.add(b"GET", b"/-/ready", Route(handler=api.ready, is_probe=True))
-    router.add(b"GET", b"/metrics", Route(handler=api.metrics, at_any_time=True))
-    return VectorApp(router, settings.keys, check_ready=api.check_ready, requests_max=settings.requests_max)
+    return DatabaseApp(
+        _routes(api),
+        settings.keys,
+        call=Call,
+        check_ready=api.check_ready,
+        requests_max=settings.requests_max,
+        errors=response_to,
+    )
+
+
+def _routes(api: VectorApi) -> Routes[Call]:
+    read, search_limit = Scope.READ, body_limit(api.search_bytes_max)
+    yield b"POST", _ROOT + b"/write", Route(handler=api.write, scope=Scope.WRITE)
+    yield b"POST", _ROOT + b"/delete", Route(handler=api.delete, scope=Scope.DELETE)
+    yield b"POST", _ROOT + b"/search", Route(handler=api.search, scope=read, check=search_limit)
+    yield b"GET", _ROOT + b"/vectors/{id}", Route(handler=api.get, scope=read)
+    yield b"GET", _ROOT + b"/recall", Route(handler=api.recall, scope=read)
+    yield b"POST", b"/-/flush", Route(handler=api.flush, scope=Scope.ADMIN)
+    yield b"GET", b"/metrics", Route(handler=api.metrics, scope=read, ready=False)
+    yield b"GET", b"/-/healthy", Route(handler=api.healthy, scope=Scope.NONE, auth=no_key, ready=False)
+    yield b"GET", b"/-/ready", Route(handler=api.ready, scope=Scope.NONE, auth=no_key, ready=False)
 
 
 def _check_type(call: Call) -> None:

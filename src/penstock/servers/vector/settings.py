@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
-from penstock.http import allowed_hosts
-from penstock.servers.auth import Keyring
+from penstock.http import Keyring, allowed_hosts
 from penstock.servers.exposure import check_reach
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
 

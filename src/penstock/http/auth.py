@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import ConfigError
-from penstock.http import Sites
-from penstock.servers.errors import Forbidden, Unauthorized
-
-__all__ = ["ANYONE", "Keyring", "Principal", "Scope", "sites_of"]
+from penstock.http.errors import Forbidden, Unauthorized
+from penstock.http.message import Request
+from penstock.http.sites import Sites
 
 
 class Scope(enum.Flag):
@@ -88,6 +87,13 @@ class Principal:
 
 ANYONE: Final = Principal(scopes=Scope.ALL)
 """A principal with every right, for code that runs without a keyring."""
+NOBODY: Final = Principal(scopes=Scope.NONE)
+"""A principal without any right, for requests that are not asked for a key."""
+
+
+def no_key(request: Request) -> Principal:
+    """Authenticate nobody: the request is answered without a key."""
+    return NOBODY
 
 
 class Keyring:
@@ -122,6 +128,25 @@ class Keyring:
 
     def __repr__(self) -> str:
         return f"Keyring({len(self._principals)} keys)"
+
+    def authenticate(self, request: Request) -> Principal:
+        """Who sent this request. Raises `Unauthorized`."""
+        if not self._principals:
+            return self._anyone
+        header = request.headers.get(b"authorization")
+        if header is not None and header.startswith(_BEARER):
+            return self.bearer(header[len(_BEARER) :])
+        return self.principal(header)
+
+    def authenticate_with_token(self, request: Request) -> Principal:
+        """As `authenticate`; the key may also be in the query (`?token=`), if there is no header.
+
+        For clients that cannot send headers. Raises `Unauthorized`.
+        """
+        header = request.headers.get(b"authorization")
+        if header is None and (token := request.query().get("token")):
+            header = _BEARER + token.encode()
+        return self.principal(header)
 
     def principal(self, authorization: bytes | None) -> Principal:
         """Who sent this `Authorization` header. Raises `Unauthorized`."""

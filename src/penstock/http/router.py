@@ -7,8 +7,6 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-__all__ = ["Match", "Router"]
-
 R = TypeVar("R")
 
 _REMEMBERED_MAX: Final = 8192

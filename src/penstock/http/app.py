@@ -1,0 +1,292 @@
+"""From a request to a handler: the one application behind every HTTP port.
+
+An `App` has routes, a policy (who may ask, and when) and one function that words every error. It checks a
+request in this order:
+
+1. the policy's guard (`Host`), then its pages,
+2. the key (401), before a path is known to exist, unless the policy says otherwise,
+3. path (404) and method (405),
+4. scope and name (403),
+5. readiness (503), then the route's own check by the head,
+6. the cap on requests under way, then the handler.
+
+Nothing here raises into the transport: every error, also a bug, becomes a response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from penstock.http.auth import Principal, Scope, no_key
+from penstock.http.errors import MethodNotAllowed, PayloadTooLarge, TransportFault, UnknownPath
+from penstock.http.message import Application, Fault, HeaderList, Request, Response
+from penstock.http.router import Match, Router
+
+
+class Call:
+    """One admitted request: who sent it, and the name in its path."""
+
+    __slots__ = ("body", "name", "principal", "request")
+
+    def __init__(self, request: Request, principal: Principal, name: str) -> None:
+        self.request = request
+        self.principal = principal
+        self.name = name
+        self.body: object = None
+        """The body as a fast path read it, so that the handler need not read it again."""
+
+
+C = TypeVar("C", bound=Call)
+
+Deliver: TypeAlias = Callable[[Response], None]
+Authenticate: TypeAlias = Callable[[Request], Principal]
+Errors: TypeAlias = Callable[[Exception, Request | None], Response]
+"""Words an error as a response, and never raises. The request is None if nothing is known of it."""
+Handler: TypeAlias = Callable[[C], Awaitable[Response]]
+FastPath: TypeAlias = Callable[[C, Deliver], bool]
+"""Answers without a coroutine. False leaves the call to the handler; else it delivers once, now or later."""
+
+
+class Cap(Protocol):
+    """Counts requests under way."""
+
+    def enter(self, principal: Principal) -> None:
+        """One more. May raise what refuses it."""
+        ...
+
+    def leave(self, principal: Principal) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Generic[C]):
+    """A handler and what it takes to reach it."""
+
+    handler: Handler[C]
+    scope: Scope
+    fast_path: FastPath[C] | None = None
+    """Tried before the handler, where requests are many and small."""
+    cap: Cap | None = None
+    auth: Authenticate | None = None
+    """Tells who asks; None for the way of the policy. `no_key` answers anybody."""
+    ready: bool = True
+    """Answered only while the application is ready."""
+    check: Callable[[Request], None] | None = None
+    """Refuses a request by its head, by raising."""
+
+
+Routes: TypeAlias = Iterable[tuple[bytes, bytes, Route[C]]]
+"""Method, path, route."""
+
+
+def missed(request: Request, allowed: bytes | None) -> Exception:
+    """The refusal of a request whose method leads nowhere, or whose path (`allowed` is None) does."""
+    if allowed is None:
+        return UnknownPath("nothing is at this path")
+    return MethodNotAllowed(f"use {allowed.decode()} for this path", headers=[(b"allow", allowed)])
+
+
+def body_limit(bytes_max: Callable[[], int]) -> Callable[[Request], None]:
+    """Return a check for a route whose bodies may have less than the server takes."""
+
+    def check(request: Request) -> None:
+        """By the body, or by what the head says of one that has not come yet. Raises `PayloadTooLarge`."""
+        most = bytes_max()
+        declared = request.headers.get(b"content-length", b"")
+        size = max(len(request.body), int(declared) if declared.isdigit() else 0)
+        if size > most:
+            raise PayloadTooLarge(f"the body has {size:,} bytes; here it may have at most {most:,} bytes")
+
+    return check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(Generic[C]):
+    """Who may ask an application, and when."""
+
+    call: Callable[[Request, Principal, str], C]
+    """Makes what the handlers get of an admitted request."""
+    authenticate: Authenticate = no_key
+    check_ready: Callable[[], None] | None = None
+    """Raises while requests cannot be served."""
+    missed: Callable[[Request, bytes | None], Exception] = missed
+    hides_paths: bool = True
+    """Whether only a sender with a key learns which paths there are."""
+    guard: Callable[[Request], None] | None = None
+    """Refuses a request before anything else, by raising."""
+    page: Callable[[Request], Response | None] | None = None
+    """Answers some requests before the routes."""
+    fallback: Application | None = None
+    """Gets the requests, and words the faults, of paths without a route."""
+    own_task: bool = False
+    """Whether a handler runs in a task of its own, which ends when the client leaves."""
+    timeout_s: float | None = None
+    """For a handler in a task, until it has its response."""
+    headers: HeaderList = ()
+    """Added to every response of the application itself."""
+
+
+class _Admission(Generic[C]):
+    """A route as a request meets it, with everything looked up that does not depend on the request."""
+
+    __slots__ = (
+        "authenticate",
+        "cap",
+        "check",
+        "check_ready",
+        "fast_path",
+        "handler",
+        "scope",
+        "scope_bits",
+    )
+
+    def __init__(self, route: Route[C], policy: Policy[C], handler: Handler[C]) -> None:
+        self.handler = handler
+        self.fast_path = route.fast_path
+        self.cap = route.cap
+        self.authenticate = policy.authenticate if route.auth is None else route.auth
+        self.check_ready = policy.check_ready if route.ready else None
+        self.check = route.check
+        self.scope = route.scope
+        self.scope_bits = route.scope.value
+        """The scopes as a number: flags are slow to compare, and every request does."""
+
+
+class App(Generic[C]):
+    """An `Application` of routes."""
+
+    def __init__(self, routes: Routes[C], policy: Policy[C], errors: Errors) -> None:
+        self._router: Router[_Admission[C]] = Router()
+        for method, path, route in routes:
+            handler = route.handler
+            if policy.own_task or policy.headers:
+                handler = _wrapped(handler, policy)
+            self._router.add(method, path, _Admission(route, policy, handler))
+        self._match = self._router.match
+        self._policy = policy
+        self._call = policy.call
+        self._is_guarded = policy.guard is not None or policy.page is not None
+        self._fallback = policy.fallback
+        self._errors = errors
+
+    def begin(self, request: Request, deliver: Deliver) -> Coroutine[object, None, Response] | None:
+        """Answer, whatever happens; see `Application.begin`."""
+        try:
+            match = self._match(request.path)
+            if match is None and self._fallback is not None:
+                return self._fallback.begin(request, deliver)
+            if self._is_guarded:
+                page = self._guarded(request)
+                if page is not None:
+                    deliver(page)
+                    return None
+            route, call = self._admit(request, match)
+            if route.fast_path is not None and _is_taken(route.fast_path, route.cap, call, deliver):
+                return None
+        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
+            deliver(self._worded(error, request))
+            return None
+        return self._answer(route, call)
+
+    def _guarded(self, request: Request) -> Response | None:
+        """A page, for a request that the guard lets pass."""
+        policy = self._policy
+        if policy.guard is not None:
+            policy.guard(request)
+        page = None if policy.page is None else policy.page(request)
+        return None if page is None else _with_headers(page, policy.headers)
+
+    async def _answer(self, route: _Admission[C], call: C) -> Response:
+        try:
+            cap = route.cap
+            if cap is None:
+                return await route.handler(call)
+            cap.enter(call.principal)
+            try:
+                return await route.handler(call)
+            finally:
+                cap.leave(call.principal)
+        except Exception as error:  # noqa: BLE001 - a bug must not take the connection with it
+            return self._worded(error, call.request)
+
+    def screen(self, request: Request) -> Response | None:
+        """The same checks by the head alone."""
+        try:
+            match = self._match(request.path)
+            if match is None and self._fallback is not None:
+                return self._fallback.screen(request)
+            if self._policy.guard is not None:
+                self._policy.guard(request)
+            self._admit(request, match)
+        except Exception as error:  # noqa: BLE001
+            return self._worded(error, request)
+        return None
+
+    def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:
+        """See `Application.fault`."""
+        if self._fallback is not None:
+            return self._fallback.fault(fault, message, head)
+        return self._worded(TransportFault(fault, message), head)
+
+    def _worded(self, error: Exception, request: Request | None) -> Response:
+        return _with_headers(self._errors(error, request), self._policy.headers)
+
+    def _admit(self, request: Request, match: Match[_Admission[C]] | None) -> tuple[_Admission[C], C]:
+        route = match.methods.get(request.method) if match is not None else None
+        if match is None or route is None:
+            if self._policy.hides_paths:
+                self._policy.authenticate(request)
+            raise self._policy.missed(request, None if match is None else match.allowed)
+        principal = route.authenticate(request)
+        if route.scope_bits & ~principal.bits:
+            principal.require(route.scope)
+        name = match.name
+        if name and principal.prefixes:
+            principal.require_name(name)
+        if route.check_ready is not None:
+            route.check_ready()
+        if route.check is not None:
+            route.check(request)
+        return route, self._call(request, principal, name)
+
+
+def _is_taken(fast_path: FastPath[C], cap: Cap | None, call: C, deliver: Deliver) -> bool:
+    """Try the fast path, which counts as under way until it delivers."""
+    if cap is None:
+        return fast_path(call, deliver)
+    counter, principal = cap, call.principal
+
+    def done(response: Response) -> None:
+        counter.leave(principal)
+        deliver(response)
+
+    counter.enter(principal)
+    taken = False
+    try:
+        taken = fast_path(call, done)
+    finally:
+        if not taken:
+            counter.leave(principal)
+    return taken
+
+
+def _wrapped(handler: Handler[C], policy: Policy[C]) -> Handler[C]:
+    timeout_s, headers, own_task = policy.timeout_s, policy.headers, policy.own_task
+
+    async def run(call: C) -> Response:
+        if own_task:
+            await asyncio.sleep(0)  # a task from here on: given up when the client leaves
+        if timeout_s is None:
+            return _with_headers(await handler(call), headers)
+        async with asyncio.timeout(timeout_s):
+            return _with_headers(await handler(call), headers)
+
+    return run
+
+
+def _with_headers(response: Response, headers: HeaderList) -> Response:
+    if headers:
+        response.headers = [*response.headers, *headers]
+    return response

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpack import Encoder
 
-from penstock.http.protocol_h2 import PREFACE
+from penstock.http.h2 import PREFACE
 from table import Row, print_table
 
 CONNECTIONS = 20

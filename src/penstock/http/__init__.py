@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         missed,
     )
     from penstock.http.auth import ANYONE, NOBODY, Keyring, Principal, Scope, no_key, sites_of
+    from penstock.http.connection import RequestTask
     from penstock.http.errors import (
         Forbidden,
         MethodNotAllowed,
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
         UnknownPath,
         UnsupportedMediaType,
     )
-    from penstock.http.flight import Flight
     from penstock.http.limits import HttpLimits
     from penstock.http.listener import Listener
-    from penstock.http.live import Sink, TunnelSink
     from penstock.http.message import JSON, Application, Fault, HeaderList, Request, Response
     from penstock.http.process import run, settle, tune
     from penstock.http.sites import Sites, allowed_hosts
+    from penstock.http.streaming import StreamWriter, UpgradeWriter
 
 __all__ = [
     "ANYONE",
@@ -57,7 +57,6 @@ __all__ = [
     "Deliver",
     "Errors",
     "Fault",
-    "Flight",
     "Forbidden",
     "HeaderList",
     "HttpLimits",
@@ -70,17 +69,18 @@ __all__ = [
     "Principal",
     "Refusal",
     "Request",
+    "RequestTask",
     "Response",
     "Route",
     "Routes",
     "Scope",
-    "Sink",
     "Sites",
+    "StreamWriter",
     "TransportFault",
-    "TunnelSink",
     "Unauthorized",
     "UnknownPath",
     "UnsupportedMediaType",
+    "UpgradeWriter",
     "allowed_hosts",
     "body_limit",
     "missed",
@@ -101,10 +101,10 @@ if not TYPE_CHECKING:
                 "Forbidden MethodNotAllowed NotAcceptable PayloadTooLarge Refusal TransportFault "
                 "Unauthorized UnknownPath UnsupportedMediaType"
             ),
-            "flight": "Flight",
+            "connection": "RequestTask",
             "limits": "HttpLimits",
             "listener": "Listener",
-            "live": "Sink TunnelSink",
+            "streaming": "StreamWriter UpgradeWriter",
             "message": "JSON Application Fault HeaderList Request Response",
             "process": "run settle tune",
             "sites": "Sites allowed_hosts",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["ByteBudget", "HttpLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:

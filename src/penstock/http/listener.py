@@ -8,15 +8,13 @@ import socket
 from typing import Final, cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.http.head_h1 import response_head
-from penstock.http.host import Host
+from penstock.http.connection import Host
+from penstock.http.h1 import H1Connection
+from penstock.http.h1_heads import response_head
+from penstock.http.h2 import PREFACE, H2Connection
 from penstock.http.limits import HttpLimits
 from penstock.http.message import Application, Fault
-from penstock.http.protocol_h1 import H1Connection
-from penstock.http.protocol_h2 import PREFACE, H2Connection
 from penstock.http.sites import Guarded, Sites
-
-__all__ = ["Listener"]
 
 _BACKLOG = 2048
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6, "TCP_USER_TIMEOUT": 120_000}

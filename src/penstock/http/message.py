@@ -7,12 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-from penstock.http.live import Live, Tunnel
-
-__all__ = ["JSON", "Application", "Fault", "HeaderList", "Request", "Response", "reason"]
+if TYPE_CHECKING:
+    from penstock.http.streaming import StreamingBody, Upgrade
 
 JSON: Final = b"application/json"
 HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -51,14 +50,14 @@ def _parsed(query_text: bytes) -> Mapping[str, str]:
 
 
 class Response:
-    """One answer: a whole body (one buffer, or several that follow each other), a stream, or a live part.
+    """One answer: a whole body (one buffer, or several in a row), a stream, or a streaming body.
 
     A stream is sent piece by piece as it yields, waits while the client does not read, and is closed
-    (`aclose`) when it ends or the client goes away. A live part writes into the connection by itself; one
-    that is a tunnel takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
+    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection by itself;
+    one that is an upgrade takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
     """
 
-    __slots__ = ("body", "content_type", "headers", "live", "status", "stream", "tunnel")
+    __slots__ = ("body", "content_type", "headers", "live", "status", "stream", "upgrade")
 
     def __init__(
         self,
@@ -68,8 +67,8 @@ class Response:
         content_type: bytes = JSON,
         headers: HeaderList = (),
         stream: AsyncIterator[bytes] | None = None,
-        live: Live | None = None,
-        tunnel: Tunnel | None = None,
+        live: StreamingBody | None = None,
+        upgrade: Upgrade | None = None,
     ) -> None:
         self.status = status
         self.body = body
@@ -77,7 +76,7 @@ class Response:
         self.headers = headers
         self.stream = stream
         self.live = live
-        self.tunnel = tunnel
+        self.upgrade = upgrade
 
 
 class Fault(enum.Enum):

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-__all__ = ["run", "settle", "tune"]
-
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 

@@ -21,8 +21,6 @@ from typing import Final
 from penstock.errors import ConfigError
 from penstock.http.message import Application, Fault, Request, Response
 
-__all__ = ["Guarded", "Sites", "allowed_hosts"]
-
 _NAME: Final = re.compile(rb"[a-z0-9_.-]+").fullmatch
 _PLACE: Final = re.compile(rb"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?").fullmatch
 _SAFE: Final = frozenset({b"GET", b"HEAD"})

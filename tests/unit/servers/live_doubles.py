@@ -84,10 +84,10 @@ class Watching:
         """The stream and its connection, after everything that is ready was sent."""
         live = (await self.respond(wid, last_event_id)).live
         assert live is not None
-        sink = FakeSink()
-        live.attach(sink)
+        writer = FakeSink()
+        live.attach(writer)
         await settle()
-        return live, sink
+        return live, writer
 
     async def follow(self, topic: str, **fields: object) -> tuple[Any, FakeSink]:
         return await self.open(await self.create(topics={topic: {}}, **fields))

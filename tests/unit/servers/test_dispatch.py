@@ -65,8 +65,8 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def order(sink: FakeSink) -> list[str]:
-    return [data["topic"] for name, data in sink.events() if name == "record"]
+def order(writer: FakeSink) -> list[str]:
+    return [data["topic"] for name, data in writer.events() if name == "record"]
 
 
 # ---- by priority ------------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ def order(sink: FakeSink) -> list[str]:
 
 async def test_what_is_urgent_goes_first(world: World, watching: Watching) -> None:
     await make(world, a=0, b=300, c=600, d=900, e=-1)
-    _, sink = await follow(watching, "a", "b", "c", "d", "e")
+    _, writer = await follow(watching, "a", "b", "c", "d", "e")
     await write_together(world, "e", "a", "b", "c", "d")
     await settle()
-    assert order(sink) == ["d", "c", "b", "a", "e"]
+    assert order(writer) == ["d", "c", "b", "a", "e"]
 
 
 async def test_what_is_urgent_and_comes_meanwhile_goes_before_the_rest(
@@ -86,15 +86,15 @@ async def test_what_is_urgent_and_comes_meanwhile_goes_before_the_rest(
     monkeypatch.setattr(fanout, "VISITS_PER_TURN", 1)
     plain = [f"p{number:02d}" for number in range(30)]
     await make(world, **dict.fromkeys(plain, 0), urgent=900)
-    _, sink = await follow(watching, *plain, "urgent")
+    _, writer = await follow(watching, *plain, "urgent")
     await write_together(world, *plain)
     for _ in range(200):
-        if len(order(sink)) == 5:
+        if len(order(writer)) == 5:
             break
         await asyncio.sleep(0)
     await world.engine.write("urgent", recs(1))
     await turns(60)
-    told = order(sink)
+    told = order(writer)
     assert sorted(told) == sorted([*plain, "urgent"])
     assert told.index("urgent") < 16
     assert [name for name in told if name != "urgent"] == plain, "within a band the first comes first"
@@ -155,53 +155,53 @@ async def test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_with
     world: World, watching: Watching
 ) -> None:
     await make(world, low=-900, plain=0)
-    _, sink = await follow(watching, "low", "plain")
+    _, writer = await follow(watching, "low", "plain")
     press(world, defers=True)
     for number in range(3):
         await world.engine.write("low", recs(number))
         await settle()
     await world.engine.write("plain", recs(1))
     await world.clock.advance(2)
-    assert order(sink) == ["plain"]
+    assert order(writer) == ["plain"]
     assert watching.api.waiting == 1
     assert seqs(await world.engine.diff("low")) == [1, 2, 3], "it can be polled at any time"
     relax(world)
     await world.clock.advance(0.1)
-    assert order(sink) == ["plain", "low"]
-    assert sink.seqs() == [1, 1, 2, 3]
-    assert sink.names()[-1] == "caught-up"
+    assert order(writer) == ["plain", "low"]
+    assert writer.seqs() == [1, 1, 2, 3]
+    assert writer.names()[-1] == "caught-up"
 
 
 async def test_real_pressure_puts_off_and_ends_by_itself(world: World, watching: Watching) -> None:
     await make(world, low=-1000)
-    _, sink = await follow(watching, "low")
+    _, writer = await follow(watching, "low")
     for _ in range(40):
         world.engine.scheduler.sample(late_ms=500.0)
     await world.engine.write("low", recs(1))
     await settle()
-    assert sink.seqs() == []
+    assert writer.seqs() == []
     await world.clock.advance(1)
-    assert sink.seqs() == [1]
+    assert writer.seqs() == [1]
 
 
 async def test_who_waits_long_enough_is_served_under_any_pressure(world: World, watching: Watching) -> None:
     await make(world, low=-1000, less=-100)
-    _, sink = await follow(watching, "low", "less")
+    _, writer = await follow(watching, "low", "less")
     press(world, defers=True)
     await write_together(world, "low", "less")
     await world.clock.advance(0.9)
-    assert order(sink) == []
+    assert order(writer) == []
     await world.clock.advance(0.2)
-    assert order(sink) == ["less"]
+    assert order(writer) == ["less"]
     await world.clock.advance(8.7)
-    assert order(sink) == ["less"]
+    assert order(writer) == ["less"]
     await world.clock.advance(0.3)
-    assert order(sink) == ["less", "low"]
+    assert order(writer) == ["less", "low"]
 
 
 async def test_a_client_is_told_once_that_its_topics_are_put_off(world: World, watching: Watching) -> None:
     await make(world, low=-1000, lower=-900, plain=0)
-    _, sink = await follow(watching, "low", "lower", "plain")
+    _, writer = await follow(watching, "low", "lower", "plain")
     _, other = await follow(watching, "plain")
     press(world, defers=True)
     for number in range(3):
@@ -209,7 +209,7 @@ async def test_a_client_is_told_once_that_its_topics_are_put_off(world: World, w
         await world.clock.advance(0.3)
     await world.engine.write("lower", recs(1))
     await world.clock.advance(0.3)
-    ((_, data),) = [event for event in sink.events() if event[0] == "error"]
+    ((_, data),) = [event for event in writer.events() if event[0] == "error"]
     assert data.keys() == {"code", "error", "retry_after_ms", "topics"}
     assert (data["code"], data["retry_after_ms"], data["topics"]) == (429, 1000, ["low", "lower"])
     assert "error" not in other.names()
@@ -218,7 +218,7 @@ async def test_a_client_is_told_once_that_its_topics_are_put_off(world: World, w
     press(world, defers=True)
     await world.engine.write("low", recs(1))
     await world.clock.advance(0.1)
-    assert sink.names().count("error") == 2, "it is another time"
+    assert writer.names().count("error") == 2, "it is another time"
 
 
 async def test_a_full_connection_is_not_warned_and_a_broken_one_is_cut(
@@ -247,13 +247,13 @@ async def test_a_full_connection_is_not_warned_and_a_broken_one_is_cut(
 
 async def test_a_deletion_is_told_at_once_also_of_what_is_put_off(world: World, watching: Watching) -> None:
     await make(world, low=-1000)
-    _, sink = await follow(watching, "low")
+    _, writer = await follow(watching, "low")
     press(world, coalesce_ms=20.0, defers=True)
     await world.engine.write("low", recs(1))
     await settle()
     await world.engine.remove_topic("low")
     await settle()
-    assert sink.names()[-1] == "topic-deleted"
+    assert writer.names()[-1] == "topic-deleted"
 
 
 async def test_nothing_is_left_when_everybody_who_waited_is_gone(world: World, watching: Watching) -> None:
@@ -270,10 +270,10 @@ async def test_nothing_is_left_when_everybody_who_waited_is_gone(world: World, w
     assert watching.api.waiting == 0
     assert world.clock.sleeping < sleeping
     await world.clock.advance(1)
-    _, sink = await follow(watching, "plain")
+    _, writer = await follow(watching, "plain")
     await world.engine.write("plain", recs(3))
     await world.clock.advance(0.1)
-    assert sink.seqs()[-1] == 3
+    assert writer.seqs()[-1] == 3
 
 
 # ---- put together -----------------------------------------------------------------------------------------
@@ -283,43 +283,43 @@ async def test_under_pressure_a_topic_that_was_just_served_waits_for_more_of_its
     world: World, watching: Watching
 ) -> None:
     await make(world, a=0)
-    _, sink = await follow(watching, "a")
+    _, writer = await follow(watching, "a")
     press(world, coalesce_ms=10.0)
     await world.engine.write("a", recs(0))
     await settle()
-    assert sink.seqs() == [1], "it was not served before"
+    assert writer.seqs() == [1], "it was not served before"
     for number in range(3):
         await world.engine.write("a", recs(number))
         await settle()
-    assert sink.seqs() == [1]
+    assert writer.seqs() == [1]
     await world.clock.advance(0.008)
-    assert sink.seqs() == [1]
+    assert writer.seqs() == [1]
     await world.clock.advance(0.002)
-    assert sink.seqs() == [1, 2, 3, 4]
-    assert sink.names().count("record") == 2
+    assert writer.seqs() == [1, 2, 3, 4]
+    assert writer.names().count("record") == 2
     await world.clock.advance(0.5)
     await world.engine.write("a", recs(9))
     await settle()
-    assert sink.seqs() == [1, 2, 3, 4, 5], "its last delivery is long ago"
+    assert writer.seqs() == [1, 2, 3, 4, 5], "its last delivery is long ago"
 
 
 async def test_the_most_urgent_topics_are_never_made_to_wait_for_more(
     world: World, watching: Watching
 ) -> None:
     await make(world, a=750)
-    _, sink = await follow(watching, "a")
+    _, writer = await follow(watching, "a")
     press(world, coalesce_ms=20.0)
     for number in range(4):
         await world.engine.write("a", recs(number))
         await settle()
-    assert sink.names().count("record") == 4
+    assert writer.names().count("record") == 4
 
 
 async def test_what_waits_for_more_comes_although_the_pressure_has_changed(
     world: World, watching: Watching
 ) -> None:
     await make(world, a=0, b=0)
-    _, sink = await follow(watching, "a", "b")
+    _, writer = await follow(watching, "a", "b")
     press(world, coalesce_ms=20.0)
     await write_together(world, "a", "b")
     await settle()
@@ -329,7 +329,7 @@ async def test_what_waits_for_more_comes_although_the_pressure_has_changed(
     await world.engine.write("b", recs(2))
     relax(world)
     await world.clock.advance(0.02)
-    assert order(sink) in (["a", "b", "a", "b"], ["a", "b", "b", "a"])
+    assert order(writer) in (["a", "b", "a", "b"], ["a", "b", "b", "a"])
     assert watching.api.waiting == 0
 
 
@@ -341,7 +341,7 @@ async def test_whatever_the_pressure_does_everything_is_delivered_once_in_order(
     monkeypatch.setattr(fanout, "VISITS_PER_TURN", rng.choice([1, 2, 256]))
     names = [f"t{number}" for number in range(6)]
     await make(world, **{name: rng.choice([-1000, -100, -1, 0, 300, 900, None]) for name in names})
-    sinks = [(await follow(watching, *rng.sample(names, rng.randrange(1, 7))))[1] for _ in range(4)]
+    writers = [(await follow(watching, *rng.sample(names, rng.randrange(1, 7))))[1] for _ in range(4)]
     for _ in range(150):
         action = rng.randrange(5)
         if action < 3:
@@ -352,9 +352,9 @@ async def test_whatever_the_pressure_does_everything_is_delivered_once_in_order(
             await world.clock.advance(rng.choice([0.001, 0.01, 0.05, 0.3]))
     relax(world)
     await world.clock.advance(0.2)
-    for sink in sinks:
-        for name in {data["topic"] for kind, data in sink.events() if kind == "caught-up"}:
-            told = [data for kind, data in sink.events() if kind == "record" and data["topic"] == name]
+    for writer in writers:
+        for name in {data["topic"] for kind, data in writer.events() if kind == "caught-up"}:
+            told = [data for kind, data in writer.events() if kind == "record" and data["topic"] == name]
             got = [record["$seq"] for data in told for record in data["records"]]
             assert got == list(range(1, world.engine.state(name).head_seq + 1)), f"seed {seed}"
     assert watching.api.waiting == 0

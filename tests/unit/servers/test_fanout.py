@@ -44,42 +44,42 @@ async def test_a_record_published_between_opening_and_the_first_look_is_not_lost
     await world.engine.put_topic("x", TopicConfig())
     live = (await watching.respond(await watching.create(topics={"x": {}}))).live
     assert live is not None
-    sink = FakeSink()
-    live.attach(sink)  # nothing has been looked at yet
+    writer = FakeSink()
+    live.attach(writer)  # nothing has been looked at yet
     await world.engine.write("x", recs(1))
     await settle()
-    assert sink.seqs() == [1]
+    assert writer.seqs() == [1]
 
 
 async def test_many_publishes_in_one_turn_are_one_frame(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    _, sink = await watching.follow("x")
+    _, writer = await watching.follow("x")
     world.committers.hold()
     writes = [asyncio.ensure_future(world.engine.write("x", recs(number))) for number in range(20)]
     await settle()
-    assert sink.names() == ["caught-up"]
+    assert writer.names() == ["caught-up"]
     world.committers.release()
     await asyncio.gather(*writes)
     await settle()
-    assert sink.names() == ["caught-up", "record", "caught-up"]
-    assert sink.seqs() == list(range(1, 21))
+    assert writer.names() == ["caught-up", "record", "caught-up"]
+    assert writer.seqs() == list(range(1, 21))
 
 
 async def test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not(
     world: World, watching: Watching
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    live, sink = await watching.follow("x")
-    sink.is_writable = False
-    written = len(sink.pieces)
+    live, writer = await watching.follow("x")
+    writer.is_writable = False
+    written = len(writer.pieces)
     for number in range(5):
         await world.engine.write("x", recs(number))
         await settle()
-    assert len(sink.pieces) == written
-    sink.is_writable = True
+    assert len(writer.pieces) == written
+    writer.is_writable = True
     live.writable()
     await settle()
-    assert sink.seqs() == [1, 2, 3, 4, 5]
+    assert writer.seqs() == [1, 2, 3, 4, 5]
 
 
 async def test_a_full_connection_gets_one_page_at_a_time(world: World, watching: Watching) -> None:
@@ -92,24 +92,24 @@ async def test_a_full_connection_gets_one_page_at_a_time(world: World, watching:
 
     live = (await watching.respond(await watching.create(topics={"x": {}}, limit=3))).live
     assert live is not None
-    sink = OnePiece()
-    live.attach(sink)
+    writer = OnePiece()
+    live.attach(writer)
     for expected in ([], [1, 2, 3], [1, 2, 3, 4, 5, 6]):
         await settle()
-        assert sink.seqs() == expected
-        sink.is_writable = True
+        assert writer.seqs() == expected
+        writer.is_writable = True
         live.writable()
 
 
 async def test_a_client_that_left_is_forgotten(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    live, sink = await watching.follow("x")
+    live, writer = await watching.follow("x")
     assert watching.api.connections == 1
     live.closed()
     assert watching.api.connections == 0
     await world.engine.write("x", recs(1))
     await settle()
-    assert sink.seqs() == []
+    assert writer.seqs() == []
     assert not watching.api.hub._channels
     assert not world.engine._catalog.get("x").waiters._listening
 
@@ -118,7 +118,7 @@ async def test_a_page_is_read_and_rendered_once_for_all_who_stand_at_the_same_pl
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    sinks = [(await watching.follow("x"))[1] for _ in range(50)]
+    writers = [(await watching.follow("x"))[1] for _ in range(50)]
     reads: list[int] = []
     read = Reader.page_at_hand
 
@@ -130,20 +130,20 @@ async def test_a_page_is_read_and_rendered_once_for_all_who_stand_at_the_same_pl
     await world.engine.write("x", recs(1))
     await settle()
     assert reads == [0]
-    assert all(sink.seqs() == [1] for sink in sinks)
-    assert len({id(sink.pieces[-1]) for sink in sinks}) == 1
+    assert all(writer.seqs() == [1] for writer in writers)
+    assert len({id(writer.pieces[-1]) for writer in writers}) == 1
 
 
 async def test_a_record_deleted_before_it_was_sent_is_not_sent(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    live, sink = await watching.follow("x")
-    sink.is_writable = False
+    live, writer = await watching.follow("x")
+    writer.is_writable = False
     await world.engine.write("x", recs(1, 2, 3))
     await world.engine.delete("x", before_seq=3)
-    sink.is_writable = True
+    writer.is_writable = True
     live.writable()
     await settle()
-    assert sink.seqs() == [3]
+    assert writer.seqs() == [3]
 
 
 async def test_a_record_deleted_since_others_got_it_is_not_sent_from_memory(
@@ -168,10 +168,10 @@ async def test_requests_get_their_turn_among_many_watchers(
 ) -> None:
     monkeypatch.setattr(fanout, "VISITS_PER_TURN", 2)
     await world.engine.put_topic("x", TopicConfig())
-    sinks = [(await watching.follow("x"))[1] for _ in range(7)]
+    writers = [(await watching.follow("x"))[1] for _ in range(7)]
     await world.engine.write("x", recs(1))
     turns = 0
-    while not all(sink.seqs() == [1] for sink in sinks):
+    while not all(writer.seqs() == [1] for writer in writers):
         await asyncio.sleep(0)
         turns += 1
         assert turns < 20
@@ -198,16 +198,16 @@ async def test_a_delivery_that_fails_cuts_off_its_client_and_nobody_else(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    sinks = [(await watching.follow("x"))[1] for _ in range(3)]
+    writers = [(await watching.follow("x"))[1] for _ in range(3)]
 
     def broken(data: bytes) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(sinks[1], "write", broken)
+    monkeypatch.setattr(writers[1], "write", broken)
     await world.engine.write("x", recs(1))
     await settle()
-    assert [sink.seqs() for sink in sinks] == [[1], [], [1]]
-    assert sinks[1].is_cut
+    assert [writer.seqs() for writer in writers] == [[1], [], [1]]
+    assert writers[1].is_cut
     assert "a delivery failed" in caplog.text
     assert watching.api.connections == 2
 
@@ -217,13 +217,13 @@ async def test_a_turn_ends_when_much_was_read(
 ) -> None:
     monkeypatch.setattr(fanout, "BYTES_PER_TURN", 100)
     await world.engine.write("x", recs(*["y" * 90] * 20))
-    sinks = []
+    writers = []
     for first in range(6):
         wid = await watching.create(topics={"x": {"from_seq": first}}, limit=4)
-        sinks.append((await watching.open(wid))[1])
+        writers.append((await watching.open(wid))[1])
     for _ in range(40):
         await asyncio.sleep(0)
-    assert [sink.seqs() for sink in sinks] == [list(range(first + 1, 21)) for first in range(6)]
+    assert [writer.seqs() for writer in writers] == [list(range(first + 1, 21)) for first in range(6)]
 
 
 # ---- records that are not at hand -------------------------------------------------------------------------
@@ -247,15 +247,15 @@ async def test_records_that_must_be_fetched_come_without_holding_anybody_up(
 
     monkeypatch.setattr(Reader, "page_at_hand", cold)
     monkeypatch.setattr(Reader, "read", slow)
-    _, sink = await watching.open(await watching.create(topics={"x": {}, "y": {}}))
-    assert [data["topic"] for name, data in sink.events() if name == "record"] == ["y"]
+    _, writer = await watching.open(await watching.create(topics={"x": {}, "y": {}}))
+    assert [data["topic"] for name, data in writer.events() if name == "record"] == ["y"]
     await world.engine.write("x", recs(3))
     await settle()
     gate.set()
     await settle()
-    of_x = [data["records"] for name, data in sink.events() if name == "record" and data["topic"] == "x"]
+    of_x = [data["records"] for name, data in writer.events() if name == "record" and data["topic"] == "x"]
     assert [record["$seq"] for records in of_x for record in records] == [1, 2, 3]
-    assert sink.names()[-1] == "caught-up"
+    assert writer.names()[-1] == "caught-up"
 
 
 async def test_a_client_that_leaves_during_a_fetch_leaves_no_task(
@@ -264,13 +264,13 @@ async def test_a_client_that_leaves_during_a_fetch_leaves_no_task(
     await world.engine.write("x", recs(1))
     monkeypatch.setattr(Reader, "page_at_hand", lambda *_: None)
     monkeypatch.setattr(Reader, "read", lambda *_, wait_ms: asyncio.Event().wait())
-    live, sink = await watching.follow("x")
+    live, writer = await watching.follow("x")
     task = live._fetching
     assert task is not None
     live.closed()
     await settle()
     assert task.cancelled()
-    assert sink.seqs() == []
+    assert writer.seqs() == []
 
 
 async def test_a_record_that_cannot_be_read_ends_the_stream_with_the_reason(
@@ -282,12 +282,12 @@ async def test_a_record_that_cannot_be_read_ends_the_stream_with_the_reason(
         raise Damaged("stored record 1 cannot be read back", {"first_seq": 1, "last_seq": 1})
 
     monkeypatch.setattr(Reader, "page_at_hand", damaged)
-    _, sink = await watching.follow("x")
-    ((name, data),) = sink.events()
+    _, writer = await watching.follow("x")
+    ((name, data),) = writer.events()
     assert name == "error"
     assert (data["code"], data["topic"]) == (500, "x")
     assert 'topic "x"' in data["error"]
-    assert sink.is_ended
+    assert writer.is_ended
     assert watching.api.connections == 0
 
 
@@ -301,18 +301,18 @@ class Unsteady:
         self._rng = rng
         self._watching = watching
         self._wid = wid
-        self.sinks: list[FakeSink] = []
+        self.writers: list[FakeSink] = []
 
     async def come(self) -> None:
-        self._live, self._sink = await self._watching.open(self._wid)
-        self.sinks.append(self._sink)
+        self._live, self._writer = await self._watching.open(self._wid)
+        self.writers.append(self._writer)
 
     async def step(self) -> None:
         action = self._rng.randrange(8)
         if action < 4:
             await self._watching.engine.write("x", recs(*range(self._rng.randrange(1, 4))))
         elif action == 4:
-            self._sink.is_writable = False
+            self._writer.is_writable = False
         elif action == 5:
             self.catch_up()
         elif action == 6 and self._rng.random() < 0.3:
@@ -322,13 +322,13 @@ class Unsteady:
             await asyncio.sleep(0)
 
     def catch_up(self) -> None:
-        self._sink.is_writable = True
+        self._writer.is_writable = True
         self._live.writable()
 
     def seen(self) -> list[int]:
         """Every sequence number that was sent or told to be gone; a gap begins where it should."""
         seen: list[int] = []
-        for name, data in (event for sink in self.sinks for event in sink.events()):
+        for name, data in (event for writer in self.writers for event in writer.events()):
             if name == "record":
                 seen += [record["$seq"] for record in data["records"]]
             elif name == "tombstone":
@@ -371,8 +371,8 @@ async def test_whatever_happens_a_watcher_gets_every_record_once_in_order_or_is_
         await settle()
     head = world.engine.state("x").head_seq
     assert watcher.seen() == list(range(1, head + 1)), f"seed {seed}"
-    assert watcher.sinks[-1].events()[-1] == ("caught-up", {"topic": "x", "head_seq": head})
-    assert cap or all("tombstone" not in sink.names() for sink in watcher.sinks)
+    assert watcher.writers[-1].events()[-1] == ("caught-up", {"topic": "x", "head_seq": head})
+    assert cap or all("tombstone" not in writer.names() for writer in watcher.writers)
 
 
 # ---- time -------------------------------------------------------------------------------------------------
@@ -382,34 +382,34 @@ async def test_a_stream_beats_after_each_interval_of_silence_and_not_before(
     world: World, watching: Watching
 ) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    _, sink = await watching.follow("x", heartbeat_ms=15_000)
+    _, writer = await watching.follow("x", heartbeat_ms=15_000)
     await world.clock.advance(14.5)
-    assert sink.beats() == 0
+    assert writer.beats() == 0
     await world.clock.advance(1)
-    assert sink.beats() == 1
+    assert writer.beats() == 1
     await world.clock.advance(10)
     await world.engine.write("x", recs(1))
     await settle()
     await world.clock.advance(14)
-    assert sink.beats() == 1
+    assert writer.beats() == 1
     await world.clock.advance(1.5)
-    assert sink.beats() == 2
+    assert writer.beats() == 2
 
 
 async def test_a_full_connection_gets_no_beats(world: World, watching: Watching) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    _, sink = await watching.follow("x", heartbeat_ms=1000)
-    sink.is_writable = False
+    _, writer = await watching.follow("x", heartbeat_ms=1000)
+    writer.is_writable = False
     await world.clock.advance(60)
-    assert sink.beats() == 0
+    assert writer.beats() == 0
 
 
 @pytest.mark.parametrize(("asked_ms", "beats"), [(1, 59), (1000, 59), (30_000, 2), (10**9, 1)])
 async def test_the_interval_is_clamped(world: World, watching: Watching, asked_ms: int, beats: int) -> None:
     await world.engine.put_topic("x", TopicConfig())
-    _, sink = await watching.follow("x", heartbeat_ms=asked_ms)
+    _, writer = await watching.follow("x", heartbeat_ms=asked_ms)
     await world.clock.advance(60)
-    assert beats <= sink.beats() <= beats + 1
+    assert beats <= writer.beats() <= beats + 1
 
 
 async def test_a_session_is_kept_for_five_minutes_without_a_stream(world: World, watching: Watching) -> None:
@@ -447,14 +447,14 @@ async def test_a_session_follows_so_many_topics_and_says_which_one_was_too_many(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.servers.topics.sessions.WATCH_TOPICS_MAX", 2)
-    _, sink = await watching.open(await watching.create(topics={"p*": {}}))
+    _, writer = await watching.open(await watching.create(topics={"p*": {}}))
     for name in ("p1", "p2", "p3"):
         await world.engine.put_topic(name, TopicConfig())
         await settle()
-    assert [data.get("topic") for name, data in sink.events() if name == "caught-up"] == ["p1", "p2"]
-    ((_, data),) = [event for event in sink.events() if event[0] == "error"]
+    assert [data.get("topic") for name, data in writer.events() if name == "caught-up"] == ["p1", "p2"]
+    ((_, data),) = [event for event in writer.events() if event[0] == "error"]
     assert (data["code"], data["topics"]) == (429, ["p3"])
-    assert not sink.is_ended
+    assert not writer.is_ended
 
 
 async def test_a_topic_that_appears_while_nobody_listens_is_followed_from_its_beginning(
@@ -462,19 +462,19 @@ async def test_a_topic_that_appears_while_nobody_listens_is_followed_from_its_be
 ) -> None:
     wid = await watching.create(topics={"p*": {"tail": True}})
     await world.engine.write("p1", recs(1))
-    _, sink = await watching.open(wid)
-    assert sink.seqs() == [1]
+    _, writer = await watching.open(wid)
+    assert writer.seqs() == [1]
 
 
 async def test_an_id_takes_a_client_back_and_never_forward(world: World, watching: Watching) -> None:
     await world.engine.write("x", recs(1, 2, 3))
     wid = await watching.create(topics={"x": {}})
-    _, sink = await watching.open(wid, write_id({"x": 2}))
-    assert sink.seqs() == [1, 2, 3]
-    _, sink = await watching.open(wid, write_id({"x": 1}))
-    assert sink.seqs() == [2, 3]
-    _, sink = await watching.open(wid, write_id({"x": 99, "y": 0}))
-    assert sink.seqs() == []
+    _, writer = await watching.open(wid, write_id({"x": 2}))
+    assert writer.seqs() == [1, 2, 3]
+    _, writer = await watching.open(wid, write_id({"x": 1}))
+    assert writer.seqs() == [2, 3]
+    _, writer = await watching.open(wid, write_id({"x": 99, "y": 0}))
+    assert writer.seqs() == []
 
 
 # ---- ids --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.frame_lengths import FrameLengths
+from penstock.http.h2_stream import FrameLengths
 
 HEADERS, CONTINUATION = 1, 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -12,9 +12,8 @@ from tests.unit.servers.doubles import Running, get, post, running, until
 from tests.unit.servers.test_http2 import Peer, dial
 
 from penstock.http import HttpLimits
-from penstock.http.frame_lengths import next_turn
-from penstock.http.protocol_h2 import PREFACE
-from penstock.http.stream_h2 import H2Stream, MalformedHead
+from penstock.http.h2 import PREFACE
+from penstock.http.h2_stream import H2Stream, MalformedHead, next_turn
 
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + b"penstock"

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.http.host import Host
-from penstock.http.known_heads import KnownHeads
+from penstock.http.connection import Host
+from penstock.http.h1 import H1Connection
+from penstock.http.h1_heads import KnownHeads
 from penstock.http.limits import HttpLimits
 from penstock.http.message import Fault, Request, Response
-from penstock.http.protocol_h1 import H1Connection
 
 PLAIN = b"POST /a?b=c HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
 PIECES = [

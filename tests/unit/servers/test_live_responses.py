@@ -9,7 +9,7 @@ from tests.unit.servers.doubles import Wire, http, until
 from tests.unit.servers.test_responses import serving
 
 from penstock.http import HttpLimits, Listener, Request, Response
-from penstock.http.live import Sink, TunnelSink
+from penstock.http.streaming import StreamWriter, UpgradeWriter
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -23,7 +23,7 @@ class Speaker:
     """A live part that notes what it is told."""
 
     def __init__(self) -> None:
-        self.sink: Sink | None = None
+        self.writer: StreamWriter | None = None
         self.is_closed = False
         self.resumed = 0
         self.requests = 0
@@ -32,9 +32,9 @@ class Speaker:
         self.requests += 1
         return Response(200, content_type=b"text/event-stream", live=self)
 
-    def attach(self, sink: Sink) -> None:
-        self.sink = sink
-        sink.write(b"hello")
+    def attach(self, writer: StreamWriter) -> None:
+        self.writer = writer
+        writer.write(b"hello")
 
     def writable(self) -> None:
         self.resumed += 1
@@ -45,28 +45,28 @@ class Speaker:
 
     def fill(self, most: int = 3000) -> int:
         """Write until the client is behind; how many pieces that took."""
-        assert self.sink is not None
+        assert self.writer is not None
         pieces = 0
-        while self.sink.is_writable and pieces < most:
-            self.sink.write(b"x" * 10_000)
+        while self.writer.is_writable and pieces < most:
+            self.writer.write(b"x" * 10_000)
             pieces += 1
         return pieces
 
 
 class Echo(Speaker):
-    """A tunnel that sends back what it hears."""
+    """A upgrade that sends back what it hears."""
 
     async def __call__(self, request: Request) -> Response:
         self.requests += 1
-        return Response(101, headers=[(b"upgrade", b"echo"), (b"connection", b"Upgrade")], tunnel=self)
+        return Response(101, headers=[(b"upgrade", b"echo"), (b"connection", b"Upgrade")], upgrade=self)
 
-    def connect(self, sink: TunnelSink) -> None:
-        self.tunnel = sink
-        self.attach(sink)
+    def connect(self, writer: UpgradeWriter) -> None:
+        self.upgrade = writer
+        self.attach(writer)
 
     def received(self, data: bytes) -> None:
-        assert self.sink is not None
-        self.sink.write(data)
+        assert self.writer is not None
+        self.writer.write(data)
 
 
 def held_bytes(listener: Listener) -> int:
@@ -89,15 +89,15 @@ async def test_pieces_arrive_as_they_are_written_and_the_end_ends_the_response(h
         assert "content-length" not in response.headers
         pieces = response.aiter_raw()
         assert await anext(pieces) == b"hello"
-        assert speaker.sink is not None
-        speaker.sink.write(b"one")
+        assert speaker.writer is not None
+        speaker.writer.write(b"one")
         assert await anext(pieces) == b"one"
-        speaker.sink.write(b"two")
-        speaker.sink.end()
+        speaker.writer.write(b"two")
+        speaker.writer.end()
         assert b"".join([piece async for piece in pieces]) == b"two"
         assert not speaker.is_closed  # it knows: it was the one who ended it
-        speaker.sink.write(b"nobody hears this")
-        assert not speaker.sink.is_writable
+        speaker.writer.write(b"nobody hears this")
+        assert not speaker.writer.is_writable
 
 
 async def test_a_live_part_is_told_once_that_its_client_left(http2: bool) -> None:
@@ -107,10 +107,10 @@ async def test_a_live_part_is_told_once_that_its_client_left(http2: bool) -> Non
             assert await anext(response.aiter_raw()) == b"hello"
         await until(lambda: speaker.is_closed)
         await until(lambda: listener.connections == 0)
-        assert speaker.sink is not None
-        assert not speaker.sink.is_writable
-        speaker.sink.write(b"nobody")
-        speaker.sink.end()
+        assert speaker.writer is not None
+        assert not speaker.writer.is_writable
+        speaker.writer.write(b"nobody")
+        speaker.writer.end()
 
 
 async def test_a_client_that_falls_behind_is_told_apart_and_nothing_is_lost(http2: bool) -> None:
@@ -126,17 +126,17 @@ async def test_a_client_that_falls_behind_is_told_apart_and_nothing_is_lost(http
         for _ in range(50):  # the first buffers take a while to fill
             total += speaker.fill()
             await asyncio.sleep(0.001)
-        assert speaker.sink is not None
-        assert not speaker.sink.is_writable
+        assert speaker.writer is not None
+        assert not speaker.writer.is_writable
         assert total < 3000
         assert held_bytes(listener) >= 0
         resumed, read = speaker.resumed, 0
         while read < total * 10_000:
             read += len(await anext(pieces))
         await until(lambda: speaker.resumed > resumed)
-        assert speaker.sink.is_writable
+        assert speaker.writer.is_writable
         assert held_bytes(listener) < 8192  # an open stream of HTTP/2 counts, its bytes do not
-        speaker.sink.end()
+        speaker.writer.end()
 
 
 async def test_a_client_that_reads_nothing_is_cut_off_and_its_bytes_given_back() -> None:
@@ -144,7 +144,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_bytes_given_back()
     async with serving(speaker, HttpLimits(write_timeout_s=3)) as (listener, url):
         wire = await wire_to(url)
         wire.send(GET)
-        await until(lambda: speaker.sink is not None)
+        await until(lambda: speaker.writer is not None)
         for _ in range(50):
             speaker.fill()
             await asyncio.sleep(0.001)
@@ -162,12 +162,12 @@ async def test_what_is_sent_behind_a_live_request_is_never_answered() -> None:
         wire = await wire_to(url)
         body = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"y" * 100_000
         wire.send(GET + GET * 50 + body)
-        await until(lambda: speaker.sink is not None)
+        await until(lambda: speaker.writer is not None)
         wire.send(GET + body)
         await asyncio.sleep(0.05)
         assert speaker.requests == 1
-        assert speaker.sink is not None
-        speaker.sink.end()
+        assert speaker.writer is not None
+        speaker.writer.end()
         text = await wire.end()
         assert text.count(b"HTTP/1.1 ") == 1
         assert b"connection: close" in text
@@ -182,9 +182,9 @@ async def test_a_client_without_chunks_gets_plain_bytes_until_the_end() -> None:
     async with serving(speaker) as (_, url):
         wire = await wire_to(url)
         wire.send(b"GET / HTTP/1.0\r\n\r\n")
-        await until(lambda: speaker.sink is not None)
-        assert speaker.sink is not None
-        speaker.sink.end()
+        await until(lambda: speaker.writer is not None)
+        assert speaker.writer is not None
+        speaker.writer.end()
         head, body = (await wire.end()).split(b"\r\n\r\n")
         assert b"chunked" not in head
         assert body == b"hello"
@@ -196,7 +196,7 @@ async def test_a_client_that_stops_sending_has_left() -> None:
     async with serving(speaker) as (_, url):
         wire = await wire_to(url)
         wire.send(GET)
-        await until(lambda: speaker.sink is not None)
+        await until(lambda: speaker.writer is not None)
         wire.writer.write_eof()
         await until(lambda: speaker.is_closed)
         await wire.close()
@@ -210,8 +210,8 @@ async def test_the_live_part_may_cut_the_client_off(http2: bool) -> None:
         client.stream("GET", url) as response,
     ):
         assert await anext(response.aiter_raw()) == b"hello"
-        assert speaker.sink is not None
-        speaker.sink.cut()
+        assert speaker.writer is not None
+        speaker.writer.cut()
         await until(lambda: speaker.is_closed)
 
 
@@ -229,8 +229,8 @@ async def test_other_requests_go_on_beside_a_live_stream_of_http2() -> None:
         assert await anext(response.aiter_raw()) == b"hello"
         assert (await client.get(url)).text == "plain"
         speaker.fill()
-        assert speaker.sink is not None
-        assert not speaker.sink.is_writable
+        assert speaker.writer is not None
+        assert not speaker.writer.is_writable
         assert (await client.get(url)).text == "plain"
 
 
@@ -274,12 +274,12 @@ async def test_a_tunnel_counts_what_it_holds_and_gives_it_back() -> None:
     async with serving(echo, HttpLimits(held_bytes_max=1000)) as (listener, url):
         wire = await wire_to(url)
         wire.send(UPGRADE)
-        await until(lambda: echo.sink is not None)
-        assert echo.tunnel.hold(900)
-        assert echo.tunnel.hold(1000)
-        assert not echo.tunnel.hold(1001)
+        await until(lambda: echo.writer is not None)
+        assert echo.upgrade.hold(900)
+        assert echo.upgrade.hold(1000)
+        assert not echo.upgrade.hold(1001)
         assert held_bytes(listener) == 1000
-        assert echo.tunnel.hold(10)
+        assert echo.upgrade.hold(10)
         await wire.close()
         await until(lambda: echo.is_closed)
         assert held_bytes(listener) == 0
@@ -290,13 +290,13 @@ async def test_a_tunnel_that_pauses_hears_nothing_until_it_resumes() -> None:
     async with serving(echo) as (_, url):
         wire = await wire_to(url)
         wire.send(UPGRADE)
-        await until(lambda: echo.sink is not None)
-        echo.tunnel.pause()
+        await until(lambda: echo.writer is not None)
+        echo.upgrade.pause()
         wire.send(b"quiet")
         await asyncio.sleep(0.05)
         heard: list[bytes] = []
         echo.received = heard.append  # type: ignore[method-assign]
         assert heard == []
-        echo.tunnel.resume()
+        echo.upgrade.resume()
         await until(lambda: heard == [b"quiet"])
         await wire.close()

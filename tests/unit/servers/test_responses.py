@@ -13,7 +13,7 @@ import pytest
 from tests.unit.servers.doubles import Wire, http, until
 
 from penstock.http import Fault, HttpLimits, Listener, Request, Response
-from penstock.http.flight import Flight
+from penstock.http.connection import RequestTask
 
 Answering = Callable[[Request], Coroutine[object, None, Response]]
 
@@ -164,7 +164,7 @@ async def test_futures_are_waited_for_without_a_task() -> None:
             await second
         return Response(204)
 
-    flight = Flight(delivered.append)
+    flight = RequestTask(delivered.append)
     flight.run(answer())
     assert not flight.is_patient
     first.set_result(None)
@@ -183,7 +183,7 @@ async def test_many_flights_may_wait_for_one_future() -> None:
         return Response(204)
 
     for _ in range(3):
-        Flight(delivered.append).run(answer())
+        RequestTask(delivered.append).run(answer())
     shared.set_result(None)
     await asyncio.sleep(0)
     assert len(delivered) == 3
@@ -198,7 +198,7 @@ async def test_an_abandoned_flight_runs_to_its_end_and_delivers_nothing() -> Non
         done.append("committed")
         return Response(200)
 
-    flight = Flight(lambda response: done.append("delivered"))
+    flight = RequestTask(lambda response: done.append("delivered"))
     flight.run(answer())
     flight.abandon()
     commit.set_result(None)

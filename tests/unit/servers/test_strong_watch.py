@@ -249,13 +249,13 @@ async def test_a_client_that_leaves_while_a_sync_is_under_way_leaves_nothing(
     world: World, watching: Watching, fences: Fences
 ) -> None:
     await put(world)
-    live, sink = await watching.follow("x", consistency="strong")
+    live, writer = await watching.follow("x", consistency="strong")
     fences.held = True
     await world.engine.write("x", recs(1))
     await settle()
     live.closed()
     await fences.let()
-    assert sink.seqs() == []
+    assert writer.seqs() == []
     assert watching.api.waiting == 0
 
 
@@ -338,7 +338,7 @@ async def test_what_was_pushed_is_there_after_a_power_cut(seed: int) -> None:
     await put(world, cap_records=rng.choice([0, 0, 8]))
     await world.engine.put_router("r", RouterConfig(source="source", dest="x"))
     watching = Watching(world)
-    strong, sinks = None, []
+    strong, writers = None, []
     for _ in range(rng.randrange(5, 40)):
         action = rng.randrange(8)
         if action < 4:
@@ -346,7 +346,7 @@ async def test_what_was_pushed_is_there_after_a_power_cut(seed: int) -> None:
             await world.engine.write(name, recs(*range(rng.randrange(1, 4))))
         elif action == 4:
             strong = await follow(watching, limit=rng.choice([1, 100]))
-            sinks.append(strong)
+            writers.append(strong)
         elif action == 5:
             world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ONCE)
             await world.clock.advance(0.001)
@@ -355,7 +355,7 @@ async def test_what_was_pushed_is_there_after_a_power_cut(seed: int) -> None:
             await world.clock.advance(rng.choice([0.01, 0.1, 1.1]))
         else:
             await asyncio.sleep(0)
-    pushed = {seq for sink in sinks for seq in sink.seqs()}
+    pushed = {seq for writer in writers for seq in writer.seqs()}
     before = set(seqs(await world.engine.diff("x", limit=1000)))
     engine = await world.crash()
     after = set(seqs(await engine.diff("x", limit=1000)))

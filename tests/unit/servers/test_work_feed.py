@@ -32,13 +32,13 @@ async def test_a_stream_that_breaks_gives_its_jobs_back_ends_and_is_logged(
     feed = WorkFeed(await engine.work("q", "w", max=2), "q", world.clock)
     closed: list[WorkFeed] = []
     feed.on_closed = closed.append
-    sink = FakeSink()
+    writer = FakeSink()
     with caplog.at_level(logging.ERROR):
-        feed.attach(sink)
+        feed.attach(writer)
         await settle()
-    assert sink.names() == ["job", "job", "error"]
-    assert sink.events()[-1][1]["code"] == 500
-    assert sink.is_ended
+    assert writer.names() == ["job", "job", "error"]
+    assert writer.events()[-1][1]["code"] == 500
+    assert writer.is_ended
     assert closed == [feed]
     assert 'work stream of "q"' in caplog.text
     counts = engine.state("q").queue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import PenstockError
-from penstock.http import Principal, Sink
+from penstock.http import Principal, StreamWriter
 from penstock.servers.caps import StreamLimiter
 from penstock.servers.topics.step import Step
 from penstock.topics import Feed, Fence, TopicNotFound, Want
@@ -140,13 +140,13 @@ class Outlet(abc.ABC):
         self.beat_s = beat_s
         self.sent_s = 0.0
         self._caps = caps
-        self._sink: Sink | None = None
+        self._writer: StreamWriter | None = None
         self._fetching: asyncio.Task[None] | None = None
 
     # ---- the connection ------------------------------------------------------------------------------
 
-    def attach(self, sink: Sink) -> None:
-        self._sink = sink
+    def attach(self, writer: StreamWriter) -> None:
+        self._writer = writer
         self._caps.enter(self.principal)
         self.hub.enter(self)
         self.begin()
@@ -158,9 +158,9 @@ class Outlet(abc.ABC):
 
     def closed(self) -> None:
         """The client has left, or was sent away."""
-        if self._sink is None:
+        if self._writer is None:
             return
-        self._sink = None
+        self._writer = None
         if self._fetching is not None:
             self._fetching.cancel()
         self.left()
@@ -169,27 +169,27 @@ class Outlet(abc.ABC):
 
     @property
     def is_open(self) -> bool:
-        return self._sink is not None
+        return self._writer is not None
 
     @property
     def is_writable(self) -> bool:
-        return self._sink is not None and self._sink.is_writable
+        return self._writer is not None and self._writer.is_writable
 
     def send(self, data: bytes) -> None:
-        if self._sink is not None:
+        if self._writer is not None:
             self.sent_s = self.hub.now_s
-            self._sink.write(data)
+            self._writer.write(data)
 
     def end(self) -> None:
         """Send what was written and close."""
-        if self._sink is not None:
-            self._sink.end()
+        if self._writer is not None:
+            self._writer.end()
             self.closed()
 
     def cut(self) -> None:
         """Close without a word: nobody is there."""
-        if self._sink is not None:
-            self._sink.cut()
+        if self._writer is not None:
+            self._writer.cut()
             self.closed()
 
     # ---- records that are not at hand ----------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.http import Call, Flight, Principal, Response, Scope, TunnelSink
+from penstock.http import Call, Principal, RequestTask, Response, Scope, UpgradeWriter
 from penstock.servers.caps import StreamLimiter
 from penstock.servers.errors import response_to
 from penstock.servers.topics import ws_messages as messages
@@ -59,7 +59,7 @@ class WebSocketApi:
         headers = handshake(call.request)
         self._caps.check(call.principal)
         socket = WebSocket(self._engine, self._hub, self._caps, call.principal)
-        return Response(101, headers=headers, tunnel=socket)
+        return Response(101, headers=headers, upgrade=socket)
 
 
 class WebSocket(Outlet):
@@ -73,7 +73,7 @@ class WebSocket(Outlet):
         super().__init__(hub, caps, principal, beat_s=PING_S)
         self._engine = engine
         self._framing = Framing()
-        self._client: TunnelSink | None = None
+        self._client: UpgradeWriter | None = None
         self._waiting: deque[bytes] = deque()
         self._publishing = 0
         self._publishing_bytes = 0
@@ -87,9 +87,9 @@ class WebSocket(Outlet):
 
     # ---- the connection ------------------------------------------------------------------------------
 
-    def connect(self, sink: TunnelSink) -> None:
-        self._client = sink
-        self.attach(sink)
+    def connect(self, writer: UpgradeWriter) -> None:
+        self._client = writer
+        self.attach(writer)
 
     def begin(self) -> None:
         """The client speaks first."""
@@ -240,7 +240,7 @@ class WebSocket(Outlet):
                 self._refuse(command.request_id, error)
             self._work()
 
-        Flight(drained).run(drain())
+        RequestTask(drained).run(drain())
 
     def _subscribe(self, command: Subscribe) -> None:
         starts = command.starts()
@@ -372,7 +372,7 @@ class WebSocket(Outlet):
             done(outcome[0])
             lift()
 
-        Flight(landed).run(write())
+        RequestTask(landed).run(write())
 
     # ---- what the client is told ---------------------------------------------------------------------
 

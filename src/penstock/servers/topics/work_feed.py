@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.http import Sink
+from penstock.http import StreamWriter
 from penstock.servers.errors import told
 from penstock.servers.topics.sse import RETRY, event
 from penstock.topics import ClaimResult, ShuttingDown, TopicNotFound, WorkStream
@@ -35,26 +35,26 @@ class WorkFeed:
         self._work = work
         self._topic = topic
         self._clock = clock
-        self._sink: Sink | None = None
+        self._writer: StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._emptied: asyncio.Event = asyncio.Event()
         self.on_opened: Callable[[WorkFeed], None] = lambda _: None
         self.on_closed: Callable[[WorkFeed], None] = lambda _: None
 
-    def attach(self, sink: Sink) -> None:
-        self._sink = sink
+    def attach(self, writer: StreamWriter) -> None:
+        self._writer = writer
         self.on_opened(self)
-        sink.write(RETRY)
-        self._task = asyncio.get_running_loop().create_task(self._run(sink))
+        writer.write(RETRY)
+        self._task = asyncio.get_running_loop().create_task(self._run(writer))
 
     def writable(self) -> None:
         self._emptied.set()
 
     def closed(self) -> None:
         """The client has left: its jobs go back at once, even while it is being asked for more."""
-        if self._sink is None:
+        if self._writer is None:
             return
-        self._sink = None
+        self._writer = None
         self.on_closed(self)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -64,21 +64,21 @@ class WorkFeed:
         self._end("server_shutting_down", _LEAVING)
 
     def _end(self, code: object, error: str) -> None:
-        if self._sink is not None:
+        if self._writer is not None:
             data = _ENCODE({"code": code, "error": error, "topic": self._topic})
-            self._sink.write(event(b"error", data))
-            self._sink.end()
+            self._writer.write(event(b"error", data))
+            self._writer.end()
             self.closed()
 
-    async def _run(self, sink: Sink) -> None:
+    async def _run(self, writer: StreamWriter) -> None:
         try:
             while True:
-                await self._wait_for_client(sink)
+                await self._wait_for_client(writer)
                 jobs = await self._work.next(_HEARTBEAT_S)
                 if self._work.is_silent:
                     self._end(408, _SILENT)
                     return
-                sink.write(b": hb %d\n\n" % self._clock.now_ms() if jobs is None else self._frames(jobs))
+                writer.write(b": hb %d\n\n" % self._clock.now_ms() if jobs is None else self._frames(jobs))
         except TopicNotFound:
             self._end(409, _GONE)
         except ShuttingDown:
@@ -92,8 +92,8 @@ class WorkFeed:
             with contextlib.suppress(PenstockError):
                 await self._work.close()
 
-    async def _wait_for_client(self, sink: Sink) -> None:
-        while not sink.is_writable:
+    async def _wait_for_client(self, writer: StreamWriter) -> None:
+        while not writer.is_writable:
             self._emptied.clear()
             await self._emptied.wait()
 

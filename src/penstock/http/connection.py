@@ -1,17 +1,82 @@
-"""Running an application's coroutine with as little machinery as the request needs."""
+"""What every connection uses: state that all of them share, and the drive of a request to its response."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import cast
+from email.utils import formatdate
+from typing import Protocol, cast
 
+from penstock.clock import Clock
+from penstock.http.h1_heads import KnownHeads
+from penstock.http.limits import ByteBudget, HttpLimits
 from penstock.http.message import Application, Request, Response
 
-__all__ = ["Flight"]
+
+class Connection(Protocol):
+    """One client, as its listener sees it."""
+
+    def tick(self) -> None:
+        """A second has passed: give up on whoever takes too long."""
+        ...
+
+    def drain(self) -> None:
+        """Close as soon as nothing is under way; answers from now on are the last of their connection."""
+        ...
+
+    def abort(self) -> None:
+        """Close now."""
+        ...
 
 
-class Flight:
+class Host:
+    """The application, the limits, and every connection that is open."""
+
+    __slots__ = (
+        "_chunk",
+        "_chunk_data",
+        "app",
+        "budget",
+        "clock",
+        "connections",
+        "date",
+        "draining",
+        "heads",
+        "limits",
+        "loop",
+    )
+
+    def __init__(
+        self, app: Application, limits: HttpLimits, clock: Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.app = app
+        self.limits = limits
+        self.clock = clock
+        self.loop = loop
+        self.budget = ByteBudget(limits.held_bytes_max)
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.heads = KnownHeads()
+        self.date = b""
+        self._chunk_data = self._chunk = b""
+        self.set_date()
+
+    def set_date(self) -> None:
+        """The `Date` header, made once a second and not once a response."""
+        self.date = formatdate(self.clock.now_ms() / 1000, usegmt=True).encode()
+
+    def chunk(self, data: bytes) -> bytes:
+        """The bytes as a chunk of a chunked body; made once when the same piece goes to many clients."""
+        if data is not self._chunk_data:
+            self._chunk_data, self._chunk = data, b"%x\r\n%b\r\n" % (len(data), data)
+        return self._chunk
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.connections) >= self.limits.connections_max
+
+
+class RequestTask:
     """One request on its way to its response.
 
     Most requests either finish at once or wait for a single future, the commit. A task each would cost more

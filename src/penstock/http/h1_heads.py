@@ -1,13 +1,15 @@
-"""Heads of requests that were parsed before: clients send the same few over and over, byte for byte."""
+"""Heads of HTTP/1.1: those of requests that were parsed before, and those of responses.
+
+Clients send the same few heads over and over, byte for byte.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from penstock.http.message import Request
-
-__all__ = ["KnownHead", "KnownHeads"]
+from penstock.http.message import Request, Response, reason
 
 _REMEMBERED_MAX: Final = 1024
 _BYTES_MAX: Final = 2048
@@ -57,3 +59,23 @@ class KnownHeads:
         if len(self._heads) >= _REMEMBERED_MAX:
             self._heads.clear()
         self._heads[data[:end]] = KnownHead(request.method, target, request.headers, len(request.body))
+
+
+@lru_cache(maxsize=256)
+def _start(status: int, content_type: bytes) -> bytes:
+    return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ndate: " % (status, reason(status), content_type)
+
+
+def response_head(
+    response: Response, size: int | None, date: bytes, *, keep_alive: bool, is_chunked: bool = False
+) -> bytes:
+    """Everything before the body; `size` None is a body whose length nobody knows."""
+    if size is not None:
+        ends = b"\r\ncontent-length: %d\r\n" % size
+    else:
+        ends = b"\r\ntransfer-encoding: chunked\r\n" if is_chunked else b"\r\n"
+    if response.headers:
+        ends += b"".join([b"%b: %b\r\n" % header for header in response.headers])
+    if not keep_alive:
+        ends += b"connection: close\r\n"
+    return b"%b%b%b\r\n" % (_start(response.status, response.content_type), date, ends)

@@ -9,13 +9,10 @@ from typing import Final, NamedTuple, NoReturn, cast
 
 import httptools
 
-from penstock.http.flight import Flight
-from penstock.http.head_h1 import response_head
-from penstock.http.host import Host
-from penstock.http.live_h1 import hand_over
+from penstock.http.connection import Host, RequestTask
+from penstock.http.h1_heads import response_head
 from penstock.http.message import Fault, Request, Response
-
-__all__ = ["H1Connection"]
+from penstock.http.streaming import hand_over
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_LENGTH: Final = b"0"
@@ -93,7 +90,7 @@ class H1Connection(asyncio.Protocol):
         self._continue_due = False
         # The requests being answered.
         self._waiting: deque[_Arrival] = deque()
-        self._flight: Flight | None = None
+        self._flight: RequestTask | None = None
         self._flight_held_bytes = 0
         self._keep_alive = True
         self._knows_chunks = True
@@ -456,14 +453,14 @@ class H1Connection(asyncio.Protocol):
         if self._host.budget.is_spent and not held_bytes:
             self._deliver(self._overloaded(request))
             return
-        self._flight = flight = Flight(self._deliver)
+        self._flight = flight = RequestTask(self._deliver)
         flight.start(self._host.app, request)
 
     def _deliver(self, response: Response) -> None:
         if response.stream is not None:
             self._sender = self._host.loop.create_task(self._send_stream(response))
             return
-        if response.live is not None or response.tunnel is not None:
+        if response.live is not None or response.upgrade is not None:
             self._hand_over(response)
             return
         self._write(response)

@@ -13,13 +13,10 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from penstock.http.frame_lengths import FrameLengths, next_turn
-from penstock.http.host import Host
-from penstock.http.live_h2 import H2Sink
+from penstock.http.connection import Host
+from penstock.http.h2_stream import FrameLengths, H2Stream, MalformedHead, next_turn
 from penstock.http.message import Fault, Response
-from penstock.http.stream_h2 import H2Stream, MalformedHead
-
-__all__ = ["PREFACE", "H2Connection"]
+from penstock.http.streaming import H2StreamWriter
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _PING: Final = b"penstock"
@@ -297,8 +294,8 @@ class H2Connection(asyncio.Protocol):
         elif response.stream is not None:
             stream.sender = self._host.loop.create_task(self._send_stream(stream, response))
         elif response.live is not None:
-            sink = stream.live = H2Sink(self, stream, response.live)
-            response.live.attach(sink)
+            writer = stream.live = H2StreamWriter(self, stream, response.live)
+            response.live.attach(writer)
         else:
             body = response.body
             self._put(stream, [body] if isinstance(body, bytes) else body)

@@ -1,0 +1,305 @@
+"""Responses that go on: a sender writes into the connection whenever it has something.
+
+A stream of records has no body to wait for and no end in sight. Its response carries a `StreamingBody`, which
+the connection attaches to a `StreamWriter`. From then on bytes are written straight into the connection,
+without a task or a future per piece. The body learns when the client falls behind, catches up, or leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from penstock.http.connection import Host
+from penstock.http.h1_heads import response_head
+from penstock.http.h2_stream import H2Stream
+from penstock.http.message import Response, reason
+
+
+class StreamWriter(Protocol):
+    """The way to one client. Nothing here waits or raises; after the end writes go nowhere."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client keeps up. A writer that goes on regardless fills memory."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None:
+        """The response is complete; what was written still goes out. The body is not told."""
+        ...
+
+    def cut(self) -> None:
+        """Close without sending the rest; the body is told."""
+        ...
+
+
+class StreamingBody(Protocol):
+    """What sends into a response as long as it lasts."""
+
+    def attach(self, writer: StreamWriter) -> None:
+        """The head of the response is on its way; begin."""
+        ...
+
+    def writable(self) -> None:
+        """The client has caught up after the writer was not writable."""
+        ...
+
+    def closed(self) -> None:
+        """The client has left. Called once, unless the writer was ended before."""
+        ...
+
+
+class UpgradeWriter(StreamWriter, Protocol):
+    """The writer of a connection that also listens."""
+
+    def pause(self) -> None:
+        """Read nothing more of the client until `resume`."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def hold(self, size: int) -> bool:
+        """So many bytes of the client wait here; false if all connections together have no room for them."""
+        ...
+
+
+class Upgrade(StreamingBody, Protocol):
+    """A streaming body that also listens: the connection speaks another protocol from here on (101)."""
+
+    def connect(self, writer: UpgradeWriter) -> None:
+        """Instead of `attach`."""
+        ...
+
+    def received(self, data: bytes) -> None: ...
+
+
+class H1StreamWriter(asyncio.Protocol):
+    """Takes a connection over and is the writer of its live response, in chunks where the client knows them.
+
+    It is the last response of the connection: what the client still sends is thrown away, and a client that
+    stops sending has left. Bytes that it does not read count in the budget of all connections.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        transport: asyncio.Transport,
+        live: StreamingBody,
+        *,
+        is_chunked: bool,
+        is_writable: bool,
+    ) -> None:
+        self._host = host
+        self._transport = transport
+        self._live: StreamingBody | None = live
+        self._is_chunked = is_chunked
+        self._can_write = is_writable
+        self.is_writable = is_writable
+        self._held_bytes = 0
+        self._full_ticks = 0
+        if not is_writable:
+            self._hold()
+
+    # --- the writer ----------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self._live is not None and not self._transport.is_closing():
+            self._transport.write(self._host.chunk(data) if self._is_chunked else data)
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live, self.is_writable = None, False
+            if not self._transport.is_closing():
+                if self._is_chunked:
+                    self._transport.write(b"0\r\n\r\n")
+                self._transport.close()
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    # --- the transport -------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """A client of a live response has nothing more to say."""
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._host.connections.discard(self)
+        self._give_back()
+        live, self._live = self._live, None
+        self.is_writable = False
+        if live is not None:
+            live.closed()
+
+    def pause_writing(self) -> None:
+        self._can_write = self.is_writable = False
+        self._hold()
+
+    def resume_writing(self) -> None:
+        self._can_write = True
+        self._full_ticks = 0
+        self._give_back()
+        if self._live is not None:
+            self.is_writable = True
+            self._live.writable()
+
+    def _hold(self) -> None:
+        self._held_bytes = self._transport.get_write_buffer_size()
+        self._host.budget.take(self._held_bytes)
+
+    def _give_back(self) -> None:
+        self._host.budget.give(self._held_bytes)
+        self._held_bytes = 0
+
+    # --- patience ------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self._can_write:
+            return
+        self._full_ticks += 1
+        if self._full_ticks >= self._host.limits.write_timeout_s:
+            self.abort()
+
+    def drain(self) -> None:
+        """The body ends it, when it is told to."""
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class H1UpgradeWriter(H1StreamWriter):
+    """A connection that speaks another protocol; every byte of the client is for the body."""
+
+    def __init__(
+        self, host: Host, transport: asyncio.Transport, upgrade: Upgrade, *, is_writable: bool
+    ) -> None:
+        super().__init__(host, transport, upgrade, is_chunked=False, is_writable=is_writable)
+        self._upgrade = upgrade
+        self._is_paused = False
+        self._input_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._live is not None:
+            self._upgrade.received(data)
+
+    def pause(self) -> None:
+        self._is_paused = True
+        self._read_or_not()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._read_or_not()
+
+    def hold(self, size: int) -> bool:
+        budget = self._host.budget
+        if size > self._input_bytes and not budget.fits(size - self._input_bytes):
+            return False
+        budget.take(size - self._input_bytes)
+        self._input_bytes = size
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.hold(0)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # What the client sends may ask for more; it has not read what it has.
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_paused or not self._can_write:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+def hand_over(
+    host: Host, transport: asyncio.Transport, response: Response, *, is_chunked: bool, is_writable: bool
+) -> None:
+    """Send the head of a live response and give it the connection."""
+    if response.upgrade is not None:
+        upgrade = H1UpgradeWriter(host, transport, response.upgrade, is_writable=is_writable)
+        _take_over(host, transport, upgrade, _switching_head(response))
+        response.upgrade.connect(upgrade)
+    elif response.live is not None:
+        writer = H1StreamWriter(
+            host, transport, response.live, is_chunked=is_chunked, is_writable=is_writable
+        )
+        head = response_head(response, None, host.date, keep_alive=False, is_chunked=is_chunked)
+        _take_over(host, transport, writer, head)
+        response.live.attach(writer)
+
+
+def _take_over(host: Host, transport: asyncio.Transport, protocol: H1StreamWriter, head: bytes) -> None:
+    host.connections.add(protocol)
+    transport.set_protocol(protocol)
+    if not transport.is_closing():
+        transport.resume_reading()
+        transport.write(head)
+
+
+def _switching_head(response: Response) -> bytes:
+    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, reason(response.status))]
+    lines += [b"%b: %b\r\n" % header for header in response.headers]
+    return b"".join([*lines, b"\r\n"])
+
+
+class StreamCarrier(Protocol):
+    """The connection, as far as a writer needs it."""
+
+    def send_live(self, stream: H2Stream, data: bytes) -> bool:
+        """Send as much as the windows let through; whether that was everything."""
+        ...
+
+    def end_live(self, stream: H2Stream) -> None: ...
+
+    def cut_live(self, stream: H2Stream) -> None: ...
+
+
+class H2StreamWriter:
+    """The writer of one stream: writable while nothing of it waits for the client's windows."""
+
+    __slots__ = ("_carrier", "_is_open", "_live", "_stream", "is_writable")
+
+    def __init__(self, carrier: StreamCarrier, stream: H2Stream, live: StreamingBody) -> None:
+        self._carrier = carrier
+        self._stream = stream
+        self._live = live
+        self._is_open = True
+        self.is_writable = True
+
+    def write(self, data: bytes) -> None:
+        if self._is_open and data:
+            self.is_writable = self._carrier.send_live(self._stream, data) and self._is_open
+
+    def end(self) -> None:
+        if self._is_open:
+            self._is_open = self.is_writable = False
+            self._carrier.end_live(self._stream)
+
+    def cut(self) -> None:
+        if self._is_open:
+            self._carrier.cut_live(self._stream)
+
+    def emptied(self) -> None:
+        """Everything has gone out."""
+        if self._is_open and not self.is_writable:
+            self.is_writable = True
+            self._live.writable()
+
+    def dropped(self) -> None:
+        """The client took the request back, or left."""
+        if self._is_open:
+            self._is_open = self.is_writable = False
+            self._live.closed()

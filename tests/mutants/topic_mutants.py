@@ -866,28 +866,28 @@ TOPIC_MUTANTS = (
     # Live delivery
     Mutant(
         name="a watcher whose connection was full is forgotten",
-        where="servers:Outlet.writable",
-        old="follower.feed.is_gone:\n            self.hub.put(follower)\n",
-        new="follower.feed.is_gone:\n            pass\n",
+        where="servers:Subscriber.writable",
+        old="subscription.feed.is_gone:\n            self.broadcaster.put(subscription)\n",
+        new="subscription.feed.is_gone:\n            pass\n",
         test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
     ),
     Mutant(
         name="a full connection is written to all the same",
-        where="servers:Follower.visit",
-        old="    if self.is_over or not outlet.is_writable:\n",
+        where="servers:Subscription.visit",
+        old="    if self.is_over or not subscriber.is_writable:\n",
         new="    if self.is_over:\n",
         test=f"{FANOUT}::test_nothing_is_written_to_a_connection_that_is_full_and_everything_when_it_is_not",
     ),
     Mutant(
         name="a watcher behind the head waits for the next publish",
-        where="servers:Follower.take",
-        old="    if step.to_seq != end_seq:\n        outlet.hub.put(self)\n",
+        where="servers:Subscription.take",
+        old="    if step.to_seq != end_seq:\n        subscriber.broadcaster.put(self)\n",
         new="    if step.to_seq != end_seq:\n        pass\n",
         test=f"{FANOUT}::test_a_turn_ends_when_much_was_read",
     ),
     Mutant(
         name="what was read for one turn is sent in the next",
-        where="servers:Hub._turn",
+        where="servers:Broadcaster._turn",
         old="    turn.end()\n",
         new="    turn.size = 0\n",
         test=f"{FANOUT}::test_a_record_deleted_since_others_got_it_is_not_sent_from_memory",
@@ -902,7 +902,7 @@ TOPIC_MUTANTS = (
     # Scheduling
     Mutant(
         name="what is put off is forgotten",
-        where="servers:Dispatch.end",
+        where="servers:DeliveryScheduler.end",
         old="    if len(self._ready):\n        self._pulse()\n",
         new="",
         test=f"{DISPATCH}::test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write",
@@ -916,14 +916,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="priorities do not matter",
-        where="servers:Dispatch._enter",
+        where="servers:DeliveryScheduler._enter",
         old="    self._ready.mark(channel, channel.priority, self._now_ms())\n",
         new="    self._ready.mark(channel, 0, self._now_ms())\n",
         test=f"{DISPATCH}::test_what_is_urgent_goes_first",
     ),
     Mutant(
         name="that topics are put off is a reason to put off more",
-        where="servers:Dispatch.take",
+        where="servers:DeliveryScheduler.take",
         old="    if channel.priority >= 0:\n",
         new="    if True:\n",
         test=f"{DISPATCH}::test_how_long_topics_waited_is_reported_unless_they_were_made_to",

@@ -12,8 +12,13 @@ from tests.unit.servers.test_websocket import FakeClient, masked
 from penstock.http.errors import Refusal
 from penstock.http.message import Request
 from penstock.servers.topics.sse import read_id, write_id
-from penstock.servers.topics.ws_messages import InvalidMessage, read_command
-from penstock.servers.topics.ws_protocol import Framing, handshake, text_frame
+from penstock.servers.topics.websocket_messages import (
+    Framing,
+    InvalidMessage,
+    handshake,
+    read_command,
+    text_frame,
+)
 from penstock.topics.client.events import FrameReader, event_of, problem_of
 
 JSON = st.recursive(

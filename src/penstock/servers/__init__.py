@@ -8,13 +8,12 @@ from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.servers.errors import STATUS, told
-    from penstock.servers.exposure import check_reach, is_loopback
     from penstock.servers.process import serve_topics
     from penstock.servers.scheduling import shorten_slice
-    from penstock.servers.settings import ServerSettings, unknown_variables
+    from penstock.servers.settings import ServerSettings, check_reach, is_loopback, unknown_variables
     from penstock.servers.timeseries.process import serve_timeseries
     from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
-    from penstock.servers.topics.cursor import read_cursor
+    from penstock.servers.topics.answers import read_cursor
     from penstock.servers.topics.sse import HEADERS, RETRY, event
     from penstock.servers.vector.process import serve_vector
     from penstock.servers.vector.settings import VectorSettings
@@ -44,13 +43,12 @@ if not TYPE_CHECKING:
         __name__,
         {
             "errors": "STATUS told",
-            "exposure": "check_reach is_loopback",
             "process": "serve_topics",
             "scheduling": "shorten_slice",
-            "settings": "ServerSettings unknown_variables",
+            "settings": "ServerSettings check_reach is_loopback unknown_variables",
             "timeseries.process": "serve_timeseries",
             "timeseries.settings": "Acknowledge TimeSeriesSettings",
-            "topics.cursor": "read_cursor",
+            "topics.answers": "read_cursor",
             "topics.sse": "HEADERS RETRY event",
             "vector.process": "serve_vector",
             "vector.settings": "VectorSettings",

@@ -15,11 +15,9 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, Unavailable
 from penstock.http import HttpLimits, Listener, sites_of
 from penstock.servers.settings import ServerSettings, check_exposure, check_places
+from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.routes import TopicsApi, topics_app
-from penstock.servers.topics.seam import TopicsEngine
 from penstock.storage import data_modes
-
-__all__ = ["ManagedEngine", "serve_topics"]
 
 T = TypeVar("T")
 

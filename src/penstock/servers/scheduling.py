@@ -15,8 +15,6 @@ import struct
 import sys
 from typing import Final
 
-__all__ = ["shorten_slice"]
-
 _LOG = logging.getLogger(__name__)
 _SLICE_NS: Final = 100_000
 """The shortest that Linux knows."""

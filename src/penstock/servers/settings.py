@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,11 +13,8 @@ from typing import Final
 from penstock.errors import ConfigError
 from penstock.http import Keyring, allowed_hosts
 from penstock.objects import StoreAddress
-from penstock.servers.caps import StreamLimits
-from penstock.servers.exposure import is_loopback
+from penstock.servers.limits import StreamLimits
 from penstock.topics import WAL_SHARDS_MAX, EngineConfig
-
-__all__ = ["ServerSettings", "check_exposure", "check_places", "unknown_variables"]
 
 _TRUE: Final = frozenset({"1", "true"})
 _FALSE: Final = frozenset({"", "0", "false"})
@@ -226,3 +224,19 @@ def check_places(settings: ServerSettings) -> None:
         path = os.path.expanduser(place) if name == "TOPICS_COLD_DIR" else place
         if os.path.exists(path) and not os.path.isdir(path):
             raise ConfigError(f"{name} is {place!r}, which is no directory")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of `host` is this machine's own."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
+
+
+def check_reach(host: str, *, has_keys: bool, allowed: bool, way_out: str) -> None:
+    """Raises `ConfigError`, with `way_out`, if other machines could reach a server without keys."""
+    if has_keys or allowed or is_loopback(host):
+        return
+    raise ConfigError(f"host {host!r} can be reached from other machines and there are no keys: {way_out}")

@@ -10,8 +10,8 @@ from tests.unit.topics.engine_doubles import World, settle
 from penstock.http.app import Call
 from penstock.http.auth import ANYONE, Keyring, Principal, Scope
 from penstock.http.message import Request, Response
-from penstock.servers.caps import StreamLimits
-from penstock.servers.topics.live import LiveApi
+from penstock.servers.limits import StreamLimits
+from penstock.servers.topics.routes import LiveApi
 from penstock.topics import Engine
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.servers.live_doubles import FakeSink, Watching
 from tests.unit.topics.engine_doubles import World, recs, seqs, settle
 
-from penstock.servers.topics import fanout
+from penstock.servers.topics import broadcaster
 from penstock.topics import TopicConfig
 from penstock.topics.pressure import CALM, Ladder
 
@@ -83,7 +83,7 @@ async def test_what_is_urgent_goes_first(world: World, watching: Watching) -> No
 async def test_what_is_urgent_and_comes_meanwhile_goes_before_the_rest(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "VISITS_PER_TURN", 1)
+    monkeypatch.setattr(broadcaster, "VISITS_PER_TURN", 1)
     plain = [f"p{number:02d}" for number in range(30)]
     await make(world, **dict.fromkeys(plain, 0), urgent=900)
     _, writer = await follow(watching, *plain, "urgent")
@@ -116,7 +116,7 @@ async def test_a_topic_waits_once_however_often_it_is_written_to(
 async def test_readers_of_long_logs_get_their_visits_among_busy_topics(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "VISITS_PER_TURN", 2)
+    monkeypatch.setattr(broadcaster, "VISITS_PER_TURN", 2)
     await world.engine.write("long", recs(*range(50)))
     busy = [f"b{number}" for number in range(8)]
     await make(world, **dict.fromkeys(busy, 900))
@@ -338,7 +338,7 @@ async def test_whatever_the_pressure_does_everything_is_delivered_once_in_order(
     seed: int, world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(fanout, "VISITS_PER_TURN", rng.choice([1, 2, 256]))
+    monkeypatch.setattr(broadcaster, "VISITS_PER_TURN", rng.choice([1, 2, 256]))
     names = [f"t{number}" for number in range(6)]
     await make(world, **{name: rng.choice([-1000, -100, -1, 0, 300, 900, None]) for name in names})
     writers = [(await follow(watching, *rng.sample(names, rng.randrange(1, 7))))[1] for _ in range(4)]

@@ -11,8 +11,8 @@ from tests.unit.servers.live_doubles import FakeSink, Watching
 from tests.unit.topics.engine_doubles import World, recs, settle
 
 from penstock.http.errors import UnknownPath
-from penstock.servers.caps import StreamLimits
-from penstock.servers.topics import fanout
+from penstock.servers.limits import StreamLimits
+from penstock.servers.topics import broadcaster
 from penstock.servers.topics.sse import read_id, write_id
 from penstock.topics import TopicConfig
 from penstock.topics.diff import DiffRequest
@@ -110,7 +110,7 @@ async def test_a_client_that_left_is_forgotten(world: World, watching: Watching)
     await world.engine.write("x", recs(1))
     await settle()
     assert writer.seqs() == []
-    assert not watching.api.hub._channels
+    assert not watching.api.broadcaster._channels
     assert not world.engine._catalog.get("x").waiters._listening
 
 
@@ -166,7 +166,7 @@ async def test_a_record_deleted_since_others_got_it_is_not_sent_from_memory(
 async def test_requests_get_their_turn_among_many_watchers(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "VISITS_PER_TURN", 2)
+    monkeypatch.setattr(broadcaster, "VISITS_PER_TURN", 2)
     await world.engine.put_topic("x", TopicConfig())
     writers = [(await watching.follow("x"))[1] for _ in range(7)]
     await world.engine.write("x", recs(1))
@@ -215,7 +215,7 @@ async def test_a_delivery_that_fails_cuts_off_its_client_and_nobody_else(
 async def test_a_turn_ends_when_much_was_read(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "BYTES_PER_TURN", 100)
+    monkeypatch.setattr(broadcaster, "BYTES_PER_TURN", 100)
     await world.engine.write("x", recs(*["y" * 90] * 20))
     writers = []
     for first in range(6):
@@ -446,7 +446,7 @@ async def test_idle_sessions_make_room_for_new_ones(world: World) -> None:
 async def test_a_session_follows_so_many_topics_and_says_which_one_was_too_many(
     world: World, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.servers.topics.sessions.WATCH_TOPICS_MAX", 2)
+    monkeypatch.setattr("penstock.servers.topics.watch.WATCH_TOPICS_MAX", 2)
     _, writer = await watching.open(await watching.create(topics={"p*": {}}))
     for name in ("p1", "p2", "p3"):
         await world.engine.put_topic(name, TopicConfig())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.servers.caps import StreamLimits
+from penstock.servers.limits import StreamLimits
 from penstock.servers.settings import ServerSettings, check_exposure, unknown_variables
 from penstock.topics.config import EngineConfig
 

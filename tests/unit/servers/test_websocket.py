@@ -69,7 +69,7 @@ async def world() -> AsyncIterator[World]:
 @pytest.fixture
 async def opened(world: World) -> tuple[WebSocket, FakeClient]:
     api = Watching(world).api
-    socket = WebSocket(world.engine, api.hub, api.caps, ANYONE)
+    socket = WebSocket(world.engine, api.broadcaster, api.caps, ANYONE)
     client = FakeClient()
     socket.connect(client)
     return socket, client

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.servers.live_doubles import FakeSink
 from tests.unit.topics.engine_doubles import World, recs, settle
 
-from penstock.servers.topics.work_feed import WorkFeed
+from penstock.servers.topics.queues import WorkFeed
 from penstock.topics import TopicConfig
 from penstock.topics.jobs import ClaimResult
 from penstock.topics.work import WorkStream

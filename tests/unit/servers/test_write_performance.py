@@ -10,7 +10,7 @@ from tests.unit.topics.fake_server import FakeServer, answer
 
 from penstock.http.message import Request
 from penstock.servers.topics.answers import write_answer
-from penstock.servers.topics.ws_messages import ack_message
+from penstock.servers.topics.websocket_messages import ack_message
 from penstock.topics.model import WriteResult
 
 

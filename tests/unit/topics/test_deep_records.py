@@ -10,7 +10,7 @@ import pytest
 
 from penstock.console.relayed import run_of, sequences_in
 from penstock.jsontext import members, stored_problem
-from penstock.servers.topics.cursor import read_cursor
+from penstock.servers.topics.answers import read_cursor
 from penstock.servers.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
 from penstock.spark.topic_pages import _read_page

@@ -3,19 +3,130 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from penstock import otlp
 from penstock.coordinator import Shutdown
-from penstock.errors import Corrupt, InvalidInput, PenstockError
+from penstock.errors import Corrupt, InvalidInput, LimitExceeded, PenstockError
+from penstock.http import (
+    JSON,
+    Fault,
+    HeaderList,
+    Refusal,
+    Request,
+    Response,
+    TransportFault,
+    UnsupportedMediaType,
+)
 from penstock.http import Call as HttpCall
-from penstock.http import Fault, HeaderList, Refusal, Request, Response, TransportFault
-from penstock.servers.database_app import RETRY
+from penstock.servers.database import RETRY
 from penstock.servers.errors import STATUS, told
-from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH, status_response
-from penstock.timeseries import Answer, Parameters, error_answer
+from penstock.timeseries import Answer, OtlpSeries, Parameters, error_answer, series_of_metrics
+
+PROTOBUF: Final = b"application/x-protobuf"
+_MEMBERS_MAX: Final = 100
+"""Each member of a gzip body costs a copy of what is behind it."""
+
+
+def is_json(request: Request) -> bool:
+    """Whether the client speaks JSON."""
+    return _content_type(request) == JSON
+
+
+def is_packed(request: Request) -> bool:
+    """Whether the body is gzip. Raises `UnsupportedMediaType` for a type or a packing that is not known."""
+    if _content_type(request) not in (JSON, PROTOBUF, b""):
+        raise UnsupportedMediaType("OTLP comes as application/x-protobuf or application/json")
+    encoding = request.headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity", b"gzip"):
+        raise UnsupportedMediaType(f"content-encoding {encoding.decode('ascii', 'replace')!r}: send gzip")
+    return encoding == b"gzip"
+
+
+def claimed_size(packed: bytes, bytes_max: int) -> int:
+    """How much a gzip body says that its last member unpacks to: nothing to rely on, but a start."""
+    return max(len(packed), min(int.from_bytes(packed[-4:], "little"), bytes_max))
+
+
+def unpacked(packed: bytes, bytes_max: int) -> bytes:
+    """All members of a gzip body one behind the other. Raises `InvalidInput` and `LimitExceeded`."""
+    body = b""
+    for _ in range(_MEMBERS_MAX):
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            body += unpacking.decompress(packed, bytes_max - len(body) + 1)
+        except zlib.error as error:
+            raise InvalidInput(f"the body is not gzip: {error}") from None
+        if len(body) > bytes_max:
+            raise LimitExceeded(f"the body unpacks to more than {bytes_max:,} bytes")
+        if not unpacking.eof:
+            raise InvalidInput("the body is gzip that was cut short")
+        packed = unpacking.unused_data
+        if not packed:
+            return body
+    raise InvalidInput(f"the body is gzip of more than {_MEMBERS_MAX} members")
+
+
+def otlp_series(body: bytes, *, json: bool) -> OtlpSeries:
+    """The series of a request. Raises `InvalidInput` and `LimitExceeded`."""
+    message = ExportMetricsServiceRequest()
+    try:
+        message.ParseFromString(otlp.from_json(body, otlp.Signal.METRICS) if json else body)
+    except DecodeError as error:
+        raise InvalidInput(f"the body is not an OTLP metrics request: {error}") from None
+    return series_of_metrics(message)
+
+
+def _content_type(request: Request) -> bytes:
+    return request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+OTLP_PATH: Final = b"/v1/metrics"
+REMOTE_WRITE_PATH: Final = b"/api/v1/write"
+_UNKNOWN: Final = 2
+_CODES: Final = {
+    400: 3,
+    401: 16,
+    403: 7,
+    404: 5,
+    405: 12,
+    413: 8,
+    415: 3,
+    422: 9,
+    429: 8,
+    500: 13,
+    503: 14,
+}
+"""The codes of `google.rpc` by the status that they are sent with."""
+
+
+def status_response(status: int, message: str, request: Request, headers: HeaderList) -> Response:
+    """The answer to an OTLP request that failed."""
+    code = _CODES.get(status, _UNKNOWN)
+    if is_json(request):
+        body = msgspec.json.encode({"code": code, "message": message})
+        return Response(status, body, content_type=JSON, headers=headers)
+    return Response(status, _status(code, message.encode()), content_type=PROTOBUF, headers=headers)
+
+
+def _status(code: int, message: bytes) -> bytes:
+    """Field 1 is the code, field 2 the message: not worth a package of messages."""
+    return b"\x08" + _varint(code) + b"\x12" + _varint(len(message)) + message
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*encoded, number))
+
 
 _LOG = logging.getLogger(__name__)
 _FORM: Final = b"application/x-www-form-urlencoded"

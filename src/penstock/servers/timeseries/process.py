@@ -16,8 +16,6 @@ from penstock.servers.timeseries.routes import TimeSeriesApi, timeseries_app
 from penstock.servers.timeseries.settings import Acknowledge, TimeSeriesSettings
 from penstock.timeseries import TimeSeries, TimeSeriesConfig
 
-__all__ = ["serve_timeseries"]
-
 
 async def serve_timeseries(
     store: str | Path | Storage,

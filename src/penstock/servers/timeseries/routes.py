@@ -12,11 +12,9 @@ from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.http import Response, Route, Routes, Scope, no_key
 from penstock.metrics import Registry
-from penstock.servers.database import check_writable
-from penstock.servers.database_app import DatabaseApp
-from penstock.servers.timeseries.app import Call, response_of, response_to
+from penstock.servers.database import DatabaseApp, check_writable
+from penstock.servers.timeseries.app import OTLP_PATH, REMOTE_WRITE_PATH, Call, response_of, response_to
 from penstock.servers.timeseries.settings import TimeSeriesSettings
-from penstock.servers.timeseries.status import OTLP_PATH, REMOTE_WRITE_PATH
 from penstock.servers.timeseries.writing import WriteApi
 from penstock.timeseries import (
     Answer,

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
 from penstock.http import Keyring, allowed_hosts
-from penstock.servers.exposure import check_reach
+from penstock.servers.settings import check_reach
 from penstock.timeseries import BODY_BYTES_MAX
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
-
-__all__ = ["Acknowledge", "TimeSeriesSettings"]
 
 
 class Acknowledge(enum.StrEnum):

@@ -11,10 +11,10 @@ from penstock.coordinator import Durability, WriteHandle
 from penstock.errors import Unavailable
 from penstock.http import JSON, Response, UnsupportedMediaType
 from penstock.metrics import Registry
-from penstock.servers.decoding import DecodedBytes, Held
-from penstock.servers.timeseries.app import Call
-from penstock.servers.timeseries.bodies import (
+from penstock.servers.database import DecodedBytes, Held
+from penstock.servers.timeseries.app import (
     PROTOBUF,
+    Call,
     claimed_size,
     is_json,
     is_packed,
@@ -23,8 +23,6 @@ from penstock.servers.timeseries.bodies import (
 )
 from penstock.servers.timeseries.settings import TimeSeriesSettings
 from penstock.timeseries import Metadata, RemoteWrite, Series, TimeSeries, decode_remote_write, unpacked_size
-
-__all__ = ["WriteApi"]
 
 _INLINE_BYTES: Final = 16 * 1024
 """Below this, reading a body costs less than a hop to a thread."""

@@ -1,7 +1,9 @@
-"""Response bodies. Records are joined as the engine keeps them; the rest is small and put around them."""
+"""Response bodies of the `/v0` API. Records and jobs are joined as the engine keeps them."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -9,19 +11,20 @@ from typing import Final
 import msgspec
 
 from penstock.http import Request, Response
-from penstock.servers.topics.cursor import write_cursor
-from penstock.topics import DeleteResult, Page, PutResult, RemoveResult, TopicState, WriteResult
-
-__all__ = [
-    "delete_answer",
-    "list_answer",
-    "page_answer",
-    "put_answer",
-    "remove_answer",
-    "state_answer",
-    "write_answer",
-    "write_performance",
-]
+from penstock.topics import (
+    AckResult,
+    ClaimResult,
+    Damaged,
+    DeleteResult,
+    ExtendResult,
+    InvalidRequest,
+    NackResult,
+    Page,
+    PutResult,
+    RemoveResult,
+    TopicState,
+    WriteResult,
+)
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BOOL: Final = (b"false", b"true")
@@ -172,3 +175,79 @@ def delete_answer(request: Request, result: DeleteResult) -> Response:
         "performance": _performance(request),
     }
     return Response(200, _ENCODE(body))
+
+
+_CLAIM: Final = b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f}}'
+_RETURNED: Final = (
+    b'{"topic":%b,"%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f%b}}'
+)
+
+
+def claim_answer(request: Request, result: ClaimResult) -> Response:
+    body = _CLAIM % (
+        _ENCODE(result.topic),
+        b",".join(result.fragments),
+        len(result.fragments),
+        result.ready,
+        elapsed_ms(request),
+    )
+    return Response(200, body)
+
+
+def ack_answer(request: Request, result: AckResult) -> Response:
+    fsync = b',"fsync_ms":%.3f' % result.fsync_ms if result.fsync_ms > 0 else b""
+    return _returned(request, b"acked", result.acked, result, fsync)
+
+
+def nack_answer(request: Request, result: NackResult) -> Response:
+    return _returned(request, b"nacked", result.nacked, result)
+
+
+def _returned(
+    request: Request, verb: bytes, count: int, result: AckResult | NackResult, more: bytes = b""
+) -> Response:
+    body = _RETURNED % (
+        _ENCODE(result.topic),
+        verb,
+        count,
+        _ENCODE(result.skipped) if result.skipped else b"[]",
+        result.ready,
+        result.in_flight,
+        elapsed_ms(request),
+        more,
+    )
+    return Response(200, body)
+
+
+def extend_answer(request: Request, result: ExtendResult) -> Response:
+    body = {
+        "topic": result.topic,
+        "extended": len(result.deadlines_ms),
+        "skipped": result.skipped,
+        "deadlines": result.deadlines_ms,
+        "performance": {"server_total_ms": round(elapsed_ms(request), 3)},
+    }
+    return Response(200, _ENCODE(body))
+
+
+class _Cursor(msgspec.Struct):
+    after: str
+
+
+def write_cursor(after: str) -> str:
+    return base64.b64encode(msgspec.json.encode(_Cursor(after))).decode()
+
+
+def read_cursor(text: str) -> str:
+    """The name to go on after; an empty cursor is the beginning. Raises `InvalidRequest`."""
+    if not text:
+        return ""
+    try:
+        return msgspec.json.decode(base64.b64decode(text, validate=True), type=_Cursor).after
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
+        raise InvalidRequest("the cursor is not one that this server gave out") from None
+
+
+def damaged_in(topic: str, error: Damaged) -> Damaged:
+    """The same error, its message and its detail naming the topic."""
+    return Damaged(f'topic "{topic}": {error}', {"topic": topic, **(error.detail or {})})

@@ -1,10 +1,10 @@
-"""Request bodies and queries, checked. Payloads stay JSON text: they are never turned into objects."""
+"""Request bodies and queries of the `/v0` API, checked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -14,27 +14,18 @@ from penstock.limits import JSON_DEPTH_MAX
 from penstock.topics import (
     NODE_BYTES_MAX,
     SEQ_MAX,
+    WATCH_BATCH_BYTES_DEFAULT,
+    WATCH_TOPICS_MAX,
     BareRecord,
     Durability,
     FreeText,
     InvalidRequest,
     NewRecord,
     TopicConfig,
+    TopicName,
+    Want,
+    parse_match,
 )
-
-__all__ = [
-    "DeleteBody",
-    "DiffBody",
-    "WireRecord",
-    "WriteBody",
-    "query_flag",
-    "query_number",
-    "read_config",
-    "read_delete",
-    "read_diff",
-    "read_json",
-    "read_write",
-]
 
 T = TypeVar("T")
 
@@ -249,3 +240,179 @@ def _key_of_header(request: Request) -> str | None:
         return header.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest("the Idempotency-Key header is not UTF-8") from None
+
+
+_ABSENT: Final = -1
+
+
+class ClaimBody(msgspec.Struct):
+    """The body of a claim. A missing node is told after it is known that the queue is there."""
+
+    node: FreeText = ""
+    max: _U32 = 1
+    lease_ms: _U64 | None = None
+
+
+class JobsBody(msgspec.Struct):
+    """The body of an ack, and the beginning of the others."""
+
+    seqs: list[_U64]
+    node: FreeText = ""
+    lease_ids: list[FreeText] = []
+
+
+class NackBody(JobsBody):
+    delay_ms: _U64 = 0
+
+
+class ExtendBody(JobsBody, kw_only=True):
+    lease_ms: _U64
+
+
+class WorkQuery(msgspec.Struct):
+    """The query of a work stream."""
+
+    node: FreeText
+    max: int
+    lease_ms: int | None
+
+
+_CLAIM: Final = msgspec.json.Decoder(ClaimBody)
+_ACK: Final = msgspec.json.Decoder(JobsBody)
+_NACK: Final = msgspec.json.Decoder(NackBody)
+_EXTEND: Final = msgspec.json.Decoder(ExtendBody)
+
+
+def read_claim(request: Request) -> ClaimBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    if not request.body:
+        raise InvalidRequest("the body is empty; send a JSON object with the node that claims")
+    body = read_json(_CLAIM, request)
+    _check_u64("lease_ms", body.lease_ms or 0)
+    return body
+
+
+def read_ack(request: Request) -> JobsBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    return _checked(read_json(_ACK, request))
+
+
+def read_nack(request: Request) -> NackBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    body = read_json(_NACK, request)
+    _checked(body)
+    _check_u64("delay_ms", body.delay_ms)
+    return body
+
+
+def read_extend(request: Request) -> ExtendBody:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    body = read_json(_EXTEND, request)
+    _checked(body)
+    _check_u64("lease_ms", body.lease_ms)
+    return body
+
+
+def _checked(body: JobsBody) -> JobsBody:
+    _check_u64("seqs", max(body.seqs, default=0))
+    return body
+
+
+def read_work(query: Mapping[str, str]) -> WorkQuery:
+    """What cannot be read is the default."""
+    lease_ms = query_number(query, "lease_ms", _ABSENT)
+    return WorkQuery(
+        node=query.get("node", ""),
+        max=query_number(query, "max", 1),
+        lease_ms=None if lease_ms == _ABSENT else lease_ms,
+    )
+
+
+HEARTBEAT_MS_MAX: Final = 60_000
+HEARTBEAT_MS_DEFAULT: Final = 15_000
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where to begin in a topic: behind a sequence, or at the head as it is now."""
+
+    from_seq: _U64 = 0
+    tail: bool = False
+
+
+class WatchBody(msgspec.Struct):
+    """The body of a new watch."""
+
+    topics: dict[TopicName, Start]
+    node: FreeText | list[FreeText] | None = None
+    limit: _U32 = 0
+    max_batch_bytes: _U64 = WATCH_BATCH_BYTES_DEFAULT
+    heartbeat_ms: _U64 = HEARTBEAT_MS_DEFAULT
+    include_meta: bool = True
+    include_data: bool = True
+    include_tags: bool = False
+    consistency: Literal["eventual", "strong"] = "eventual"
+    match: object = None
+
+
+_WATCH: Final = msgspec.json.Decoder(WatchBody)
+
+
+def read_watch(request: Request) -> tuple[WatchBody, Want]:
+    """Raises `UnsupportedMediaType` or `InvalidRequest`."""
+    body = read_json(_WATCH, request)
+    prefixes = sum(name.endswith("*") for name in body.topics)
+    if not body.topics or max(prefixes, len(body.topics) - prefixes) > WATCH_TOPICS_MAX:
+        raise InvalidRequest(f"a watch names 1 to {WATCH_TOPICS_MAX} topics, not {len(body.topics)}")
+    check_starts(body.topics)
+    want = want_of(
+        node=body.node,
+        limit=body.limit,
+        max_batch_bytes=body.max_batch_bytes,
+        include_meta=body.include_meta,
+        include_data=body.include_data,
+        include_tags=body.include_tags,
+        match=body.match,
+        strong=body.consistency == "strong",
+    )
+    return body, want
+
+
+def check_starts(topics: dict[str, Start]) -> None:
+    """Raises `InvalidRequest` for a number above 64 bits, for which the decoder knows no bound."""
+    for start in topics.values():
+        if start.from_seq > SEQ_MAX:
+            raise InvalidRequest("from_seq must be below 2^64")
+
+
+def want_of(
+    *,
+    node: str | list[str] | None,
+    limit: int,
+    max_batch_bytes: int,
+    include_meta: bool,
+    include_data: bool,
+    include_tags: bool,
+    match: object,
+    strong: bool = False,
+) -> Want:
+    """Raises `InvalidRequest` for a node or a predicate that can be none."""
+    nodes = [node] if isinstance(node, str) else node or []
+    if any(len(one.encode()) > NODE_BYTES_MAX for one in nodes):
+        raise InvalidRequest(f"a node has at most {NODE_BYTES_MAX} bytes")
+    if max_batch_bytes > SEQ_MAX:
+        raise InvalidRequest("max_batch_bytes must be below 2^64")
+    return Want.of(
+        limit=limit,
+        max_batch_bytes=max_batch_bytes,
+        nodes=nodes,
+        include_meta=include_meta,
+        include_data=include_data,
+        include_tags=include_tags,
+        match=None if match is None else parse_match(match),
+        strong=strong,
+    )
+
+
+def prefix_of(name: str) -> str | None:
+    """What stands before a `*` at the end of a name, which no topic has; None if there is none."""
+    return name[:-1] if name.endswith("*") else None

@@ -9,10 +9,8 @@ import msgspec
 
 from penstock.http import Response
 from penstock.metrics import Registry
-from penstock.servers.topics.seam import TopicsEngine
+from penstock.servers.topics.ports import TopicsEngine
 from penstock.topics import SYNC_BUCKETS_US, Durability, EngineStats, WalStats
-
-__all__ = ["TOPIC_SERIES_MAX", "health_answer", "metrics_answer", "ready_answer"]
 
 TOPIC_SERIES_MAX: Final = 1000
 """Topics that have series of their own: a scrape must not grow with the number of topics."""

@@ -24,15 +24,16 @@ from penstock.http import (
     UnknownPath,
     no_key,
 )
-from penstock.servers.caps import RequestLimiter, StreamLimits
 from penstock.servers.errors import response_to
+from penstock.servers.limits import RequestLimiter, StreamLimiter, StreamLimits
 from penstock.servers.topics import answers, bodies, metrics
-from penstock.servers.topics.cursor import read_cursor
-from penstock.servers.topics.damage import damaged_in
-from penstock.servers.topics.live import LiveApi
-from penstock.servers.topics.queue_routes import QueueApi
-from penstock.servers.topics.router_routes import RouterApi
-from penstock.servers.topics.seam import TopicsEngine
+from penstock.servers.topics.answers import damaged_in, read_cursor
+from penstock.servers.topics.broadcaster import Broadcaster
+from penstock.servers.topics.ports import TopicsEngine
+from penstock.servers.topics.queues import QueueApi
+from penstock.servers.topics.routers import RouterApi
+from penstock.servers.topics.watch import WatchApi
+from penstock.servers.topics.websocket import WebSocketApi
 from penstock.topics import (
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
@@ -44,8 +45,6 @@ from penstock.topics import (
     names_in,
     parse_match,
 )
-
-__all__ = ["TopicsApi", "topics_app"]
 
 _TOPIC: Final = b"/v0/topics/{name}"
 
@@ -274,3 +273,40 @@ def _missed(request: Request, allowed: bytes | None) -> Exception:
     if request.method == b"OPTIONS":
         return MethodNotAllowed("OPTIONS is not supported", headers=[(b"allow", b"GET, PUT, POST, DELETE")])
     return UnknownPath("nothing is at this path")
+
+
+class LiveApi:
+    """What stays open: one broadcaster, one count of streams. `drain` says goodbye to everybody."""
+
+    def __init__(self, engine: TopicsEngine, clock: Clock, limits: StreamLimits | None = None) -> None:
+        limits = StreamLimits() if limits is None else limits
+        self.broadcaster = Broadcaster(clock, engine.scheduler, beat_ms_min=limits.heartbeat_ms_min)
+        self.caps = StreamLimiter(limits)
+        self._watch = WatchApi(engine, self.broadcaster, self.caps, limits, clock)
+        self._socket = WebSocketApi(engine, self.broadcaster, self.caps)
+
+    @property
+    def connections(self) -> int:
+        """Streams and WebSockets that are open."""
+        return self.caps.total
+
+    @property
+    def sessions(self) -> int:
+        """Watch sessions, with and without a stream."""
+        return len(self._watch.sessions)
+
+    @property
+    def waiting(self) -> int:
+        """Topics that have something to deliver."""
+        return self.broadcaster.waiting
+
+    def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
+        self._watch.keys = keys
+        yield b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ, cap=cap)
+        # Streams have caps of their own. A watch asks for the key after it has looked at the rest.
+        yield b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, scope=Scope.NONE, auth=no_key)
+        yield b"GET", b"/v0/ws", Route(handler=self._socket.open, scope=Scope.NONE)
+
+    def drain(self) -> None:
+        """Tell every client that the server leaves."""
+        self.broadcaster.shut_down()

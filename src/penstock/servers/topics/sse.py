@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.errors import Corrupt, PenstockError
-from penstock.servers.caps import StreamLimiter
 from penstock.servers.errors import told
-from penstock.servers.topics.damage import damaged_in
-from penstock.servers.topics.outlet import Follower, Outlet
-from penstock.servers.topics.step import Step, quoted
+from penstock.servers.limits import StreamLimiter
+from penstock.servers.topics.answers import damaged_in
+from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription, quoted
 from penstock.topics import RETRY_AFTER_MS, Damaged, Tombstone
 
 if TYPE_CHECKING:
-    from penstock.servers.topics.fanout import Hub
-    from penstock.servers.topics.sessions import Session
+    from penstock.servers.topics.broadcaster import Broadcaster
+    from penstock.servers.topics.watch import Session
 
-__all__ = ["HEADERS", "RETRY", "SseStream", "event", "read_id", "write_id"]
 
 HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 RETRY: Final = b"retry: 2000\n\n"
@@ -52,11 +50,11 @@ def read_id(ident: bytes) -> dict[str, int]:
         return {}
 
 
-class SseStream(Outlet):
+class SseStream(Subscriber):
     """The open stream of a session. What it has handed to the connection is what the session has read."""
 
-    def __init__(self, hub: Hub, caps: StreamLimiter, session: Session) -> None:
-        super().__init__(hub, caps, session.principal, beat_s=session.heartbeat_ms / 1000)
+    def __init__(self, broadcaster: Broadcaster, caps: StreamLimiter, session: Session) -> None:
+        super().__init__(broadcaster, caps, session.principal, beat_s=session.heartbeat_ms / 1000)
         self._session = session
 
     def begin(self) -> None:
@@ -68,42 +66,42 @@ class SseStream(Outlet):
 
     # ---- what the client is told ---------------------------------------------------------------------
 
-    def tell(self, follower: Follower, step: Step, *, caught_up: bool) -> None:
+    def send_page(self, subscription: Subscription, step: RenderedPage, *, caught_up: bool) -> None:
         if step.tombstone is None and self._session.is_single:
             frame = step.frames.get(caught_up)
             if frame is None:
-                ident = write_id({follower.feed.name: step.to_seq})
-                frame = step.frames[caught_up] = self._frames(follower, step, ident, caught_up)
+                ident = write_id({subscription.feed.name: step.to_seq})
+                frame = step.frames[caught_up] = self._frames(subscription, step, ident, caught_up)
             self.send(frame)
             return
-        gap = b"" if step.tombstone is None else self._gap(follower, step, step.tombstone)
-        ident = self._ident(follower, step.to_seq)
-        self.send(gap + self._frames(follower, step, ident, caught_up))
+        gap = b"" if step.tombstone is None else self._gap(subscription, step, step.tombstone)
+        ident = self._ident(subscription, step.to_seq)
+        self.send(gap + self._frames(subscription, step, ident, caught_up))
 
-    def _gap(self, follower: Follower, step: Step, gap: Tombstone) -> bytes:
-        reason = gap.reason if follower.has_read or gap.reason == "recreated" else "from_seq_too_old"
+    def _gap(self, subscription: Subscription, step: RenderedPage, gap: Tombstone) -> bytes:
+        reason = gap.reason if subscription.has_read or gap.reason == "recreated" else "from_seq_too_old"
         data = {
-            "topic": follower.feed.name,
+            "topic": subscription.feed.name,
             "reason": reason,
             "gap_from": gap.gap_from,
             "gap_to": gap.gap_to,
             "earliest_seq": gap.earliest_seq,
             "head_seq": gap.head_seq,
         }
-        return event(b"tombstone", _ENCODE(data), self._ident(follower, step.from_seq))
+        return event(b"tombstone", _ENCODE(data), self._ident(subscription, step.from_seq))
 
-    def _frames(self, follower: Follower, step: Step, ident: bytes, caught_up: bool) -> bytes:
+    def _frames(self, subscription: Subscription, step: RenderedPage, ident: bytes, caught_up: bool) -> bytes:
         records = event(b"record", b"{" + step.records, ident) if step.has_records else b""
-        return records + (_caught_up(follower.feed.name, step.to_seq, ident) if caught_up else b"")
+        return records + (_caught_up(subscription.feed.name, step.to_seq, ident) if caught_up else b"")
 
-    def tell_caught_up(self, follower: Follower) -> None:
-        ident = self._ident(follower, follower.cursor)
-        self.send(_caught_up(follower.feed.name, follower.cursor, ident))
+    def tell_caught_up(self, subscription: Subscription) -> None:
+        ident = self._ident(subscription, subscription.cursor)
+        self.send(_caught_up(subscription.feed.name, subscription.cursor, ident))
 
-    def over(self, follower: Follower) -> None:
+    def topic_deleted(self, subscription: Subscription) -> None:
         """Terminal for the topic; the stream ends when it was the last."""
-        self.hub.unfollow(follower)
-        self.tell_deleted(follower.feed.name)
+        self.broadcaster.unfollow(subscription)
+        self.tell_deleted(subscription.feed.name)
 
     def tell_deleted(self, name: str) -> None:
         data = b'{"topic":%b,"head_seq":0,"reason":"deleted"}' % quoted(name)
@@ -112,12 +110,14 @@ class SseStream(Outlet):
         if self._session.is_over:
             self.end()
 
-    def fail(self, follower: Follower, error: PenstockError) -> None:
+    def fail(self, subscription: Subscription, error: PenstockError) -> None:
         """The stream ends, so that the client comes back and tries again from where it stands."""
         if isinstance(error, Damaged):
-            error = damaged_in(follower.feed.name, error)
+            error = damaged_in(subscription.feed.name, error)
         code = 500 if isinstance(error, Corrupt) else 503
-        self.send(event(b"error", _ENCODE({"code": code, "error": told(error), "topic": follower.feed.name})))
+        self.send(
+            event(b"error", _ENCODE({"code": code, "error": told(error), "topic": subscription.feed.name}))
+        )
         self.end()
 
     def warn(self, code: int, text: str, topics: list[str]) -> None:
@@ -129,7 +129,7 @@ class SseStream(Outlet):
         data = {"code": 429, "error": text, "retry_after_ms": RETRY_AFTER_MS, "topics": topics}
         self.send(event(b"error", _ENCODE(data)))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         if self.is_writable:
             self.send(b": hb %d\n\n" % self._session.now_ms())
 
@@ -137,8 +137,8 @@ class SseStream(Outlet):
         self.send(event(b"error", _SHUTTING_DOWN))
         self.end()
 
-    def _ident(self, follower: Follower, seq: int) -> bytes:
-        return write_id(self._session.cursors() | {follower.feed.name: seq})
+    def _ident(self, subscription: Subscription, seq: int) -> bytes:
+        return write_id(self._session.cursors() | {subscription.feed.name: seq})
 
 
 def _caught_up(name: str, head_seq: int, ident: bytes) -> bytes:

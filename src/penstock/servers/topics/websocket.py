@@ -13,17 +13,25 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.http import Call, Principal, RequestTask, Response, Scope, UpgradeWriter
-from penstock.servers.caps import StreamLimiter
 from penstock.servers.errors import response_to
-from penstock.servers.topics import ws_messages as messages
-from penstock.servers.topics.damage import damaged_in
-from penstock.servers.topics.fanout import Hub
-from penstock.servers.topics.outlet import Follower, Outlet
-from penstock.servers.topics.seam import TopicsEngine
-from penstock.servers.topics.step import Step
-from penstock.servers.topics.watch_bodies import check_starts, prefix_of, want_of
-from penstock.servers.topics.ws_messages import InvalidMessage, Ping, Publish, Subscribe, Unsubscribe
-from penstock.servers.topics.ws_protocol import PIECE_BYTES, Framing, handshake, text_frame
+from penstock.servers.limits import StreamLimiter
+from penstock.servers.topics import websocket_messages as messages
+from penstock.servers.topics.answers import damaged_in
+from penstock.servers.topics.bodies import check_starts, prefix_of, want_of
+from penstock.servers.topics.broadcaster import Broadcaster
+from penstock.servers.topics.ports import TopicsEngine
+from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
+from penstock.servers.topics.websocket_messages import (
+    PIECE_BYTES,
+    Framing,
+    InvalidMessage,
+    Ping,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    handshake,
+    text_frame,
+)
 from penstock.topics import (
     WATCH_TOPICS_MAX,
     Damaged,
@@ -34,8 +42,6 @@ from penstock.topics import (
     WriteResult,
     names_in,
 )
-
-__all__ = ["WebSocketApi"]
 
 PING_S: Final = 20.0
 """A client that says nothing for so long is asked; if it says nothing again it is gone."""
@@ -49,28 +55,30 @@ _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 class WebSocketApi:
     """Opens WebSockets."""
 
-    def __init__(self, engine: TopicsEngine, hub: Hub, caps: StreamLimiter) -> None:
+    def __init__(self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter) -> None:
         self._engine = engine
-        self._hub = hub
+        self._broadcaster = broadcaster
         self._caps = caps
 
     async def open(self, call: Call) -> Response:
         """`GET /v0/ws`: the handshake, 429, then the connection speaks WebSocket."""
         headers = handshake(call.request)
         self._caps.check(call.principal)
-        socket = WebSocket(self._engine, self._hub, self._caps, call.principal)
+        socket = WebSocket(self._engine, self._broadcaster, self._caps, call.principal)
         return Response(101, headers=headers, upgrade=socket)
 
 
-class WebSocket(Outlet):
+class WebSocket(Subscriber):
     """One client. Its commands are begun in the order in which they came, publishes side by side.
 
     A publish to a topic that is not there yet holds up what came behind it, because that must come later in
     the topic too.
     """
 
-    def __init__(self, engine: TopicsEngine, hub: Hub, caps: StreamLimiter, principal: Principal) -> None:
-        super().__init__(hub, caps, principal, beat_s=PING_S)
+    def __init__(
+        self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal
+    ) -> None:
+        super().__init__(broadcaster, caps, principal, beat_s=PING_S)
         self._engine = engine
         self._framing = Framing()
         self._client: UpgradeWriter | None = None
@@ -135,7 +143,7 @@ class WebSocket(Outlet):
         if self._framing.is_open:
             self.send(text_frame(message))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         if not self._was_heard:
             self.cut()
             return
@@ -263,7 +271,7 @@ class WebSocket(Outlet):
         missing = [name for name in starts if not self._engine.exists(name)]
         if missing and not command.lenient:
             raise TopicNotFound(missing[0])
-        if len(self.followers) + len(starts) > FOLLOWING_MAX:
+        if len(self.subscriptions) + len(starts) > FOLLOWING_MAX:
             raise Throttled(f"one connection follows at most {FOLLOWING_MAX} topics")
         told = {}
         for name in sorted(starts.keys() - set(missing)):
@@ -276,17 +284,17 @@ class WebSocket(Outlet):
                 "head_seq": state.head_seq,
                 "earliest_seq": state.earliest_seq,
             }
-            if name in self.followers:
-                self.hub.unfollow(self.followers[name])
-            self.hub.follow(self, feed, cursor, want)
+            if name in self.subscriptions:
+                self.broadcaster.unfollow(self.subscriptions[name])
+            self.broadcaster.follow(self, feed, cursor, want)
         # Followers are visited in the next turn: this comes before their first record.
         self._say(messages.subscribed_message(command.request_id, told))
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         names = command.names()
         for name in names:
-            if name in self.followers:
-                self.hub.unfollow(self.followers[name])
+            if name in self.subscriptions:
+                self.broadcaster.unfollow(self.subscriptions[name])
         self._say(messages.unsubscribed_message(command.request_id, names))
 
     # ---- publishing ----------------------------------------------------------------------------------
@@ -376,16 +384,16 @@ class WebSocket(Outlet):
 
     # ---- what the client is told ---------------------------------------------------------------------
 
-    def tell(self, follower: Follower, step: Step, *, caught_up: bool) -> None:
+    def send_page(self, subscription: Subscription, step: RenderedPage, *, caught_up: bool) -> None:
         if not self._framing.is_open:
             return
         key = ("ws", caught_up)
         frames = step.frames.get(key)
         if frames is None:
-            frames = step.frames[key] = self._frames(follower.feed.name, step, caught_up)
+            frames = step.frames[key] = self._frames(subscription.feed.name, step, caught_up)
         self.send(frames)
 
-    def _frames(self, name: str, step: Step, caught_up: bool) -> bytes:
+    def _frames(self, name: str, step: RenderedPage, caught_up: bool) -> bytes:
         gap = step.tombstone
         parts = [] if gap is None else [messages.tombstone_message(name, gap)]
         if step.has_records:
@@ -394,17 +402,17 @@ class WebSocket(Outlet):
             parts.append(messages.caught_up_message(name, step.to_seq))
         return b"".join(map(text_frame, parts))
 
-    def tell_caught_up(self, follower: Follower) -> None:
-        self._say(messages.caught_up_message(follower.feed.name, follower.cursor))
+    def tell_caught_up(self, subscription: Subscription) -> None:
+        self._say(messages.caught_up_message(subscription.feed.name, subscription.cursor))
 
-    def over(self, follower: Follower) -> None:
-        self.hub.unfollow(follower)
-        self._say(messages.deleted_message(follower.feed.name))
+    def topic_deleted(self, subscription: Subscription) -> None:
+        self.broadcaster.unfollow(subscription)
+        self._say(messages.deleted_message(subscription.feed.name))
 
-    def fail(self, follower: Follower, error: PenstockError) -> None:
+    def fail(self, subscription: Subscription, error: PenstockError) -> None:
         """The topic is followed no longer; the client may subscribe behind the trouble, or later."""
-        self.hub.unfollow(follower)
-        told = damaged_in(follower.feed.name, error) if isinstance(error, Damaged) else error
+        self.broadcaster.unfollow(subscription)
+        told = damaged_in(subscription.feed.name, error) if isinstance(error, Damaged) else error
         self._say(_error_of(b"null", told))
 
 

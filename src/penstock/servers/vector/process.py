@@ -15,8 +15,6 @@ from penstock.servers.vector.routes import VectorApi, vector_app
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import VectorConfig, VectorStore
 
-__all__ = ["serve_vector"]
-
 
 async def serve_vector(
     config: VectorConfig,

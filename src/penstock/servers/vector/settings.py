@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from penstock.coordinator import Durability
 from penstock.errors import ConfigError
 from penstock.http import Keyring, allowed_hosts
-from penstock.servers.exposure import check_reach
+from penstock.servers.settings import check_reach
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
-
-__all__ = ["VectorSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,22 +7,85 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from penstock.errors import PenstockError
 from penstock.http import Principal, StreamWriter
-from penstock.servers.caps import StreamLimiter
-from penstock.servers.topics.step import Step
-from penstock.topics import Feed, Fence, TopicNotFound, Want
+from penstock.servers.limits import StreamLimiter
+from penstock.topics import Feed, Fence, Page, Tombstone, TopicNotFound, Want
 
 if TYPE_CHECKING:
-    from penstock.servers.topics.fanout import Hub
+    from penstock.servers.topics.broadcaster import Broadcaster
 
-__all__ = ["Follower", "Outlet", "ReadStep"]
-
-ReadStep: TypeAlias = Callable[[int, Want], Step | None]
+_ENCODE = msgspec.json.Encoder().encode
 
 
-class Follower:
-    """One topic of one outlet. `cursor` is behind the last record that was handed to the connection."""
+def quoted(name: str) -> bytes:
+    """A name as JSON."""
+    return _ENCODE(name)
+
+
+class RenderedPage:
+    """From one place in a topic to the next: perhaps a gap, perhaps records, perhaps neither.
+
+    `from_seq` is where the records start, behind the gap if there is one. Frames are made once for all
+    subscriptions that take the same step; `frames` keeps them.
+    """
+
+    __slots__ = ("_fragments", "_records", "_topic", "frames", "from_seq", "head_seq", "to_seq", "tombstone")
+
+    def __init__(self, page: Page, from_seq: int) -> None:
+        self._topic = page.topic
+        self._fragments = page.fragments
+        self._records = b""
+        self.tombstone = page.tombstone
+        self.from_seq = from_seq if page.tombstone is None else _behind(page.tombstone)
+        self.to_seq = page.next_from_seq
+        self.head_seq = page.head_seq
+        self.frames: dict[object, bytes] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self._fragments))
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._fragments)
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing to tell: whatever there was is not for this subscription."""
+        return not self._fragments and self.tombstone is None
+
+    @property
+    def records(self) -> bytes:
+        """The members of a `record` message, up to and with its closing brace."""
+        if not self._records:
+            self._records = b'"topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
+                quoted(self._topic),
+                self.from_seq,
+                self.to_seq,
+                self.head_seq,
+                b",".join(self._fragments),
+            )
+        return self._records
+
+
+def _behind(gap: Tombstone) -> int:
+    """Where reading goes on behind a gap.
+
+    A topic that was recreated is read from its beginning: its `gap_to` is the head, and whoever resumed there
+    would miss everything in it.
+    """
+    return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
+
+
+ReadStep: TypeAlias = Callable[[int, Want], RenderedPage | None]
+
+
+class Subscription:
+    """One topic of one subscriber. `cursor` is behind the last record that was handed to the connection."""
 
     __slots__ = (
         "_began_seq",
@@ -34,27 +97,27 @@ class Follower:
         "is_live",
         "is_over",
         "is_queued",
-        "outlet",
+        "subscriber",
         "want",
     )
 
     def __init__(
         self,
         *,
-        outlet: Outlet,
+        subscriber: Subscriber,
         feed: Feed,
         read: ReadStep,
         cursor: int,
         want: Want,
         fence: Fence | None = None,
     ) -> None:
-        self.outlet = outlet
+        self.subscriber = subscriber
         self.feed = feed
         self.cursor = cursor
         self.want = want
         self._read = read
         self.has_read = False
-        """Something was read through this outlet before."""
+        """Something was read through this subscriber before."""
         self.is_live = False
         """It was told that it has caught up, and has not fallen behind since."""
         self.is_queued = False
@@ -75,15 +138,15 @@ class Follower:
 
     def visit(self) -> None:
         """Send the next page if there is one and the client takes it; else do nothing."""
-        outlet, feed = self.outlet, self.feed
-        if self.is_over or not outlet.is_writable:
+        subscriber, feed = self.subscriber, self.feed
+        if self.is_over or not subscriber.is_writable:
             return
         if feed.is_gone:
-            outlet.over(self)
+            subscriber.topic_deleted(self)
         elif self.cursor == (end_seq := self.end_seq):
             if not self.is_live and end_seq >= self._began_seq:
                 self.is_live = True
-                outlet.tell_caught_up(self)
+                subscriber.tell_caught_up(self)
             self._ask()
         elif self.cursor < end_seq or self._is_astray(end_seq):
             self._read_on()
@@ -103,40 +166,42 @@ class Follower:
         try:
             step = self._read(self.cursor, self.want)
         except PenstockError as error:
-            self.outlet.fail(self, error)
+            self.subscriber.fail(self, error)
             return
         if step is None:
-            self.outlet.fetch(self)
+            self.subscriber.fetch(self)
         else:
             self.take(step)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: RenderedPage) -> None:
         """Send what was read. Another page comes in another turn, so that nobody waits for the whole log."""
-        outlet, end_seq = self.outlet, self.end_seq
+        subscriber, end_seq = self.subscriber, self.end_seq
         reached = step.to_seq == end_seq and end_seq >= self._began_seq
         news = not step.is_silent
         caught_up = reached and (news or not self.is_live)
         if news or caught_up:
-            outlet.tell(self, step, caught_up=caught_up)
+            subscriber.send_page(self, step, caught_up=caught_up)
         self.cursor = step.to_seq
         self.has_read = True
         self.is_live = reached
         if step.to_seq != end_seq:
-            outlet.hub.put(self)
+            subscriber.broadcaster.put(self)
         else:
             self._ask()
 
 
-class Outlet(abc.ABC):
+class Subscriber(abc.ABC):
     """One client. Subclasses word what it is told; everything else about following is here.
 
     It is the live part of a response: `attach`, `writable` and `closed` come from the connection.
     """
 
-    def __init__(self, hub: Hub, caps: StreamLimiter, principal: Principal, *, beat_s: float) -> None:
-        self.hub = hub
+    def __init__(
+        self, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal, *, beat_s: float
+    ) -> None:
+        self.broadcaster = broadcaster
         self.principal = principal
-        self.followers: dict[str, Follower] = {}
+        self.subscriptions: dict[str, Subscription] = {}
         self.beat_s = beat_s
         self.sent_s = 0.0
         self._caps = caps
@@ -148,13 +213,14 @@ class Outlet(abc.ABC):
     def attach(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._caps.enter(self.principal)
-        self.hub.enter(self)
+        self.broadcaster.enter(self)
         self.begin()
 
     def writable(self) -> None:
-        for follower in self.followers.values():
-            if not follower.is_live or follower.cursor != follower.end_seq or follower.feed.is_gone:
-                self.hub.put(follower)
+        for subscription in self.subscriptions.values():
+            is_behind = not subscription.is_live or subscription.cursor != subscription.end_seq
+            if is_behind or subscription.feed.is_gone:
+                self.broadcaster.put(subscription)
 
     def closed(self) -> None:
         """The client has left, or was sent away."""
@@ -165,7 +231,7 @@ class Outlet(abc.ABC):
             self._fetching.cancel()
         self.left()
         self._caps.leave(self.principal)
-        self.hub.leave(self)
+        self.broadcaster.leave(self)
 
     @property
     def is_open(self) -> bool:
@@ -177,7 +243,7 @@ class Outlet(abc.ABC):
 
     def send(self, data: bytes) -> None:
         if self._writer is not None:
-            self.sent_s = self.hub.now_s
+            self.sent_s = self.broadcaster.now_s
             self._writer.write(data)
 
     def end(self) -> None:
@@ -194,25 +260,25 @@ class Outlet(abc.ABC):
 
     # ---- records that are not at hand ----------------------------------------------------------------
 
-    def fetch(self, follower: Follower) -> None:
-        """Read the next page of this follower from wherever it is; one at a time for each client."""
+    def fetch(self, subscription: Subscription) -> None:
+        """Read the next page of this subscription from wherever it is; one at a time for each client."""
         if self._fetching is None:
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch(follower))
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(subscription))
 
-    async def _fetch(self, follower: Follower) -> None:
-        from_seq = follower.cursor
+    async def _fetch(self, subscription: Subscription) -> None:
+        from_seq = subscription.cursor
         try:
-            page = await follower.feed.page(from_seq, follower.want, until_seq=follower.until_seq)
+            page = await subscription.feed.page(from_seq, subscription.want, until_seq=subscription.until_seq)
         except TopicNotFound:
             page = None
         except PenstockError as error:
             page = None
-            if not follower.is_over:
-                self.fail(follower, error)
+            if not subscription.is_over:
+                self.fail(subscription, error)
         finally:
             self._fetching = None
-        if page is not None and not follower.is_over and follower.cursor == from_seq:
-            follower.take(Step(page, from_seq))
+        if page is not None and not subscription.is_over and subscription.cursor == from_seq:
+            subscription.take(RenderedPage(page, from_seq))
         self.writable()
 
     # ---- what subclasses say -------------------------------------------------------------------------
@@ -225,26 +291,26 @@ class Outlet(abc.ABC):
         """The connection is open."""
 
     def left(self) -> None:  # noqa: B027 - most have nothing to remember
-        """The connection is closed; the followers are still there to be looked at."""
+        """The connection is closed; the subscriptions are still there to be looked at."""
 
     @abc.abstractmethod
-    def tell(self, follower: Follower, step: Step, *, caught_up: bool) -> None:
+    def send_page(self, subscription: Subscription, step: RenderedPage, *, caught_up: bool) -> None:
         """A gap, records, or both; and that this was all."""
 
     @abc.abstractmethod
-    def tell_caught_up(self, follower: Follower) -> None:
+    def tell_caught_up(self, subscription: Subscription) -> None:
         """There is nothing, or nothing more, to read."""
 
     @abc.abstractmethod
-    def over(self, follower: Follower) -> None:
+    def topic_deleted(self, subscription: Subscription) -> None:
         """The topic is gone."""
 
     @abc.abstractmethod
-    def fail(self, follower: Follower, error: PenstockError) -> None:
+    def fail(self, subscription: Subscription, error: PenstockError) -> None:
         """The next record cannot be read."""
 
     @abc.abstractmethod
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Nothing was sent for a whole interval."""
 
     @abc.abstractmethod

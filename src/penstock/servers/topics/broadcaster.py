@@ -2,10 +2,10 @@
 
 A publish marks its topic once per turn of the loop. A turn visits everybody who follows the topics that are
 next by their priority, and writes straight into the connections of those that keep up: no task, future or
-queue per delivery. What is read and rendered for one follower is shared by all others that stand at the same
-place and want the same. A follower whose connection is full, or whose records have to be fetched, is passed
-over; it reads on from the log by itself when it can, so it costs nobody else anything and nothing piles up
-for it.
+queue per delivery. What is read and rendered for one subscription is shared by all others that stand at the
+same place and want the same. A subscription whose connection is full, or whose records have to be fetched, is
+passed over; it reads on from the log by itself when it can, so it costs nobody else anything and nothing
+piles up for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.servers.topics.delays import Delays
-from penstock.servers.topics.dispatch import Dispatch
-from penstock.servers.topics.outlet import Follower, Outlet
-from penstock.servers.topics.step import Step
+from penstock.servers.topics.scheduler import Delays, DeliveryScheduler
+from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
 from penstock.topics import Feed, Fence, Scheduler, Want
-
-__all__ = ["Channel", "Hub"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,15 +61,15 @@ class Channel:
         "_turn",
         "feed",
         "fence",
-        "followers",
         "is_waiting",
         "priority",
         "served_s",
+        "subscriptions",
     )
 
     def __init__(self, feed: Feed, mark: Callable[[Channel], None], turn: _Turn) -> None:
         self.feed = feed
-        self.followers: dict[Follower, None] = {}
+        self.subscriptions: dict[Subscription, None] = {}
         self.fence: Fence | None = None
         """What holds those back who want synced records only, if there are such."""
         self.is_waiting = False
@@ -81,7 +77,7 @@ class Channel:
         self.served_s = float("-inf")
         self._mark = mark
         self._turn = turn
-        self._steps: dict[tuple[int, Want], Step] = {}
+        self._steps: dict[tuple[int, Want], RenderedPage] = {}
         feed.listen(self.mark)
 
     def mark(self) -> None:
@@ -99,8 +95,8 @@ class Channel:
             self.fence.close()
             self.fence = None
 
-    def read(self, from_seq: int, want: Want) -> Step | None:
-        """What comes after `from_seq`, as one follower or another has read it; None if it must be fetched."""
+    def read(self, from_seq: int, want: Want) -> RenderedPage | None:
+        """What comes after `from_seq`, as some subscription has read it; None if it must be fetched."""
         key = (from_seq, want)
         step = self._steps.get(key)
         if step is None:
@@ -108,7 +104,7 @@ class Channel:
             page = self.feed.page_at_hand(from_seq, want, until_seq=until_seq)
             if page is None:
                 return None
-            step = self._steps[key] = Step(page, from_seq)
+            step = self._steps[key] = RenderedPage(page, from_seq)
             self._turn.channels.add(self)
             self._turn.size += step.size
         return step
@@ -118,79 +114,79 @@ class Channel:
         self._steps.clear()
 
 
-class Hub:
-    """All channels, all outlets, and the turn that goes from the ones to the others."""
+class Broadcaster:
+    """All channels, all subscribers, and the turn that goes from the ones to the others."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, beat_ms_min: int = 1000) -> None:
         self._clock = clock
         self._tick_s = beat_ms_min / 1000 / _BEATS_PER_INTERVAL
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._dispatch = Dispatch(clock, scheduler, wake=self._schedule, put_off=self._tell_put_off)
+        self._dispatch = DeliveryScheduler(clock, scheduler, wake=self._schedule, put_off=self._tell_put_off)
         self._unsynced: Delays[Channel] = Delays(clock, Channel.mark)
         """Channels whose sync failed, until it is asked for again."""
-        self._warned: set[Outlet] = set()
+        self._warned: set[Subscriber] = set()
         self._this_turn = _Turn()
         self._wants: dict[Want, Want] = {}
-        self._fresh: deque[Follower] = deque()
+        self._fresh: deque[Subscription] = deque()
         """Those whose topic has changed, in the order of its priority."""
-        self._behind: deque[Follower] = deque()
+        self._behind: deque[Subscription] = deque()
         """Those who read on by themselves: a long log, or a connection that was full."""
         self._visits = 0
         self._is_due = False
-        self._outlets: dict[Outlet, None] = {}
-        self._beats: list[tuple[float, int, Outlet]] = []
+        self._subscribers: dict[Subscriber, None] = {}
+        self._beats: list[tuple[float, int, Subscriber]] = []
         self._beat_numbers = itertools.count()
         self._ticking: asyncio.Task[None] | None = None
         self.now_s = clock.monotonic()
-        """The time of this turn: outlets note when they last sent something."""
+        """The time of this turn: subscribers note when they last sent something."""
 
     # ---- who is there --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._outlets)
+        return len(self._subscribers)
 
     @property
     def waiting(self) -> int:
         """How many topics have something to deliver."""
         return len(self._dispatch)
 
-    def enter(self, outlet: Outlet) -> None:
-        """An outlet is open from now on, and is reminded after every interval without output."""
-        self._outlets[outlet] = None
-        self.now_s = outlet.sent_s = self._clock.monotonic()
-        self._push_beat(outlet)
+    def enter(self, subscriber: Subscriber) -> None:
+        """An subscriber is open from now on, and is reminded after every interval without output."""
+        self._subscribers[subscriber] = None
+        self.now_s = subscriber.sent_s = self._clock.monotonic()
+        self._push_beat(subscriber)
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
-    def leave(self, outlet: Outlet) -> None:
+    def leave(self, subscriber: Subscriber) -> None:
         """It is closed: nothing follows through it any more."""
-        self._outlets.pop(outlet, None)
-        self._warned.discard(outlet)
-        for follower in list(outlet.followers.values()):
-            self.unfollow(follower)
-        if not self._outlets and self._ticking is not None:
+        self._subscribers.pop(subscriber, None)
+        self._warned.discard(subscriber)
+        for subscription in list(subscriber.subscriptions.values()):
+            self.unfollow(subscription)
+        if not self._subscribers and self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
             self._beats.clear()
             self._dispatch.close()
             self._unsynced.close()
 
-    def follow(self, outlet: Outlet, feed: Feed, cursor: int, want: Want) -> Follower:
-        """Send what the topic has after `cursor`, and whatever comes, to this outlet."""
+    def follow(self, subscriber: Subscriber, feed: Feed, cursor: int, want: Want) -> Subscription:
+        """Send what the topic has after `cursor`, and whatever comes, to this subscriber."""
         want = self._same(want)
         key = (feed.name, feed.epoch)
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(feed, self._dispatch.mark, self._this_turn)
         fence = self._fence(channel) if want.strong else None
-        follower = Follower(
-            outlet=outlet, feed=feed, read=channel.read, cursor=cursor, want=want, fence=fence
+        subscription = Subscription(
+            subscriber=subscriber, feed=feed, read=channel.read, cursor=cursor, want=want, fence=fence
         )
-        channel.followers[follower] = None
-        outlet.followers[feed.name] = follower
+        channel.subscriptions[subscription] = None
+        subscriber.subscriptions[feed.name] = subscription
         feed.refresh()
-        self.put(follower)
-        return follower
+        self.put(subscription)
+        return subscription
 
     def _fence(self, channel: Channel) -> Fence:
         def tell(is_synced: bool) -> None:
@@ -209,35 +205,35 @@ class Hub:
             self._wants.clear()
         return self._wants.setdefault(want, want)
 
-    def unfollow(self, follower: Follower) -> None:
-        """Send nothing more of this topic to that outlet."""
-        follower.is_over = True
-        feed, outlet = follower.feed, follower.outlet
-        if outlet.followers.get(feed.name) is follower:
-            del outlet.followers[feed.name]
+    def unfollow(self, subscription: Subscription) -> None:
+        """Send nothing more of this topic to that subscriber."""
+        subscription.is_over = True
+        feed, subscriber = subscription.feed, subscription.subscriber
+        if subscriber.subscriptions.get(feed.name) is subscription:
+            del subscriber.subscriptions[feed.name]
         channel = self._channels.get((feed.name, feed.epoch))
         if channel is not None:
-            channel.followers.pop(follower, None)
-            if follower.want.strong and not any(other.want.strong for other in channel.followers):
+            channel.subscriptions.pop(subscription, None)
+            if subscription.want.strong and not any(other.want.strong for other in channel.subscriptions):
                 channel.lift_fence()
                 self._unsynced.discard(channel)
-            if not channel.followers:
+            if not channel.subscriptions:
                 channel.close()
                 self._dispatch.discard(channel)
                 del self._channels[feed.name, feed.epoch]
 
     def shut_down(self) -> None:
         """Tell every client that the server leaves, and end its stream."""
-        for outlet in list(self._outlets):
-            outlet.shut_down()
+        for subscriber in list(self._subscribers):
+            subscriber.shut_down()
 
     # ---- the turn ------------------------------------------------------------------------------------
 
-    def put(self, follower: Follower) -> None:
-        """Visit this follower in the next turn."""
-        if not follower.is_queued:
-            follower.is_queued = True
-            self._behind.append(follower)
+    def put(self, subscription: Subscription) -> None:
+        """Visit this subscription in the next turn."""
+        if not subscription.is_queued:
+            subscription.is_queued = True
+            self._behind.append(subscription)
             self._schedule()
 
     def _schedule(self) -> None:
@@ -255,13 +251,13 @@ class Hub:
                 break
             self._visits += 1
             reads_on = behind and (not fresh or not self._visits % _BEHIND_EVERY)
-            follower = behind.popleft() if reads_on else fresh.popleft()
-            follower.is_queued = False
+            subscription = behind.popleft() if reads_on else fresh.popleft()
+            subscription.is_queued = False
             try:
-                follower.visit()
+                subscription.visit()
             except Exception:  # noqa: BLE001 - a bug must not take the others with it
                 _LOG.exception("a delivery failed; its client is cut off, the others go on")
-                follower.outlet.cut()
+                subscription.subscriber.cut()
         turn.end()
         self._dispatch.end()
         if fresh or behind or self._dispatch.is_due:
@@ -275,44 +271,46 @@ class Hub:
         self._dispatch.begin()
         while len(self._fresh) < VISITS_PER_TURN and (channel := self._dispatch.take()) is not None:
             channel.feed.refresh()
-            for follower in channel.followers:
-                if not follower.is_queued:
-                    follower.is_queued = True
-                    self._fresh.append(follower)
+            for subscription in channel.subscriptions:
+                if not subscription.is_queued:
+                    subscription.is_queued = True
+                    self._fresh.append(subscription)
 
     def _tell_put_off(self, channels: Sequence[Channel]) -> None:
         """Say once to each client that some of its topics wait, until that is over for all."""
         if not channels:
             self._warned.clear()
-        outlets = {follower.outlet for channel in channels for follower in channel.followers}
-        for outlet in outlets - self._warned:
-            self._warned.add(outlet)
-            if outlet.is_writable:
-                self._warn(outlet)
+        subscribers = {
+            subscription.subscriber for channel in channels for subscription in channel.subscriptions
+        }
+        for subscriber in subscribers - self._warned:
+            self._warned.add(subscriber)
+            if subscriber.is_writable:
+                self._warn(subscriber)
 
-    def _warn(self, outlet: Outlet) -> None:
+    def _warn(self, subscriber: Subscriber) -> None:
         now_ms = self._clock.now_ms()
-        names = [name for name, one in outlet.followers.items() if one.feed.priority(now_ms) < 0]
+        names = [name for name, one in subscriber.subscriptions.items() if one.feed.priority(now_ms) < 0]
         try:
-            outlet.tell_put_off(sorted(names))
+            subscriber.tell_put_off(sorted(names))
         except Exception:  # noqa: BLE001 - see `_turn`
             _LOG.exception("a warning failed; its client is cut off, the others go on")
-            outlet.cut()
+            subscriber.cut()
 
     # ---- silence -------------------------------------------------------------------------------------
 
-    def _push_beat(self, outlet: Outlet) -> None:
-        due_s = outlet.sent_s + outlet.beat_s
-        heapq.heappush(self._beats, (due_s, next(self._beat_numbers), outlet))
+    def _push_beat(self, subscriber: Subscriber) -> None:
+        due_s = subscriber.sent_s + subscriber.beat_s
+        heapq.heappush(self._beats, (due_s, next(self._beat_numbers), subscriber))
 
     async def _tick(self) -> None:
         while True:
             await self._clock.sleep(self._tick_s)
             self.now_s = self._clock.monotonic()
             while self._beats and self._beats[0][0] <= self.now_s:
-                outlet = heapq.heappop(self._beats)[2]
-                if outlet in self._outlets:
-                    if outlet.sent_s + outlet.beat_s <= self.now_s:
-                        outlet.beat()
-                        outlet.sent_s = self.now_s
-                    self._push_beat(outlet)
+                subscriber = heapq.heappop(self._beats)[2]
+                if subscriber in self._subscribers:
+                    if subscriber.sent_s + subscriber.beat_s <= self.now_s:
+                        subscriber.heartbeat()
+                        subscriber.sent_s = self.now_s
+                    self._push_beat(subscriber)

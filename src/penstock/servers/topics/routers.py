@@ -8,10 +8,9 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.http import Call, Cap, Principal, Request, Response, Route, Routes, Scope
-from penstock.servers.topics.answers import elapsed_ms
+from penstock.servers.topics.answers import elapsed_ms, read_cursor, write_cursor
 from penstock.servers.topics.bodies import query_number, read_json
-from penstock.servers.topics.cursor import read_cursor, write_cursor
-from penstock.servers.topics.seam import TopicsEngine
+from penstock.servers.topics.ports import TopicsEngine
 from penstock.topics import (
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
@@ -26,8 +25,6 @@ from penstock.topics import (
     names_in,
     parse_match,
 )
-
-__all__ = ["RouterApi"]
 
 _ROUTER: Final = b"/v0/routers/{name}"
 _ENCODE: Final = msgspec.json.Encoder().encode

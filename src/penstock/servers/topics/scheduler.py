@@ -1,30 +1,88 @@
 """Which topic is delivered next: by priority, put together and put off as the pressure asks.
 
-A topic that waits is in the set once. Nothing here changes what a follower gets, only when: whatever was
+A topic that waits is in the set once. Nothing here changes what a subscription gets, only when: whatever was
 marked is given out, at the latest when the pressure has fallen or the topic has waited long enough.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from penstock.clock import Clock
-from penstock.servers.topics.delays import Delays
 from penstock.topics import ReadySet, Scheduler, band_of
 
 if TYPE_CHECKING:
-    from penstock.servers.topics.fanout import Channel
+    from penstock.servers.topics.broadcaster import Channel
 
-__all__ = ["Dispatch"]
+T = TypeVar("T")
+
+_SLACK_S: Final = 0.001
+"""What is due so soon comes back with what is due now."""
+
+
+class Delays(Generic[T]):
+    """Items that come back when their time is over, each held at most once. One task for all of them.
+
+    `back` is called with each; it must not raise, and may hold the item again.
+    """
+
+    def __init__(self, clock: Clock, back: Callable[[T], None]) -> None:
+        self._clock = clock
+        self._back = back
+        self._held: dict[T, float] = {}
+        self._heap: list[tuple[float, int, T]] = []
+        self._numbers = itertools.count()
+        self._waiting: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, item: T, due_s: float) -> None:
+        """Give it back at this time; what is held already comes when it would have come.
+
+        Who is due before all others may have to wait for the first of them.
+        """
+        if item in self._held:
+            return
+        self._held[item] = due_s
+        heapq.heappush(self._heap, (due_s, next(self._numbers), item))
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_task(self._wait())
+
+    def discard(self, item: T) -> None:
+        """It need not come back."""
+        self._held.pop(item, None)
+
+    def close(self) -> None:
+        """Nothing comes back any more."""
+        self._held.clear()
+        self._heap.clear()
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    async def _wait(self) -> None:
+        while self._heap:
+            await self._clock.sleep(max(self._heap[0][0] - self._clock.monotonic(), _SLACK_S))
+            now_s = self._clock.monotonic() + _SLACK_S
+            while self._heap and self._heap[0][0] <= now_s:
+                due_s, _, item = heapq.heappop(self._heap)
+                if self._held.get(item) == due_s:
+                    del self._held[item]
+                    self._back(item)
+        self._waiting = None
+
 
 _PULSE_S: Final = 0.05
 """How often those that wait are looked at: they rise, or what they waited for is over."""
 _AT_ONCE: Final = 1000
 
 
-class Dispatch:
+class DeliveryScheduler:
     """Channels with something to deliver. Belongs to the event loop's thread.
 
     `wake` is called when there is something to take; `put_off` every 50 ms with the channels that are not
@@ -59,7 +117,7 @@ class Dispatch:
         return self._ready.servable > 0
 
     def mark(self, channel: Channel) -> None:
-        """Something was published, or the topic is gone, of which its followers hear at once."""
+        """Something was published, or the topic is gone, of which its subscriptions hear at once."""
         is_gone = channel.feed.is_gone
         if channel.is_waiting:
             if not is_gone:

@@ -30,8 +30,6 @@ from penstock.topics import (
     WriteResult,
 )
 
-__all__ = ["TopicsEngine"]
-
 
 class TopicsEngine(Protocol):
     """The engine as the API uses it."""

@@ -34,14 +34,13 @@ from tests.crash.damage import FEW, MANY, Damage, Tally, damages, files_below, n
 
 from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.errors import PenstockError
+from penstock.spark.audit import audit_pipeline
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.audit import audit
 from penstock.spark.pipeline.checkpoint import Checkpoint, parse_offsets
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.microbatch import MicroBatches
 from penstock.spark.pipeline.outputs import table_of
-from penstock.spark.pipeline.redrive import redrive
-from penstock.spark.pipeline.redrive_plan import Wanted
+from penstock.spark.pipeline.redrive import Wanted, redrive
 from penstock.spark.pipeline.sink_spec import SinkSpec
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 from penstock.spark.tables import open_table
@@ -282,7 +281,7 @@ def check(root: Path, damage: Damage, caplog: pytest.LogCaptureFixture) -> tuple
             balanced = True
         else:
             start(root, more=2)
-            balanced = audit(spec_in(root), deep=True).balanced
+            balanced = audit_pipeline(spec_in(root), deep=True).balanced
             wrong = outcome(root, more=2)
     except (PenstockError, SparkRefuses, pa.ArrowException, OSError):
         return "refused", None
@@ -297,7 +296,7 @@ def test_without_damage_everything_is_delivered_once(
 ) -> None:
     make(tmp_path)
     start(tmp_path, more=2)
-    report = audit(spec_in(tmp_path), deep=True)
+    report = audit_pipeline(spec_in(tmp_path), deep=True)
     assert report.balanced, report.balance.findings
     assert outcome(tmp_path, more=2) is None
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

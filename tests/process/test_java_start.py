@@ -12,8 +12,8 @@ import pytest
 from pyspark import SparkContext
 
 from penstock.errors import PenstockError, Unavailable, Unsupported
-from penstock.spark.failures import explain
-from penstock.spark.java_process import java_ending, launch_java
+from penstock.spark.session.failures import explain
+from penstock.spark.session.java_process import java_ending, launch_java
 
 JAVA = """#!/bin/sh
 case "$*" in

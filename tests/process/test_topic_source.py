@@ -14,12 +14,11 @@ from tests.process.topics_server import KEY, Server, serving
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, InvalidInput
 from penstock.ids import mint_ulid
-from penstock.spark import topic_reader
-from penstock.spark.topic_offsets import StoredOffset, TopicGap
-from penstock.spark.topic_options import TopicAddress, TopicOptions
-from penstock.spark.topic_pages import RecordPage, fetch_page
-from penstock.spark.topic_reader import TopicReader
-from penstock.spark.topic_stream import TopicStreamReader
+from penstock.spark.sources import topic_reader
+from penstock.spark.sources.topic import TopicStreamReader
+from penstock.spark.sources.topic_offsets import StoredOffset, TopicGap
+from penstock.spark.sources.topic_options import TopicAddress, TopicOptions
+from penstock.spark.sources.topic_reader import RecordPage, TopicReader, fetch_page
 from penstock.topics.client import Unauthorized
 from penstock.topics.client.sync import Client
 from penstock.topics.config import TopicConfig

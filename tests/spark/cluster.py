@@ -17,7 +17,7 @@ from tests.servers import free_ports
 
 import penstock
 from penstock.buffer import Consumer, ConsumerConfig
-from penstock.spark.java import ensure_java
+from penstock.spark.session.java import ensure_java
 
 START_DEADLINE_S = 90.0
 # Two addresses of one machine: Spark never runs two attempts of a task on one host.

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from table_stream import stream_into_table
 
 from penstock.spark import build_session
-from penstock.spark.failures import explain
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.spec import read_spec
+from penstock.spark.session.failures import explain
 
 
 def register_race(spark: SparkSession, root: str) -> None:

@@ -21,8 +21,8 @@ from tests.spark.conftest import Plant
 from penstock.cli.audit import audit as audit_command
 from penstock.config import Setting
 from penstock.errors import ConfigError
+from penstock.spark.audit import audit_pipeline
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.audit import audit
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 
 
@@ -81,7 +81,7 @@ def root(finished: Path, tmp_path: Path) -> Path:
 
 
 def findings(spec: PipelineSpec, *, deep: bool = True) -> list[str]:
-    report = audit(spec, deep=deep)
+    report = audit_pipeline(spec, deep=deep)
     assert not report.balanced
     return [
         f"{found.subject}: {found.text}"
@@ -91,7 +91,7 @@ def findings(spec: PipelineSpec, *, deep: bool = True) -> list[str]:
 
 
 def check_balanced(spec: PipelineSpec) -> None:
-    report = audit(spec, deep=True)
+    report = audit_pipeline(spec, deep=True)
     assert report.balanced
     assert not report.balance.findings
     (totals,) = report.balance.sinks
@@ -224,4 +224,4 @@ def test_a_pipeline_that_never_ran_says_so_and_creates_nothing(plant: Plant) -> 
 
 def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key, expected one of t"):
-        audit(spec_in(tmp_path), sink="clicks")
+        audit_pipeline(spec_in(tmp_path), sink="clicks")

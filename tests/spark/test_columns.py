@@ -8,9 +8,9 @@ import pytest
 from penstock.buffer.batch import CompressionType, decode_batch, encode_batch
 from penstock.buffer.manifest import Entry, Metadata
 from penstock.codec import Block
-from penstock.spark import columns
-from penstock.spark.columns import COLUMNS, build_batch, regroup
-from penstock.spark.plan import BatchSlice, group, slice_of
+from penstock.spark.sources import columns
+from penstock.spark.sources.buffer_reader import group, slice_of
+from penstock.spark.sources.columns import COLUMNS, BatchSlice, build_batch, regroup
 
 
 def block_of(values: Sequence[bytes]) -> Block:

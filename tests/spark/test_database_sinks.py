@@ -16,13 +16,17 @@ from tests.spark.database_queues import entries_in, points_in, queued
 from tests.spark.test_buffer_sink import undo_last_commit
 
 from penstock.config import Setting
-from penstock.spark.databases.format import TimeSeriesFormat, VectorFormat
-from penstock.spark.databases.writers import SeriesStreamWriter, VectorStreamWriter
+from penstock.spark.audit import audit_pipeline
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.audit import audit
 from penstock.spark.pipeline.check import check_pipeline
-from penstock.spark.pipeline.database_rows import rows_to_write
+from penstock.spark.pipeline.rows import rows_to_write
 from penstock.spark.pipeline.spec import read_spec
+from penstock.spark.sinks.databases import (
+    SeriesStreamWriter,
+    TimeSeriesFormat,
+    VectorFormat,
+    VectorStreamWriter,
+)
 from penstock.vector.delta import TOMBSTONE
 from penstock.vector.records import decode_record
 
@@ -211,7 +215,7 @@ def test_a_pipeline_into_both_databases_is_checked_counted_and_balanced(plant: P
     assert (len(made), kept) == (2, {"a": [3.0, 0.0], "b": [2.0, 0.0]}), "the last row of each id, once"
     assert [dict(entry.attributes) for _, entry in made if entry is not TOMBSTONE] == [{"user": "u0"}] * 2
 
-    report = audit(spec)
+    report = audit_pipeline(spec)
     assert report.balanced
     totals = [(one.name, one.produced, one.delivered, one.dead, one.dropped) for one in report.balance.sinks]
     assert totals == [("points", 6, 4, 1, 1), ("docs", 6, 2, 1, 3)]

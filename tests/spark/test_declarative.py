@@ -20,7 +20,7 @@ from tests.spark.cluster import connect_server
 
 import penstock
 from penstock.buffer import Producer, ProducerConfig
-from penstock.spark.java import ensure_java
+from penstock.spark.session.java import ensure_java
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative_pipeline"
 PLACE = "/tmp/penstock-declarative"

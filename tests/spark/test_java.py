@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from penstock.errors import Unavailable, Unsupported
-from penstock.spark import java
-from penstock.spark.java import find_java, read_release, wrap_java, wrapper_script
+from penstock.spark.session import java
+from penstock.spark.session.java import find_java, read_release, wrap_java, wrapper_script
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_temporary_directory_that_somebody_else_laid_out_is_refused(
 
 
 PROGRAM = """
-from penstock.spark import java
+from penstock.spark.session import java
 java._COMMON_DIRECTORIES = ()
 from penstock.spark import build_session
 spark = build_session("wrapped", master="local[1]", conf={"spark.sql.codegen.wholeStage": "false"})

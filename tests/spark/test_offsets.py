@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, InvalidInput
-from penstock.spark.offsets import (
+from penstock.spark.sources.offsets import (
     Bounds,
     QueueGap,
     admit_batches,

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.columns import COLUMNS
-from penstock.spark.options import BATCHES_PER_TRIGGER, BufferOptions
+from penstock.spark.sources.buffer_options import BATCHES_PER_TRIGGER, BufferOptions
+from penstock.spark.sources.columns import COLUMNS
 
 
 def test_only_the_store_must_be_given() -> None:

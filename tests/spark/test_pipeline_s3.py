@@ -17,8 +17,8 @@ from tests import servers
 from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.config import Setting
 from penstock.objects import StoreConfig
+from penstock.spark.audit import audit_pipeline
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.audit import audit
 from penstock.spark.pipeline.spec import read_spec
 
 BATCHES, EACH = 4, 25
@@ -98,7 +98,7 @@ def test_a_pipeline_from_s3_to_s3_is_exact_also_when_a_micro_batch_runs_again(
         shutil.rmtree(Path(spec.checkpoint_path, "commits"))
         assert Pipeline(spec).start(spark, once=True).wait(250)
         assert_exact(server)
-        report = audit(spec, deep=True)
+        report = audit_pipeline(spec, deep=True)
         copies = asyncio.run(queued(server, "s3://lake/copies"))
     assert report.balanced, report
     assert Counter(map(int, copies)) == Counter(range(BATCHES * EACH))

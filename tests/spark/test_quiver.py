@@ -23,8 +23,8 @@ from penstock.quiver.ack_inbox import AckNote, read_note
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.upload import Uploader
-from penstock.spark.failures import explain
-from penstock.spark.quiver_offsets import SegmentGap
+from penstock.spark.session.failures import explain
+from penstock.spark.sources.quiver_offsets import SegmentGap
 from penstock.storage.fs import OsFileSystem
 
 

@@ -13,8 +13,7 @@ from tests.spark.conftest import Plant
 from penstock.cli.redrive import redrive as redrive_command
 from penstock.config import Setting
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.redrive import redrive
-from penstock.spark.pipeline.redrive_plan import Wanted
+from penstock.spark.pipeline.redrive import Wanted, redrive
 from penstock.spark.pipeline.spec import read_spec
 
 PIPELINE = """

@@ -5,8 +5,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, Unsupported
 from penstock.spark import build_session, register
-from penstock.spark.formats import check_spark
-from penstock.spark.session import is_local, session_settings
+from penstock.spark.session.formats import check_spark
+from penstock.spark.session.session import is_local, session_settings
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 

@@ -10,7 +10,7 @@ from tests.spark.conftest import Plant, records
 
 from penstock.buffer import Consumer, ConsumerConfig
 from penstock.errors import Corrupt
-from penstock.spark.failures import explain
+from penstock.spark.session.failures import explain
 
 
 def values(batches: list[list[tuple[int, int, bytes]]]) -> Counter[bytes]:

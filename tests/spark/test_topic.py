@@ -16,8 +16,8 @@ from tests.spark.conftest import finish
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, Unsupported
 from penstock.ids import mint_ulid
-from penstock.spark.failures import explain
-from penstock.spark.topic_offsets import TopicGap
+from penstock.spark.session.failures import explain
+from penstock.spark.sources.topic_offsets import TopicGap
 from penstock.topics.client.sync import Client
 from penstock.topics.config import TopicConfig
 

@@ -43,7 +43,7 @@ def audit(file: Path, changes: tuple[str, ...], sink: str | None, deep: bool, as
     Changes nothing, needs neither Java nor Spark, and may run beside the pipeline. Exits with 0 if every
     record is accounted for, else with 1 and the sequences that are not.
     """
-    from penstock.spark import audit as audit_pipeline
+    from penstock.spark import audit_pipeline
 
     spec = read_pipeline(file, changes)
     with Progress() as progress:

@@ -294,10 +294,10 @@ class PipelineBooks:
 
     def audit(self) -> AuditReport:
         """The account of every sink, from queue, checkpoint, ledger and tables."""
-        from penstock.spark import audit
+        from penstock.spark import audit_pipeline
 
         with self._whole_files():
-            return audit(self._spec)
+            return audit_pipeline(self._spec)
 
 
 def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> Sink:

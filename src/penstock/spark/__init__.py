@@ -15,24 +15,18 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.spark.failures import explain
-    from penstock.spark.formats import check_spark, register
-    from penstock.spark.java import JavaHome, ensure_java, find_java
-    from penstock.spark.java_exit import Ending, lost
-    from penstock.spark.java_process import forget_java, java_ending
+    from penstock.spark.audit import AuditReport, audit_pipeline
+    from penstock.spark.audit.inputs import apps_in_ledger, query_of
+    from penstock.spark.audit.ledger_reader import Finding
+    from penstock.spark.audit.reconcile import Balance, SinkTotals
     from penstock.spark.pipeline import Pipeline, PipelineStatus, RunningPipeline
-    from penstock.spark.pipeline.audit import AuditReport, audit
-    from penstock.spark.pipeline.balance import Balance, SinkTotals
-    from penstock.spark.pipeline.books import Finding
     from penstock.spark.pipeline.check import CheckFinding, check_pipeline
     from penstock.spark.pipeline.checkpoint import Checkpoint
+    from penstock.spark.pipeline.dead_letters import HEADS, read_letters
     from penstock.spark.pipeline.errors import explain_pipeline
-    from penstock.spark.pipeline.evidence import apps_in_ledger, query_of
     from penstock.spark.pipeline.ledger import BatchLine, Ledger
-    from penstock.spark.pipeline.letters import HEADS, read_letters
     from penstock.spark.pipeline.outputs import check_options, last_version_of, table_of
-    from penstock.spark.pipeline.redrive import Redrive, Redriven, redrive, redriven_places
-    from penstock.spark.pipeline.redrive_plan import Wanted
+    from penstock.spark.pipeline.redrive import Redrive, Redriven, Wanted, redrive, redriven_places
     from penstock.spark.pipeline.sink_spec import BufferSinkSpec, SinkSpec
     from penstock.spark.pipeline.spec import (
         DEAD_LETTERS,
@@ -41,8 +35,20 @@ if TYPE_CHECKING:
         load_spec,
         read_spec,
     )
-    from penstock.spark.queues import Backlog, QueueWatch
-    from penstock.spark.session import build_session
+    from penstock.spark.session import (
+        Ending,
+        JavaHome,
+        build_session,
+        check_spark,
+        ensure_java,
+        explain,
+        find_java,
+        forget_java,
+        java_ending,
+        lost,
+        register,
+    )
+    from penstock.spark.sources.queues import Backlog, QueueWatch
     from penstock.spark.tables.compact import CompactionReport, compact
     from penstock.spark.tables.delta import load_delta
     from penstock.spark.tables.delta_commits import find_commit
@@ -77,7 +83,7 @@ __all__ = [
     "TableSpec",
     "Wanted",
     "apps_in_ledger",
-    "audit",
+    "audit_pipeline",
     "build_session",
     "check_options",
     "check_pipeline",
@@ -108,28 +114,25 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "failures": "explain",
-            "formats": "check_spark register",
-            "java": "JavaHome ensure_java find_java",
-            "java_exit": "Ending lost",
-            "java_process": "forget_java java_ending",
             "pipeline": "Pipeline PipelineStatus RunningPipeline",
-            "pipeline.audit": "AuditReport audit",
-            "pipeline.balance": "Balance SinkTotals",
-            "pipeline.books": "Finding",
+            "audit": "AuditReport audit_pipeline",
+            "audit.reconcile": "Balance SinkTotals",
+            "audit.ledger_reader": "Finding",
             "pipeline.check": "CheckFinding check_pipeline",
             "pipeline.checkpoint": "Checkpoint",
             "pipeline.errors": "explain_pipeline",
-            "pipeline.evidence": "apps_in_ledger query_of",
+            "audit.inputs": "apps_in_ledger query_of",
             "pipeline.ledger": "BatchLine Ledger",
-            "pipeline.letters": "HEADS read_letters",
+            "pipeline.dead_letters": "HEADS read_letters",
             "pipeline.outputs": "check_options last_version_of table_of",
-            "pipeline.redrive": "Redrive Redriven redrive redriven_places",
-            "pipeline.redrive_plan": "Wanted",
+            "pipeline.redrive": "Redrive Redriven Wanted redrive redriven_places",
             "pipeline.sink_spec": "BufferSinkSpec SinkSpec",
             "pipeline.spec": "DEAD_LETTERS BufferSourceSpec PipelineSpec load_spec read_spec",
-            "queues": "Backlog QueueWatch",
-            "session": "build_session",
+            "session": (
+                "Ending JavaHome build_session check_spark ensure_java explain find_java forget_java "
+                "java_ending lost register"
+            ),
+            "sources.queues": "Backlog QueueWatch",
             "tables.compact": "CompactionReport compact",
             "tables.delta": "load_delta",
             "tables.delta_commits": "find_commit",

@@ -10,7 +10,7 @@ from penstock.cli import machine
 from penstock.cli.health import Status
 from penstock.cli.machine import PACKAGES, check_machine, release
 from penstock.errors import Unsupported
-from penstock.spark.java import find_java
+from penstock.spark.session.java import find_java
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 

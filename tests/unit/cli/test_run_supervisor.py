@@ -26,9 +26,9 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.spark.java_exit import Ending
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
+from penstock.spark.session.java_process import Ending
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

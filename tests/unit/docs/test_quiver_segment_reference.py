@@ -18,7 +18,7 @@ from penstock.quiver.segment_meta import encode_meta, schema_metadata
 from penstock.quiver.segment_store import SegmentStore
 from penstock.quiver.slots import SLOTS
 from penstock.quiver.upload import Uploader
-from penstock.spark.quiver_options import _NAMES, QuiverOptions
+from penstock.spark.sources.quiver_options import _NAMES, QuiverOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

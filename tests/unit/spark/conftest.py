@@ -11,8 +11,8 @@ from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.sharded import ShardedProducer
 from penstock.objects import LocalStore
-from penstock.spark.options import BufferOptions
-from penstock.spark.stream import BufferStreamReader
+from penstock.spark.sources.buffer import BufferStreamReader
+from penstock.spark.sources.buffer_options import BufferOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

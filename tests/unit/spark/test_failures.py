@@ -17,8 +17,8 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.spark.failures import explain
-from penstock.spark.offsets import QueueGap
+from penstock.spark.session.failures import explain
+from penstock.spark.sources.offsets import QueueGap
 
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("failures/*.txt")}
 
@@ -106,12 +106,12 @@ def test_what_spark_prints_becomes_one_sentence(name: str) -> None:
             "does not know the format penstock-topic in this session",
         ),
         (
-            "ImportError: cannot import name 'Hole' from 'penstock.spark.holes' (/x.py)",
+            "ImportError: cannot import name 'Hole' from 'penstock.spark.sources.gaps' (/x.py)",
             Unsupported,
-            "penstock.spark.holes on the workers has no Hole: they run another version",
+            "penstock.spark.sources.gaps on the workers has no Hole: they run another version",
         ),
         (
-            "AttributeError: Can't get attribute 'Hole' on <module 'penstock.spark.holes' from '/x.py'>",
+            "AttributeError: Can't get attribute 'Hole' on <module 'penstock.spark.sources.gaps' from '/x'>",
             Unsupported,
             "they run another version of Penstock",
         ),

@@ -8,12 +8,11 @@ import pytest
 from tests.unit.spark.conftest import Queue
 
 from penstock.buffer import BatchMissing, SerializationError
-from penstock.spark.columns import COLUMNS, arrow_schema, build_hole
-from penstock.spark.holes import Hole, hole_metadata, left_range
-from penstock.spark.offsets import Bounds
-from penstock.spark.options import BufferOptions
-from penstock.spark.plan import BatchSlice
-from penstock.spark.reader import read_slices
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.buffer_reader import read_slices
+from penstock.spark.sources.columns import COLUMNS, BatchSlice, arrow_schema, build_hole
+from penstock.spark.sources.gaps import Hole, hole_metadata, left_range
+from penstock.spark.sources.offsets import Bounds
 
 HELD = Bounds(first=5, following=9)
 

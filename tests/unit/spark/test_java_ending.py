@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from penstock.errors import PenstockError, StorageFull, Unavailable, Unsupported
-from penstock.spark.failures import explain
-from penstock.spark.java_exit import Ending, ending_in, lost, not_ready
+from penstock.spark.session.failures import explain
+from penstock.spark.session.java_process import Ending, ending_in, lost, not_ready
 
 EXITED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
 NOISE = ["WARNING: Using incubator modules: jdk.incubator.vector", "Picked up JAVA_TOOL_OPTIONS: -Xss1m", ""]

@@ -11,9 +11,10 @@ from tests.unit.spark.conftest import Queue
 from penstock.buffer import FencedError, sharded
 from penstock.errors import ConfigError
 from penstock.objects import ObjectStore
-from penstock.spark.offsets import QueueGap, StoredOffset, read_after, read_offset
-from penstock.spark.plan import BatchSlice, SlicePartition
-from penstock.spark.stream import BufferStreamReader
+from penstock.spark.sources.buffer import BufferStreamReader
+from penstock.spark.sources.buffer_reader import SlicePartition
+from penstock.spark.sources.columns import BatchSlice
+from penstock.spark.sources.offsets import QueueGap, StoredOffset, read_after, read_offset
 
 ALL = ReadAllAvailable()
 NOTHING: StoredOffset = {"0": 0}
@@ -112,7 +113,7 @@ def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
         looks.append(manifest_path)
         return await sharded.read_layout(store, manifest_path)
 
-    monkeypatch.setattr("penstock.spark.queues.read_layout", counted)
+    monkeypatch.setattr("penstock.spark.sources.queues.read_layout", counted)
     stream = queue.stream(mode=mode)
     start = stream.initialOffset()
     looks.clear()
@@ -127,7 +128,7 @@ def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
 def test_shards_that_the_user_forbids_are_never_looked_for(
     queue: Queue, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.queues.read_layout", None)
+    monkeypatch.setattr("penstock.spark.sources.queues.read_layout", None)
     stream = queue.stream(mode=mode, sharded="false")
     start = stream.initialOffset()
     queue.produce_sharded(2, shards=2)

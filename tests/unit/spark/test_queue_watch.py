@@ -5,7 +5,7 @@ import time
 import pytest
 from tests.unit.spark.conftest import Queue
 
-from penstock.spark.queues import Backlog, QueueWatch
+from penstock.spark.sources.queues import Backlog, QueueWatch
 
 
 def test_a_queue_that_does_not_exist_yet_has_no_backlog(queue: Queue) -> None:

@@ -7,7 +7,7 @@ from tests.unit.quiver.bundles import SECOND_NS
 
 from penstock.errors import ConfigError
 from penstock.quiver.model import SegmentInfo, Signal
-from penstock.spark.quiver_offsets import (
+from penstock.spark.sources.quiver_offsets import (
     SegmentGap,
     absent,
     between,

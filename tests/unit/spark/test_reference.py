@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.columns import COLUMNS
-from penstock.spark.databases.series_columns import SERIES_OPTIONS
-from penstock.spark.databases.vector_columns import VECTOR_OPTIONS
-from penstock.spark.options import _NAMES
-from penstock.spark.topic_columns import TOPIC_COLUMNS
-from penstock.spark.topic_options import _NAMES as TOPIC_NAMES
-from penstock.spark.topic_sink_options import _NAMES as TOPIC_SINK_NAMES
+from penstock.spark.sinks.series import SERIES_OPTIONS
+from penstock.spark.sinks.topic_options import _NAMES as TOPIC_SINK_NAMES
+from penstock.spark.sinks.vectors import VECTOR_OPTIONS
+from penstock.spark.sources.buffer_options import _NAMES
+from penstock.spark.sources.columns import COLUMNS
+from penstock.spark.sources.topic_columns import TOPIC_COLUMNS
+from penstock.spark.sources.topic_options import _NAMES as TOPIC_NAMES
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "spark.md").read_text(encoding="utf-8")
 

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.buffer import CompressionType, Transaction
 from penstock.errors import ConfigError
-from penstock.spark.sink import BufferStreamWriter
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sinks.buffer import BufferStreamWriter
+from penstock.spark.sinks.options import SinkOptions
 
 
 def parse(**given: str) -> SinkOptions:

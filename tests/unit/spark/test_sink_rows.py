@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 from penstock.buffer import CompressionType, InvalidInputError
 from penstock.buffer.batch import decode_batch, encode_batch
 from penstock.errors import ConfigError
-from penstock.spark.sink_rows import BatchRows, check_columns, gather
+from penstock.spark.sinks.buffer import BatchRows, check_columns, gather
 
 
 def batch(values: list[bytes | None], metadata: list[bytes | None] | None = None) -> pa.RecordBatch:

@@ -9,10 +9,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from tests.unit.spark.conftest import Queue
 
 from penstock.errors import InvalidInput
-from penstock.spark.holes import Hole
-from penstock.spark.offsets import QueueGap, StoredOffset
-from penstock.spark.plan import SlicePartition
-from penstock.spark.stream import BufferStreamReader
+from penstock.spark.sources.buffer import BufferStreamReader
+from penstock.spark.sources.buffer_reader import SlicePartition
+from penstock.spark.sources.gaps import Hole
+from penstock.spark.sources.offsets import QueueGap, StoredOffset
 
 ALL = ReadAllAvailable()
 

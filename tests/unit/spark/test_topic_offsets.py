@@ -5,8 +5,8 @@ import json
 import pytest
 
 from penstock.errors import ConfigError, Corrupt, InvalidInput
-from penstock.spark.offsets import Bounds
-from penstock.spark.topic_offsets import (
+from penstock.spark.sources.offsets import Bounds
+from penstock.spark.sources.topic_offsets import (
     TopicGap,
     TopicRange,
     admit,

@@ -6,11 +6,10 @@ import pytest
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, InvalidInput
-from penstock.spark.topic_columns import TOPIC_COLUMNS, build_gap, build_records, empty_batch
-from penstock.spark.topic_options import TopicOptions
-from penstock.spark.topic_rows import check_topic_columns, chunks
-from penstock.spark.topic_sink import chunk_key
-from penstock.spark.topic_sink_options import TopicSinkOptions
+from penstock.spark.sinks.topic import check_topic_columns, chunk_key, chunks
+from penstock.spark.sinks.topic_options import TopicSinkOptions
+from penstock.spark.sources.topic_columns import TOPIC_COLUMNS, build_gap, build_records, empty_batch
+from penstock.spark.sources.topic_options import TopicOptions
 from penstock.topics.config import Durability
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX

@@ -13,7 +13,7 @@ from penstock.jsontext import members, stored_problem
 from penstock.servers.topics.answers import read_cursor
 from penstock.servers.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
-from penstock.spark.topic_pages import _read_page
+from penstock.spark.sources.topic_reader import _read_page
 from penstock.topics.batch import prepare
 from penstock.topics.client import answers, queue_answers
 from penstock.topics.client.events import Frame, event_of

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Final, Literal
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, Corrupt, PenstockError, PermissionDenied, Unavailable
 from penstock.objects import StoreAddress, StoreConfig, check_conditional_writes, open_store
-from penstock.spark.columns import spark_schema
-from penstock.spark.java import find_java
-from penstock.spark.offsets import Bounds
-from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
-from penstock.spark.pipeline.database_rows import check_database_columns
 from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
 from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
 from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.outputs import queue_of, table_of
 from penstock.spark.pipeline.pipeline import Pipeline
+from penstock.spark.pipeline.rows import check_database_columns
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
-from penstock.spark.queues import ReadQueue, bounds_of
+from penstock.spark.session.java import find_java
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.columns import spark_schema
+from penstock.spark.sources.offsets import Bounds
+from penstock.spark.sources.queues import ReadQueue, bounds_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -216,7 +216,7 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
 
 
 def _queue_target(sink: SinkSpec, schema: StructType) -> str:
-    from penstock.spark.sink_rows import check_columns
+    from penstock.spark.sinks.buffer import check_columns
 
     if sink.kind == "buffer":
         check_columns(schema)
@@ -287,7 +287,7 @@ def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
     """Raise `QueueGap` unless the queue is the checkpoint's, and still holds what comes next."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-    from penstock.spark.stream import BufferStreamReader
+    from penstock.spark.sources.buffer import BufferStreamReader
 
     looking = BufferStreamReader(replace(options, mode="read"))
     looking.latestOffset(offset, ReadAllAvailable())  # type: ignore[arg-type]

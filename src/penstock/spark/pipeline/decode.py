@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InvalidInput, PenstockError
 from penstock.limits import JSON_NUMBER_DIGITS_MAX, JSON_STORED_DEPTH_MAX
-from penstock.spark.pipeline.otlp_rows import otlp_table
+from penstock.spark.pipeline.rows import otlp_table
 from penstock.spark.pipeline.spec import DecodeSpec
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from penstock.errors import ConfigError, InvalidInput, PenstockError
-from penstock.spark.failures import explain
+from penstock.spark.session.failures import explain
 
 __all__ = ["BadRecord", "TransformError", "explain_pipeline"]
 

@@ -24,13 +24,12 @@ import xxhash
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Corrupt
-from penstock.spark.offsets import Offset
 from penstock.spark.pipeline.checkpoint import Checkpoint
-from penstock.spark.pipeline.database_rows import leaves_rows_out, rows_to_write
 from penstock.spark.pipeline.dead_letters import letters_of
 from penstock.spark.pipeline.decode import REASON, decode
 from penstock.spark.pipeline.ledger import BatchLine, BatchPlan, Ledger
 from penstock.spark.pipeline.outputs import last_version_of, sink_format, sink_options, table_of
+from penstock.spark.pipeline.rows import leaves_rows_out, rows_to_write
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.pipeline.transform import (
     Shape,
@@ -39,6 +38,7 @@ from penstock.spark.pipeline.transform import (
     check_shape,
     shape_of_plan,
 )
+from penstock.spark.sources.offsets import Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from penstock.blocking import loop_thread
 from penstock.buffer import last_version, shard_config, shard_of
 from penstock.objects import open_store
-from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.sink_spec import (
     BufferSinkSpec,
@@ -17,8 +16,9 @@ from penstock.spark.pipeline.sink_spec import (
     VectorSinkSpec,
 )
 from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
-from penstock.spark.queues import count_shards
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sinks.options import SinkOptions
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.queues import count_shards
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
 from penstock.units import parse_size

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.config import Setting
 from penstock.errors import ConfigError, Corrupt, PenstockError
-from penstock.spark.offsets import Offset, resolve
-from penstock.spark.options import BufferOptions
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS, infer_schema, parse_schema
 from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.ledger import BatchLine, Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
-from penstock.spark.pipeline.otlp_rows import otlp_columns
 from penstock.spark.pipeline.outputs import source_options
+from penstock.spark.pipeline.rows import otlp_columns
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
-from penstock.spark.queues import Backlog, QueueWatch, ReadQueue, bounds_of
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.queues import Backlog, QueueWatch, ReadQueue, bounds_of
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:

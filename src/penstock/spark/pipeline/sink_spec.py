@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from penstock.errors import ConfigError
-from penstock.spark.databases.series_columns import SeriesColumns
-from penstock.spark.databases.vector_columns import VectorColumns
+from penstock.spark.sinks.series import SeriesColumns
+from penstock.spark.sinks.vectors import VectorColumns
 from penstock.units import SizeLike
 
 __all__ = [

@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, Pen
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import Blob, ByteRange, ObjectInfo, ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.reader import worker_store
+from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.commits import APPS, COMMITS, SCHEMA, Decision, FolderSchema, app_key, rows_in
 from penstock.spark.tables.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.publishing import publish_file

@@ -8,24 +8,27 @@ values.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import decimal
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.blocking import loop_thread
 from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import InvalidInput
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.reader import worker_store
-from penstock.spark.tables.split import exact_folder, safe_folder, split
-from penstock.spark.tables.stats import delta_stats, statistics_columns
+from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.table import DataFile, FileLayout, PartitionValues
-
-__all__ = ["PartBuffer", "staged_key", "write_parts"]
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Rows in memory, before encoding. Larger groups compress no better and hold up readers that skip."""
@@ -171,3 +174,187 @@ def _footer_bytes(footer: pq.FileMetaData) -> bytes:
     sink = pa.BufferOutputStream()
     footer.write_metadata_file(sink)
     return bytes(sink.getvalue())
+
+
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The folder that every reader of such tables takes for null."""
+
+_FOLDER_TEXT_MAX: Final = 100
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.+-]")
+# What readers would take apart or decode, and what the stores' own keys leave out.
+_MISREAD: Final = re.compile(r'[\x00-\x1f"#%\'*/:=?\\{}\[\]^<>|`~\x7f-\x9f]')
+
+
+def split(
+    batch: pa.RecordBatch, columns: Sequence[str], *, keep: bool
+) -> list[tuple[PartitionValues, pa.RecordBatch]]:
+    """The rows of `batch` for each combination of values in `columns`; the order inside one is kept.
+
+    With `keep` the columns stay in the rows. Without, the empty string counts as null: folders cannot tell
+    them apart, and other writers do the same.
+    """
+    if not batch.num_rows:
+        return []
+    rest = batch if keep else batch.drop_columns(list(columns))
+    encoded = [_encode(batch.column(name), keep) for name in columns]
+    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    for indices, texts in encoded:
+        codes = codes * len(texts) + indices
+    starts, order = _groups(codes)
+    if order is not None:
+        rest = rest.take(pa.array(order))
+    found: list[tuple[PartitionValues, pa.RecordBatch]] = []
+    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+        row = int(order[start]) if order is not None else start
+        values = tuple(
+            (name, texts[indices[row]]) for name, (indices, texts) in zip(columns, encoded, strict=True)
+        )
+        found.append((values, rest.slice(start, end - start)))
+    return found
+
+
+def _groups(codes: np.ndarray) -> tuple[list[int], np.ndarray | None]:
+    """Where each run of equal codes starts, and the order of rows that makes the runs (None: as they are)."""
+    if (codes == codes[0]).all():
+        return [0], None
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
+    return [int(start) for start in starts], order
+
+
+def _encode(column: pa.Array, keep: bool) -> tuple[np.ndarray, list[str | None]]:
+    """For every row the number of its value, and the values as text."""
+    encoded = column.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False), [
+        _text(value) if value != "" or keep else None for value in encoded.dictionary.to_pylist()
+    ]
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)
+
+
+def safe_folder(partition: PartitionValues) -> str:
+    """A folder for these values where only people read its name: the table knows the values itself."""
+    return "/".join(f"{_clean(name)}={_clean(value)}" for name, value in partition)
+
+
+def _clean(text: str | None) -> str:
+    return NULL_FOLDER if text is None else _UNSAFE.sub("_", text)[:_FOLDER_TEXT_MAX]
+
+
+def exact_folder(partition: PartitionValues) -> str:
+    """The folder that readers take the values from. Raises `InvalidInput` for one that fits no path."""
+    for name, value in partition:
+        misread = _MISREAD.search(value or "")
+        if misread:
+            raise InvalidInput(
+                f"partition column {name!r} has the value {value!r}: {misread.group()!r} cannot stand in the "
+                "name of a folder that all readers understand. Replace it in the query "
+                f"(regexp_replace({name}, ...)), divide by another column, or write a Delta table"
+            )
+    return "/".join(f"{name}={NULL_FOLDER if value is None else value}" for name, value in partition)
+
+
+_COLUMNS_MAX: Final = 128
+"""More would bloat the log. Readers expect the first 32 of the table, whose order the rows need not have."""
+_STATISTIC_TEXT_MAX: Final = 64
+_SURROGATES: Final = (0xD800, 0xDFFF)
+_FLOAT_MAX: Final = {"FLOAT": (2 - 2**-23) * 2.0**127, "DOUBLE": (2 - 2**-52) * 2.0**1023}
+
+Plain: TypeAlias = str | int | float | bool | msgspec.Raw
+Bounds: TypeAlias = tuple[Plain, Plain]
+
+
+def statistics_columns(schema: pa.Schema) -> list[str]:
+    """The columns worth knowing the least and greatest value of: plain ones, but not bytes."""
+    return _plain_columns(schema)[:_COLUMNS_MAX]
+
+
+def _plain_columns(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if not (pa.types.is_nested(field.type) or _is_bytes(field.type))]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def delta_stats(footer: pq.FileMetaData, schema: pa.Schema) -> str:
+    """The `stats` of an add action: rows, nulls of the plain columns, and bounds no value lies outside of.
+
+    Bounds may be wider than the values: long texts are cut, and a float may be any number. They are left out
+    altogether if a column that has values cannot get any.
+    """
+    wanted = set(statistics_columns(schema))
+    nulls: dict[str, int] = {}
+    bounds: dict[str, Bounds | None] = {}
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        if name not in wanted:
+            continue
+        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        known = all(group is not None and group.has_null_count for group in groups)
+        if known:
+            nulls[name] = sum(group.null_count for group in groups)
+        if not known or nulls[name] < footer.num_rows:
+            bounds[name] = _bounds(groups)
+    found: dict[str, object] = {"numRecords": footer.num_rows}
+    told = {name: pair for name, pair in bounds.items() if pair is not None}
+    if told and len(told) == len(bounds) and len(_plain_columns(schema)) <= _COLUMNS_MAX:
+        found["minValues"] = {name: low for name, (low, _) in told.items()}
+        found["maxValues"] = {name: high for name, (_, high) in told.items()}
+    found["nullCount"] = nulls
+    return msgspec.json.encode(found).decode()
+
+
+def _bounds(groups: Sequence[pq.Statistics | None]) -> Bounds | None:
+    # A group of nulls alone has no least value, and takes none away from the others.
+    filled = [group for group in groups if group is not None and group.num_values]
+    if not filled or any(group is None for group in groups):
+        return None
+    if filled[0].physical_type in _FLOAT_MAX:
+        return _float_bounds(filled)
+    if not all(group.has_min_max for group in filled):
+        return None
+    try:
+        low, high = min(group.min for group in filled), max(group.max for group in filled)
+    except (OverflowError, ValueError):
+        return None  # a date beyond what Python can say, or a text that is none
+    if isinstance(low, str):
+        end = _cut_up(high)
+        return None if end is None else (low[:_STATISTIC_TEXT_MAX], end)
+    least, greatest = _plain(low), _plain(high)
+    return None if least is None or greatest is None else (least, greatest)
+
+
+def _float_bounds(groups: Sequence[pq.Statistics]) -> Bounds | None:
+    """Any number: the footer does not tell of NaN, which engines place differently. JSON has no infinity."""
+    ends = [end for group in groups if group.has_min_max for end in (group.min, group.max)]
+    most = _FLOAT_MAX[groups[0].physical_type]
+    return None if any(math.isinf(end) for end in ends) else (-most, most)
+
+
+def _cut_up(text: str) -> str | None:
+    """A short text that is not less than `text`; None if there is none."""
+    if len(text) <= _STATISTIC_TEXT_MAX:
+        return text
+    cut = text[:_STATISTIC_TEXT_MAX].rstrip(chr(0x10FFFF))
+    if not cut:
+        return None
+    following = ord(cut[-1]) + 1
+    return cut[:-1] + chr(_SURROGATES[1] + 1 if following == _SURROGATES[0] else following)
+
+
+def _plain(value: object) -> Plain | None:
+    if isinstance(value, dt.datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return f"{text}Z" if value.tzinfo else text
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        # A number with all its digits; readers do not know exponents here.
+        return msgspec.Raw(format(value, "f").encode())
+    return value if isinstance(value, bool | int) else None

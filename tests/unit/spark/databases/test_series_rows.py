@@ -16,14 +16,16 @@ from tests.unit.spark.databases.schemas import schema_of
 
 from penstock.errors import ConfigError, InvalidInput
 from penstock.services.timeseries_feed import METRICS_PAYLOAD as READ_PAYLOAD
-from penstock.spark.databases.options import split_options
-from penstock.spark.databases.series_columns import SERIES_FORMAT, SERIES_OPTIONS, SeriesColumns
-from penstock.spark.databases.series_rows import (
+from penstock.spark.sinks.options import split_options
+from penstock.spark.sinks.series import (
     HOURS_MAX,
     LABEL_BYTES_MAX,
     METRICS_PAYLOAD,
     RECORD_BYTES,
     SERIES_BYTES_MAX,
+    SERIES_FORMAT,
+    SERIES_OPTIONS,
+    SeriesColumns,
     metrics_records,
 )
 from penstock.timeseries import MetricType, Series, Temporality, delta, series_index

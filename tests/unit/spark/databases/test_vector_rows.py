@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from tests.unit.spark.databases.schemas import schema_of
 
 from penstock.errors import ConfigError, InvalidInput
-from penstock.spark.databases import vector_rows
-from penstock.spark.databases.options import split_options
-from penstock.spark.databases.vector_columns import VECTOR_FORMAT, VECTOR_OPTIONS, VectorColumns
-from penstock.spark.databases.vector_rows import DELETE_PAYLOAD, UPSERT_PAYLOAD, VectorRows, repeated_ids
+from penstock.spark.sinks import vectors as vector_rows
+from penstock.spark.sinks.options import split_options
+from penstock.spark.sinks.vectors import (
+    DELETE_PAYLOAD,
+    UPSERT_PAYLOAD,
+    VECTOR_FORMAT,
+    VECTOR_OPTIONS,
+    VectorColumns,
+    VectorRows,
+    repeated_ids,
+)
 from penstock.vector import Collection, Vector, model, records
 from penstock.vector.delta import TOMBSTONE, Entry
 from penstock.vector.records import decode_record

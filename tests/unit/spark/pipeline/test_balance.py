@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.buffer.fsck import Severity
-from penstock.spark.pipeline.balance import Balance, balance
-from penstock.spark.pipeline.books import Facts, Finding, ShardFacts, Span, TableFacts
+from penstock.spark.audit.ledger_reader import Facts, Finding, ShardFacts, Span, TableFacts
+from penstock.spark.audit.positions import Places, compare_places, windows
+from penstock.spark.audit.reconcile import Balance, balance
 from penstock.spark.pipeline.ledger import BatchLine
-from penstock.spark.pipeline.positions import Places, compare_places, windows
 
 
 def line(

@@ -11,8 +11,8 @@ from tests.unit.spark.databases.schemas import schema_of
 
 from penstock.config import Setting, merge
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.database_rows import check_database_columns, leaves_rows_out
 from penstock.spark.pipeline.outputs import check_options, queue_of, sink_format, sink_options, table_of
+from penstock.spark.pipeline.rows import check_database_columns, leaves_rows_out
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 from penstock.spark.pipeline.transform import Shape, check_shape
 

@@ -15,8 +15,7 @@ from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.buffer.sharded import ShardedProducer
 from penstock.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown
 from penstock.objects import Data, MemoryStore, Version
-from penstock.spark.pipeline.redrive import Redrive, RedriveDriver
-from penstock.spark.pipeline.redrive_plan import Wanted, choose, lay_out, reasons_of
+from penstock.spark.pipeline.redrive import Redrive, RedriveDriver, Wanted, choose, lay_out, reasons_of
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 from penstock.spark.tables.spec import TableSpec
 

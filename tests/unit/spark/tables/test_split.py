@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidInput
-from penstock.spark.tables.split import NULL_FOLDER, exact_folder, safe_folder, split
+from penstock.spark.tables.parts import NULL_FOLDER, exact_folder, safe_folder, split
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([None, "a", "b", ""]), st.sampled_from([None, 1, 2])), min_size=0, max_size=60

@@ -18,8 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tests.unit.spark.tables.conftest import make_spec
 
 from penstock.spark.tables.delta import DeltaLog
-from penstock.spark.tables.parts import write_parts
-from penstock.spark.tables.stats import delta_stats, statistics_columns
+from penstock.spark.tables.parts import delta_stats, statistics_columns, write_parts
 
 AT = dt.datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=dt.UTC)
 

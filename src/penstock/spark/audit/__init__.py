@@ -1,0 +1,7 @@
+"""The audit of a pipeline: queue, checkpoint, ledger and tables compared, record by record."""
+
+from __future__ import annotations
+
+from penstock.spark.audit.audit import AuditReport, audit_pipeline
+
+__all__ = ["AuditReport", "audit_pipeline"]

@@ -1,0 +1,214 @@
+"""What a pipeline's books say, read from durable state alone: no Spark, no Java, nothing changed.
+
+A pipeline may run meanwhile. For each micro-batch it writes, in this order: the plan in the checkpoint, the
+tables, the line in the ledger, the commit in the checkpoint; then the queue lets go of it. The books are
+read in the opposite order. So whatever a later book says has happened, the earlier book is read after it, and
+must agree; what the earlier one has in addition is work in progress. The end of the queue is read last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.blocking import loop_thread
+from penstock.buffer import BATCH_VERSION, FOOTER_BYTES, EntryIndex, storage_error
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import Corrupt, NotFound, PenstockError, Unsupported
+from penstock.ids import SYSTEM_RNG
+from penstock.objects import ByteRange, ObjectStore
+from penstock.retry import RetryPolicy, retry
+from penstock.spark.audit.ledger_reader import Facts, ShardFacts, TableFacts
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.decode import SOURCE_COLUMNS
+from penstock.spark.pipeline.ledger import Ledger
+from penstock.spark.pipeline.outputs import last_version_of, source_options, table_of
+from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.queues import ReadQueue, bounds_of
+from penstock.spark.tables.spec import TableSpec
+from penstock.spark.tables.table import open_table
+
+Tell = Callable[[str], None]
+"""Takes a sentence about how far the work is."""
+
+_ORIGIN: Final = "origin.json"
+_AT_ONCE: Final = 32
+_FOOTER: Final = struct.Struct("<BIH")
+_POLICY: Final = RetryPolicy(deadline_s=30.0)
+
+
+class Evidence:
+    """Reads the books of one pipeline, as often as asked. Raises `StorageError`, `Corrupt`, `Unsupported`."""
+
+    def __init__(self, spec: PipelineSpec, sinks: Mapping[str, SinkSpec], tell: Tell) -> None:
+        self._spec = spec
+        self._sinks = sinks
+        self._tell = tell
+        self._counts: dict[str, int] = {}
+        """Records by location: a batch never changes."""
+        self.checkpoint = Checkpoint(spec.checkpoint_path)
+
+    def read(self, app: str | None) -> Facts:
+        """Everything, in the order that is safe. `app` is the pipeline's query; None if it never ran."""
+        spec = self._spec
+        options = BufferOptions.parse(source_options(spec, SOURCE_COLUMNS))
+        ledger = Ledger(spec.ledger_config)
+        queue = ReadQueue.open(options, must_exist=False)
+        reachable = self.checkpoint.is_local and self.checkpoint.query_id is not None
+        try:
+            indexes = queue.look()
+            origin = _kept_origin(ledger) if app is not None else None
+            if origin is None:
+                origin = resolve(options.starting, bounds_of(indexes), "source.buffer.starting")
+            shards = {
+                shard: self._count(queue, shard, index, origin.get(shard, 0))
+                for shard, index in sorted(indexes.items())
+            }
+            done = frozenset(self.checkpoint.done()) if reachable else None
+            self._tell("reading the ledger")
+            lines = tuple(ledger.lines(app)) if app is not None else ()
+            sinks = {name: self._table(name, sink, app) for name, sink in self._sinks.items()}
+            letters = spec.letters
+            return Facts(
+                origin=origin,
+                queue=shards,
+                done=done,
+                lines=lines,
+                sinks=sinks,
+                letters=None if letters is None else self._table("dead letters", letters, app),
+                planned=self._planned() if reachable else None,
+                ends={shard: held.following for shard, held in bounds_of(queue.look()).items()},
+            )
+        finally:
+            ledger.close()
+            queue.close()
+
+    def _planned(self) -> dict[int, Offset]:
+        found = {batch: self.checkpoint.offset(batch) for batch in self.checkpoint.planned()}
+        return {
+            batch: {
+                int(key): place for key, place in stored.items() if key.isdecimal() and isinstance(place, int)
+            }
+            for batch, stored in found.items()
+            if stored is not None
+        }
+
+    def _count(self, queue: ReadQueue, shard: int, index: EntryIndex, start: int) -> ShardFacts:
+        """The records of every batch that is stored. One that has left the queue may be gone, rightly."""
+        queued = {number: location for number, location in index.locations() if number >= start}
+        left = {number: location for number, location in queue.dequeued(shard).items() if number >= start}
+        found = loop_thread().run(self._ask(queue.store, {**left, **queued}))
+        return ShardFacts(
+            first=index.first,
+            following=index.footer.next_sequence,
+            counts={number: count for number, count in found.items() if isinstance(count, int)},
+            broken={
+                number: why for number, why in found.items() if isinstance(why, str) and number in queued
+            },
+        )
+
+    async def _ask(self, store: ObjectStore, places: Mapping[int, str]) -> dict[int, int | str]:
+        limit = asyncio.Semaphore(_AT_ONCE)
+        asked = 0
+
+        async def one(location: str) -> int | str:
+            nonlocal asked
+            if location in self._counts:
+                return self._counts[location]
+            async with limit:
+                count = await _record_count(store, location)
+            asked += 1
+            self._tell(f"counting records: {asked:,} of {len(places):,} batches")
+            if isinstance(count, int):
+                self._counts[location] = count
+            return count
+
+        numbers = list(places)
+        found: dict[int, int | str] = {}
+        for start in range(0, len(numbers), 100 * _AT_ONCE):  # not a task for each of a million entries
+            some = numbers[start : start + 100 * _AT_ONCE]
+            answers = await asyncio.gather(*(one(places[number]) for number in some))
+            found |= dict(zip(some, answers, strict=True))
+        return found
+
+    def _table(self, name: str, sink: SinkSpec, app: str | None) -> TableFacts:
+        self._tell(f"reading {name}: {sink.place}")
+        spec = table_of(sink)
+        if app is None:
+            return TableFacts(place=sink.place, last=None, rows={})
+        if spec is None:
+            return TableFacts(place=sink.place, last=last_version_of(sink, app), rows=None)
+        table = open_table(spec)
+        if sink.merge is not None:
+            return TableFacts(place=sink.place, last=table.last_version(app), rows=None)
+        rows = table.rows_by_version(app)
+        return TableFacts(
+            place=sink.place,
+            last=table.last_version(app),
+            rows=rows,
+            complete=_is_complete(spec),
+            row_count=table.row_count(),
+        )
+
+
+async def _record_count(store: ObjectStore, location: str) -> int | str:
+    """From the footer, in one small request; else why not."""
+    tail = ByteRange(start=None, length=FOOTER_BYTES)
+    try:
+        blob = await retry(lambda: store.get(location, tail), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG)
+    except NotFound:
+        return "is not in the store"
+    except PenstockError as error:
+        raise storage_error(error, f"counting the records of {location}") from error
+    if len(blob.data) != FOOTER_BYTES:
+        return "is cut short"
+    _, count, version = _FOOTER.unpack(blob.data)
+    return int(count) if version == BATCH_VERSION else "has a damaged footer"
+
+
+def _kept_origin(ledger: Ledger) -> Offset | None:
+    kept = ledger.kept(_ORIGIN)
+    try:
+        return None if kept is None else {int(shard): int(str(place)) for shard, place in kept.items()}
+    except ValueError as error:
+        raise Corrupt(f"{_ORIGIN} in {ledger.url} is no offset: {error}. Restore it") from error
+
+
+def _is_complete(spec: TableSpec) -> bool:
+    """Whether the history of a table goes back to its beginning, so that what it lacks was never there."""
+    if spec.kind == "delta":
+        from penstock.spark.tables.delta import load_delta
+
+        log = load_delta(spec)
+        return log is None or min((int(entry["version"]) for entry in log.history()), default=0) == 0
+    if spec.kind == "iceberg":
+        from penstock.spark.tables.iceberg import load_iceberg
+
+        table = load_iceberg(spec)
+        snapshots = [] if table is None else table.snapshots()
+        known = {snapshot.snapshot_id for snapshot in snapshots}
+        return all(snapshot.parent_snapshot_id in {None, *known} for snapshot in snapshots)
+    return True
+
+
+def apps_in_ledger(spec: PipelineSpec) -> dict[str, int]:
+    """The queries that have lines, with the time of the last one (ms). Raises `StorageError`, `Corrupt`."""
+    ledger = Ledger(spec.ledger_config)
+    try:
+        lines = {app: ledger.lines(app) for app in ledger.apps()}
+    finally:
+        ledger.close()
+    return {app: held[-1].at_ms for app, held in lines.items() if held}
+
+
+def query_of(checkpoint: Checkpoint, apps: Mapping[str, int]) -> str | None:
+    """The pipeline's query: as the checkpoint says, else the one that wrote the last line."""
+    try:
+        known = checkpoint.query_id
+    except Unsupported:
+        known = None
+    return known or max(apps, key=lambda app: apps[app], default=None)

@@ -1,0 +1,91 @@
+"""What the books of a pipeline say, as plain values, and what may be noticed in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.buffer import Severity
+from penstock.spark.pipeline.ledger import BatchLine
+from penstock.spark.sources.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Sequences `first` to `last` of a shard."""
+
+    shard: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was noticed, where, and what to do about it."""
+
+    severity: Severity
+    subject: str
+    text: str
+    advice: str = ""
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """One shard of the queue: entries `first` to `following - 1`."""
+
+    first: int
+    following: int
+    counts: Mapping[int, int]
+    """Records of every batch that is still stored, whether in the queue or after it."""
+    broken: Mapping[int, str] = field(default_factory=dict)
+    """Entries of the queue whose batch cannot be counted, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """What a sink itself says of this pipeline's query."""
+
+    place: str
+    last: int | None
+    """The last micro-batch it has."""
+    rows: Mapping[int, int] | None
+    """Rows by micro-batch; None if it does not record them (a merge, a queue)."""
+    complete: bool = True
+    """Whether its history goes back to its beginning."""
+    row_count: int | None = None
+    """The rows in it now, read after `rows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the books say. `done` and `planned` are None where the checkpoint cannot be read."""
+
+    origin: Offset | None
+    """Where the first micro-batch begins, or would."""
+    queue: Mapping[int, ShardFacts]
+    done: frozenset[int] | None
+    lines: tuple[BatchLine, ...]
+    sinks: Mapping[str, TableFacts]
+    letters: TableFacts | None
+    planned: Mapping[int, Offset] | None
+    ends: Mapping[int, int]
+    """The first sequence of each shard that nobody had produced, at the very end of the reading."""
+
+
+def spans_between(start: Mapping[int, int], end: Mapping[int, int]) -> tuple[Span, ...]:
+    """The sequences from one offset to another."""
+    pairs = ((shard, start.get(shard, 0), end[shard]) for shard in sorted(end))
+    return tuple(Span(shard=shard, first=low, last=high - 1) for shard, low, high in pairs if low < high)
+
+
+def spans_text(spans: Iterable[Span]) -> str:
+    """Sequences for people, shard by shard."""
+    spans = tuple(spans)
+    texts = []
+    for span in spans:
+        plain = (
+            f"sequence {span.first}" if span.first == span.last else f"sequences {span.first} to {span.last}"
+        )
+        texts.append(plain if len(spans) == 1 and span.shard == 0 else f"{plain} of shard {span.shard}")
+    return ", ".join(texts) or "no sequences"

@@ -1,0 +1,454 @@
+"""Does it balance? Produced = delivered + dead-lettered + dropped + skipped + in flight.
+
+Pure: everything here works on `Facts`, which somebody has read, and gives totals and findings. The two sides
+come from different books. Produced is what the queue says: records counted again where their batches are
+still stored. Delivered and dead-lettered are what the tables say. The pipeline's ledger ties them together,
+and stands in where the queue or a table no longer remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.buffer import Severity
+from penstock.spark.audit.ledger_reader import Facts, Finding, Span, TableFacts, spans_between, spans_text
+from penstock.spark.pipeline.ledger import BatchLine
+from penstock.spark.sources.offsets import Offset
+
+_EACH: Final = 10
+"""More micro-batches than this without a line, one after the other, are one finding."""
+_STOP: Final = "stop the pipeline and keep everything as it is until the cause is known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTotals:
+    """The account of one sink, in records. None: rows and records do not correspond one to one."""
+
+    name: str
+    place: str
+    produced: int
+    delivered: int
+    dead: int
+    dropped: int | None
+    skipped: int
+    in_flight: int
+
+    @property
+    def difference(self) -> int | None:
+        """What is missing (or, below zero, too much)."""
+        if self.dropped is None:
+            return None
+        return self.produced - self.delivered - self.dead - self.dropped - self.skipped - self.in_flight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTotals:
+    """What is still to be delivered from a shard."""
+
+    shard: int
+    next: int
+    """The first sequence that is not delivered."""
+    batches: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """The whole account."""
+
+    batches: int
+    """Micro-batches that have a line."""
+    sinks: tuple[SinkTotals, ...]
+    shards: tuple[ShardTotals, ...]
+    gaps: int
+    """Holes in the queue that became rows of the dead-letter table; how many records they held is unknown."""
+    recounted: int
+    """Records that were counted again in the queue's own batches."""
+    taken: int
+    """Records whose batches are collected: the ledger's word is taken."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(shard.records for shard in self.shards)
+
+    @property
+    def balanced(self) -> bool:
+        return not any(finding.severity is Severity.PROBLEM for finding in self.findings) and not any(
+            sink.difference for sink in self.sinks
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hole:
+    """Micro-batches `first` to `last` have no line; they cover `start` to `end`, if that is known."""
+
+    first: int
+    last: int
+    start: Offset | None
+    end: Offset | None
+
+    @property
+    def batches(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return () if self.start is None or self.end is None else spans_between(self.start, self.end)
+
+
+def balance(facts: Facts) -> Balance:
+    """Totals and findings. Nothing is a finding that a pipeline which runs meanwhile would explain."""
+    holes = list(_holes(facts))
+    reached = _reached(facts, holes)
+    shards = tuple(_in_flight(facts, reached))
+    findings = [
+        *_check_lines(facts),
+        *(_missing_line(hole, facts) for hole in holes),
+        *_check_checkpoint(facts),
+        *_check_reading(facts),
+        *_check_queue(facts, reached),
+    ]
+    for name, table in facts.sinks.items():
+        expected = {line.batch: line.rows[name] for line in facts.lines if name in line.rows}
+        findings += _check_table(f"sink {name}", table, expected, facts)
+        findings += _check_one_to_one(name, facts)
+    if facts.letters is not None:
+        findings += _check_table("dead letters", facts.letters, _letters_expected(facts), facts)
+    elif any(line.dead + line.gaps for line in facts.lines):
+        findings.append(
+            _note("dead letters", "the file no longer names their table, so they are not compared")
+        )
+    read = sum(line.read for line in facts.lines)
+    counted = sum(line.read for line in facts.lines if recounted(line, facts) is not None)
+    return Balance(
+        batches=len(facts.lines),
+        sinks=tuple(_totals(name, table, facts, holes, shards) for name, table in facts.sinks.items()),
+        shards=shards,
+        gaps=sum(line.gaps for line in facts.lines),
+        recounted=counted,
+        taken=read - counted,
+        findings=tuple(findings),
+    )
+
+
+def _problem(subject: str, text: str, advice: str = _STOP, spans: tuple[Span, ...] = ()) -> Finding:
+    return Finding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice, spans=spans)
+
+
+def _note(subject: str, text: str, advice: str = "", spans: tuple[Span, ...] = ()) -> Finding:
+    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice, spans=spans)
+
+
+def _of(line: BatchLine) -> tuple[Span, ...]:
+    return spans_between(line.start, line.end)
+
+
+def _check_lines(facts: Facts) -> Iterator[Finding]:
+    """Each line begins where the one before ends."""
+    before: BatchLine | None = None
+    for line in facts.lines:
+        start = before.end if before is not None else facts.origin
+        follows = (before is None and line.batch == 0) or (
+            before is not None and line.batch == before.batch + 1
+        )
+        if follows and start is not None and start != line.start:
+            where = "the pipeline's origin" if before is None else f"the end of micro-batch {before.batch}"
+            skipped, twice = spans_between(start, line.start), spans_between(line.start, start)
+            parts = [f"{spans_text(skipped)} left out"] if skipped else []
+            parts += [f"{spans_text(twice)} taken twice"] if twice else []
+            yield _problem(
+                f"micro-batch {line.batch}",
+                f"does not begin at {where}: {' and '.join(parts)}",
+                spans=skipped + twice,
+            )
+        before = line
+
+
+def _holes(facts: Facts) -> Iterator[_Hole]:
+    """Runs of micro-batches without a line, cut where the checkpoint or a neighbour knows the boundary."""
+    known = {line.batch: line for line in facts.lines}
+    last = max((*known, *(facts.done or ())), default=-1)
+    batch = 0
+    while batch <= last:
+        if batch in known:
+            batch += 1
+            continue
+        through = batch
+        while through < last and through + 1 not in known:
+            through += 1
+        yield from _cut(batch, through, known, facts)
+        batch = through + 1
+
+
+def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) -> Iterator[_Hole]:
+    planned = facts.planned or {}
+    start = known[first - 1].end if first > 0 else facts.origin
+    end = known[last + 1].start if last + 1 in known else planned.get(last)
+    if last - first >= _EACH:
+        yield _Hole(first=first, last=last, start=start, end=end)
+        return
+    opened = first
+    for batch in range(first, last + 1):
+        until = end if batch == last else planned.get(batch)
+        if until is not None or batch == last:
+            yield _Hole(first=opened, last=batch, start=start, end=until)
+            opened, start = batch + 1, until
+
+
+def _missing_line(hole: _Hole, facts: Facts) -> Finding:
+    one = hole.first == hole.last
+    subject = f"micro-batch {hole.first}" if one else f"micro-batches {hole.first} to {hole.last}"
+    where = spans_text(hole.spans) if hole.end is not None else "sequences that nothing remembers"
+    count = _recount(hole.spans, facts) if hole.end is not None else None
+    held = [
+        f"{name} has {sum(table.rows.get(batch, 0) for batch in hole.batches)} rows"
+        for name, table in facts.sinks.items()
+        if table.rows is not None
+    ]
+    size = "" if count is None else f", {count} records by the queue"
+    text = f"{'has' if one else 'have'} no line in the ledger: {where}{size}"
+    return _problem(
+        subject,
+        text + (f"; of it {', '.join(held)}" if held else ""),
+        "restore the ledger's objects from a backup; the records themselves may well be delivered",
+        hole.spans,
+    )
+
+
+def _check_checkpoint(facts: Facts) -> Iterator[Finding]:
+    """The plans that Spark still has, against the lines."""
+    if facts.planned is None:
+        return
+    last = facts.lines[-1].batch if facts.lines else -1
+    for line in facts.lines:
+        planned = facts.planned.get(line.batch)
+        if planned is not None and planned != line.end:
+            yield _problem(
+                f"micro-batch {line.batch}",
+                f"ends elsewhere in the checkpoint: the ledger says {spans_text(_of(line))}, "
+                f"the checkpoint {spans_text(spans_between(line.start, planned))}",
+                "the checkpoint or the ledger is not this pipeline's own, or one of them was replaced",
+                _of(line),
+            )
+    if facts.lines and max(facts.planned, default=-1) < last:
+        yield _problem(
+            "checkpoint",
+            f"ends at micro-batch {max(facts.planned, default=-1)}, the ledger at {last}: it was "
+            "rolled back or is a copy",
+            "use the right checkpoint: sinks refuse micro-batches below the last one they have",
+            spans_between(facts.planned[max(facts.planned)], facts.lines[-1].end) if facts.planned else (),
+        )
+    open_batch = min(
+        (batch for batch in facts.planned if batch > max(last, *(facts.done or {-1}))), default=None
+    )
+    if open_batch is not None:
+        start = facts.lines[-1].end if facts.lines else facts.origin or {}
+        spans = spans_between(start, facts.planned[open_batch])
+        yield _note(
+            f"micro-batch {open_batch}",
+            f"is planned and not delivered yet: {spans_text(spans)} in flight",
+            "",
+            spans,
+        )
+
+
+def recounted(line: BatchLine, facts: Facts) -> int | None:
+    """The records of a line by the queue's own batches; None if that cannot be told any more."""
+    return None if line.gaps else _recount(_of(line), facts)
+
+
+def _recount(spans: Iterable[Span], facts: Facts) -> int | None:
+    total = 0
+    for span in spans:
+        counts = facts.queue[span.shard].counts if span.shard in facts.queue else {}
+        for sequence in range(span.first, span.last + 1):
+            if sequence not in counts:
+                return None
+            total += counts[sequence]
+    return total
+
+
+def _check_reading(facts: Facts) -> Iterator[Finding]:
+    """What was read, against the batches that are still stored."""
+    for line in facts.lines:
+        found = recounted(line, facts)
+        if found is not None and found != line.read:
+            what = f"{found - line.read} records never read" if found > line.read else "records read twice"
+            yield _problem(
+                f"micro-batch {line.batch}",
+                f"read {line.read} records, but the queue has {found} in {spans_text(_of(line))}: {what}",
+                spans=_of(line),
+            )
+        if line.gaps:
+            holes = "a hole" if line.gaps == 1 else f"{line.gaps} holes"
+            yield _note(
+                f"micro-batch {line.batch}",
+                f"found {holes} in the queue within {spans_text(_of(line))}: how many records are lost is "
+                "not known",
+                "the dead-letter table has a row for each, with its sequences and the reason",
+                _of(line),
+            )
+
+
+def _reached(facts: Facts, holes: Iterable[_Hole]) -> Offset:
+    ends = [facts.origin or {shard: held.first for shard, held in facts.queue.items()}]
+    ends += [line.end for line in facts.lines]
+    ends += [hole.end for hole in holes if hole.end is not None]
+    return {shard: max(end.get(shard, 0) for end in ends) for shard in facts.queue}
+
+
+def _in_flight(facts: Facts, reached: Offset) -> Iterator[ShardTotals]:
+    for shard, held in sorted(facts.queue.items()):
+        waiting = range(max(reached[shard], held.first), held.following)
+        records = sum(held.counts.get(sequence, 0) for sequence in waiting)
+        yield ShardTotals(shard=shard, next=reached[shard], batches=len(waiting), records=records)
+
+
+def _check_queue(facts: Facts, reached: Offset) -> Iterator[Finding]:
+    """What is still to come must be there."""
+    for shard, held in sorted(facts.queue.items()):
+        name = f"shard {shard}" if len(facts.queue) > 1 else "queue"
+        if reached[shard] < held.first:
+            span = Span(shard=shard, first=reached[shard], last=held.first - 1)
+            yield _problem(
+                name,
+                f"{spans_text([span])} left the queue and no micro-batch has delivered them",
+                "somebody else acknowledged them; look for their batches before the collector deletes them",
+                (span,),
+            )
+        if reached[shard] > facts.ends.get(shard, reached[shard]):
+            yield _problem(
+                name,
+                f"has handed out numbers only up to {facts.ends[shard] - 1}, and the pipeline has delivered "
+                f"up to {reached[shard] - 1}: the manifest was made anew, or this is another queue",
+            )
+        for sequence, why in sorted(held.broken.items()):
+            if sequence >= reached[shard]:
+                span = Span(shard=shard, first=sequence, last=sequence)
+                yield _problem(
+                    name,
+                    f"the batch of {spans_text([span])} {why}, and it is not delivered yet",
+                    "restore the object; if it is lost for good, `on_gap: record` keeps a row of it",
+                    (span,),
+                )
+
+
+def _letters_expected(facts: Facts) -> dict[int, int]:
+    return {line.batch: line.dead + line.gaps for line in facts.lines}
+
+
+def _is_cleaned(table: TableFacts, batch: int) -> bool:
+    """Whether the table may have had this micro-batch in the part of its history that is gone."""
+    if table.rows is None or table.complete or batch in table.rows:
+        return False
+    return batch < min(table.rows, default=(table.last if table.last is not None else -1) + 1)
+
+
+def _check_table(
+    subject: str, table: TableFacts, expected: Mapping[int, int], facts: Facts
+) -> Iterator[Finding]:
+    """A sink against what the ledger says it got."""
+    lines = {line.batch: line for line in facts.lines}
+    newest = max((batch for batch, rows in expected.items() if rows), default=-1)
+    if newest >= 0 and (table.last is None or table.last < newest):
+        yield _problem(
+            subject,
+            f"its last micro-batch is {'none' if table.last is None else table.last}, but the ledger says "
+            f"that {newest} was delivered: {spans_text(_of(lines[newest]))}",
+            f"the table was replaced or rolled back; {_STOP}",
+            _of(lines[newest]),
+        )
+    if table.rows is None:
+        return
+    cleaned = [batch for batch, rows in expected.items() if rows and _is_cleaned(table, batch)]
+    for batch, rows in expected.items():
+        found = table.rows.get(batch, 0)
+        if found != rows and batch not in cleaned:
+            lost = "does not have it" if batch not in table.rows else f"has {found}"
+            yield _problem(
+                subject,
+                f"micro-batch {batch} delivered {rows} rows by the ledger, and {table.place} {lost}: "
+                f"{spans_text(_of(lines[batch]))}",
+                spans=_of(lines[batch]),
+            )
+    if cleaned:
+        spans = spans_between(lines[cleaned[0]].start, lines[cleaned[-1]].end)
+        yield _note(
+            subject,
+            f"{table.place} has cleaned its history: {len(cleaned)} micro-batches up to {cleaned[-1]} could "
+            "not be compared, the ledger's word is taken",
+            "",
+            spans,
+        )
+    added = sum(table.rows.values())
+    if table.row_count is not None and table.row_count < added:
+        yield _problem(
+            subject,
+            f"{table.place} holds {table.row_count} rows, {added - table.row_count} fewer than were "
+            "added to it",
+            "rows were deleted, overwritten or lost after delivery; the table's history tells how, "
+            "and --deep names them if the table has _shard, _sequence and _index",
+        )
+
+
+def _check_one_to_one(name: str, facts: Facts) -> Iterator[Finding]:
+    several = False
+    for line in facts.lines:
+        dropped = line.dropped(name) if name in line.rows else 0
+        several = several or dropped is None
+        if dropped is not None and dropped < 0:
+            yield _problem(
+                f"sink {name}",
+                f"micro-batch {line.batch} gave {-dropped} rows more than it read records: "
+                f"{spans_text(_of(line))}",
+                spans=_of(line),
+            )
+    left_out = sum(line.left_out.get(name, 0) for line in facts.lines)
+    if left_out:
+        yield _note(f"sink {name}", f"{left_out:,} rows were left out as its section says")
+    if several:
+        yield _note(
+            f"sink {name}", "its rows do not correspond to records one to one, so only rows are compared"
+        )
+
+
+def _totals(
+    name: str, table: TableFacts, facts: Facts, holes: Iterable[_Hole], shards: Iterable[ShardTotals]
+) -> SinkTotals:
+    lines = [line for line in facts.lines if name in line.rows]
+    in_flight = sum(shard.records for shard in shards)
+    produced = in_flight
+    delivered = dead = 0
+    for line in lines:
+        found = recounted(line, facts)
+        produced += line.read if found is None else found
+        delivered += _held(table, line.batch, line.rows[name])
+        dead += _held(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
+    for hole in holes:
+        count = _recount(hole.spans, facts) if hole.end is not None else None
+        if count is not None and table.rows is not None:
+            produced += count
+            delivered += sum(table.rows.get(batch, 0) for batch in hole.batches)
+            letters = facts.letters.rows if facts.letters is not None else None
+            dead += sum((letters or {}).get(batch, 0) for batch in hole.batches)
+    losses = [line.dropped(name) for line in lines]
+    return SinkTotals(
+        name=name,
+        place=table.place,
+        produced=produced,
+        delivered=delivered,
+        dead=dead,
+        dropped=None if None in losses else sum(loss for loss in losses if loss is not None),
+        skipped=sum(line.skipped for line in lines),
+        in_flight=in_flight,
+    )
+
+
+def _held(table: TableFacts | None, batch: int, said: int) -> int:
+    """The rows of a micro-batch by the table itself, else by the ledger."""
+    if table is None or table.rows is None or _is_cleaned(table, batch):
+        return said
+    return table.rows.get(batch, 0)

@@ -1,0 +1,23 @@
+"""A Spark session: its Java, its formats, and the reasons why it ended."""
+
+from __future__ import annotations
+
+from penstock.spark.session.failures import explain
+from penstock.spark.session.formats import check_spark, register
+from penstock.spark.session.java import JavaHome, ensure_java, find_java
+from penstock.spark.session.java_process import Ending, forget_java, java_ending, lost
+from penstock.spark.session.session import build_session
+
+__all__ = [
+    "Ending",
+    "JavaHome",
+    "build_session",
+    "check_spark",
+    "ensure_java",
+    "explain",
+    "find_java",
+    "forget_java",
+    "java_ending",
+    "lost",
+    "register",
+]

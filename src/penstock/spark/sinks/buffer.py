@@ -1,0 +1,301 @@
+"""Writing to a queue: tasks store batch objects, the driver appends all of them in one manifest write.
+
+1. Each task stores its rows as batch objects and tells the driver where they are. Objects of a task that
+   failed or ran twice are named by nobody, and the queue's consumer collects them as garbage.
+2. `commit` appends what the winning tasks stored, in the order of the partitions, under a transaction: the
+   query's id and the number of the micro-batch. Repeated after a crash, with other objects, it does nothing.
+3. `abort` deletes nothing: Spark also calls it after a `commit` that raised, and that one may have landed.
+
+All of one application goes into one shard of a sharded queue: so it is one write, in order, and one place to
+look up what is committed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.blocking import loop_thread
+from penstock.buffer import (
+    InvalidInputError,
+    Metadata,
+    ProducerConfig,
+    StoredBatch,
+    Transaction,
+    append_batches,
+    shard_config,
+    shard_of,
+    store_batch,
+)
+from penstock.clock import SYSTEM_CLOCK
+from penstock.codec import RecordChunk, as_binary_array
+from penstock.errors import ConfigError, Rejected, Unavailable, Unsupported
+from penstock.objects import ObjectStore
+from penstock.retry import RetryPolicy
+from penstock.spark.sinks.options import SinkOptions
+from penstock.spark.sources.buffer_options import FORMAT
+from penstock.spark.sources.buffer_reader import freeze_modules, worker_store
+from penstock.spark.sources.queues import count_shards
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+UPLOADS: Final = 2
+"""Objects on their way to the store while the next one fills: their latency is hidden, memory stays small."""
+
+_POLICY: Final = RetryPolicy(deadline_s=60.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded(WriterCommitMessage):
+    """What one task tells the driver."""
+
+    partition: int
+    query: str | None
+    shard: int | None
+    batches: tuple[StoredBatch, ...]
+
+
+class BufferWriter(DataSourceArrowWriter):
+    """One batch write: its own transaction, or that of `txnAppId` and `txnVersion`."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        transaction = options.transaction
+        self._app = uuid.uuid4().hex if transaction is None else transaction.app
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+        return _upload(self._options, iterator, query=None, app=self._app)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Append what the tasks stored. Raises `StaleTransaction` or another `StorageError`."""
+        _append(self._options, _sorted(messages), self._options.transaction)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: what was stored may be in the queue; what is not is collected by the consumer."""
+
+
+class BufferStreamWriter(DataSourceStreamArrowWriter):
+    """A stream: each micro-batch is one transaction of the query."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        if options.transaction is not None:
+            raise ConfigError(
+                "txnAppId, txnVersion: these are for batch writes; a stream goes by its own query and batch "
+                "numbers. Leave them out"
+            )
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Uploaded:
+        query = _context().getLocalProperty(_QUERY_ID)
+        if not query:
+            raise Unsupported(
+                "Spark did not tell the task which query it works for, so a repeated micro-batch could not "
+                "be told from a new one; use a release of Spark that Penstock supports"
+            )
+        return _upload(self._options, iterator, query=query, app=query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """As for a batch write, under (query, batchId)."""
+        uploaded = _sorted(messages)
+        query = next((message.query for message in uploaded if message.query), None)
+        if query is not None:
+            _append(self._options, uploaded, Transaction(app=query, version=batchId))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing, as for a batch write."""
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "only tasks of Spark write"
+    return context
+
+
+def _sorted(messages: Sequence[WriterCommitMessage | None]) -> list[Uploaded]:
+    uploaded = [message for message in messages if isinstance(message, Uploaded)]
+    return sorted(uploaded, key=lambda message: message.partition)
+
+
+def _upload(options: SinkOptions, rows: Iterator[pa.RecordBatch], *, query: str | None, app: str) -> Uploaded:
+    """What a task does: store its rows below the prefix of the shard they are for."""
+    store = worker_store(options.store)
+    shard: int | None = None
+    prefix: str | None = None
+    uploads: list[Future[StoredBatch]] = []
+    with ThreadPoolExecutor(UPLOADS, thread_name_prefix="penstock-upload") as pool:
+        for part in gather(rows, options.batch_bytes):
+            if prefix is None:  # a task without rows asks the store for nothing
+                shard = loop_thread().run(_shard(store, options, app))
+                prefix = _queue(options, shard).prefix
+            if len(uploads) >= UPLOADS:
+                uploads[-UPLOADS].result()
+            uploads.append(pool.submit(_store, store, prefix, part, options))
+        batches = tuple(upload.result() for upload in uploads)
+    freeze_modules()
+    return Uploaded(partition=_context().partitionId(), query=query, shard=shard, batches=batches)
+
+
+def _store(store: ObjectStore, prefix: str, rows: BatchRows, options: SinkOptions) -> StoredBatch:
+    now_ms = SYSTEM_CLOCK.now_ms()
+    items = [Metadata(start_index=start, ingestion_time_ms=now_ms, payload=run) for start, run in rows.runs]
+    work = store_batch(
+        store, prefix, rows.chunks, compression=options.compression, metadata=items, policy=_POLICY
+    )
+    return loop_thread().run(work)
+
+
+async def _shard(store: ObjectStore, options: SinkOptions, app: str) -> int | None:
+    """The shard of `app`, or None in a queue without shards."""
+    shards = await count_shards(store, options.manifest_path, options.sharded)
+    return None if shards is None else shard_of(app.encode(), shards)
+
+
+def _queue(options: SinkOptions, shard: int | None) -> ProducerConfig:
+    return options.producer if shard is None else shard_config(options.producer, shard)
+
+
+def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Transaction | None) -> None:
+    filled = [message for message in uploaded if message.batches]
+    if not filled:
+        return
+    if len({message.shard for message in filled}) > 1:
+        raise Unavailable(
+            f"{options.manifest_path} was given shards while rows were written to it; nothing was appended, "
+            "write them again"
+        )
+    batches = [batch for message in filled for batch in message.batches]
+    config, store = _queue(options, filled[0].shard), worker_store(options.store)
+    loop_thread().run(append_batches(config, batches, transaction, store=store))
+
+
+METADATA_BYTES_MAX: Final = 1 << 20
+"""What one batch object may add to the manifest, which every append and every look transfers whole."""
+
+_COLUMNS: Final = {"value": ("binary", "string"), "metadata": ("binary",)}
+_FRAMING_BYTES: Final = 8
+_META_BYTES: Final = 16
+
+
+def check_columns(schema: StructType) -> None:
+    """Raise `ConfigError` unless the columns are `value` and perhaps `metadata`, in a type that fits."""
+    for column in schema.fields:
+        kinds = _COLUMNS.get(column.name)
+        kind = column.dataType.simpleString()
+        if kinds is None:
+            raise ConfigError(
+                f"{FORMAT} writes the columns 'value' and 'metadata' and has no place for {column.name!r}: "
+                "put it into value (for example with to_json(struct(*)) AS value), or drop it"
+            )
+        if kind not in kinds:
+            raise ConfigError(
+                f"{FORMAT}: column {column.name!r} is {kind}, and must be {' or '.join(kinds)}: cast it"
+            )
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise ConfigError(f"{FORMAT} writes the column 'value', and the rows have none: name one so")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{FORMAT}: a column is there twice in {', '.join(names)}")
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRows:
+    """The records of one batch object, and where the metadata changes among them."""
+
+    chunks: list[RecordChunk] = field(default_factory=list)
+    runs: list[tuple[int, bytes]] = field(default_factory=list)
+    """(first record, metadata) of every run of records with equal metadata."""
+    count: int = 0
+    weight: int = 0
+    """Bytes of the records with their framing."""
+    metadata_bytes: int = 0
+
+    def add(self, chunk: RecordChunk, runs: Iterable[tuple[int, bytes]]) -> None:
+        """Take records whose runs are counted from the first of them."""
+        for start, payload in runs:
+            if not self.runs or self.runs[-1][1] != payload:
+                self.runs.append((self.count + start, payload))
+                self.metadata_bytes += _META_BYTES + len(payload)
+        if self.metadata_bytes > METADATA_BYTES_MAX:
+            raise InvalidInputError(
+                f"metadata changes {len(self.runs)} times in {self.count + len(chunk)} rows of one batch; it "
+                f"is kept in the manifest, which takes {METADATA_BYTES_MAX} bytes of it for each batch. "
+                "Sort the rows by it, or put it into value"
+            )
+        self.chunks.append(chunk)
+        self.count += len(chunk)
+        self.weight += _weight(chunk)
+
+
+def gather(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[BatchRows]:
+    """The rows, in order, in pieces of up to `bytes_max`; a longer record is a piece of its own.
+
+    Raises `InvalidInputError` for a null value or metadata that changes too often.
+    """
+    rows = BatchRows()
+    for batch in batches:
+        values = _values(batch.column("value"))
+        metadata = batch.column("metadata") if "metadata" in batch.schema.names else None
+        start = 0
+        while start < len(values):
+            rest = values[start:]
+            chunk = RecordChunk.of_array(rest)
+            fitting = _fitting(chunk, bytes_max - rows.weight)
+            if fitting == 0 and rows.count:
+                yield rows
+                rows = BatchRows()
+                continue
+            taken = max(1, fitting)
+            part = RecordChunk(rest[:taken], chunk.lengths[:taken])
+            rows.add(part, _runs(metadata, start, taken))
+            start += taken
+    if rows.count:
+        yield rows
+
+
+def _values(column: pa.Array) -> pa.BinaryArray:
+    if column.null_count:
+        raise InvalidInputError(
+            f"value is null in {column.null_count} rows; a record is bytes, possibly empty: filter them "
+            "out, or use coalesce(value, '')"
+        )
+    if pa.types.is_string(column.type):
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    try:
+        return as_binary_array(column)
+    except Rejected as error:
+        raise InvalidInputError(str(error)) from error
+
+
+def _weight(chunk: RecordChunk) -> int:
+    return chunk.record_bytes + _FRAMING_BYTES * len(chunk)
+
+
+def _fitting(chunk: RecordChunk, room: int) -> int:
+    """How many of the first records fit into `room`."""
+    if _weight(chunk) <= room:
+        return len(chunk)
+    ends = np.cumsum(chunk.lengths, dtype="<i8") + np.arange(1, len(chunk) + 1) * _FRAMING_BYTES
+    return int(np.searchsorted(ends, room, side="right"))
+
+
+def _runs(metadata: pa.Array | None, start: int, count: int) -> list[tuple[int, bytes]]:
+    """(first, payload) of every run of equal metadata; null counts as empty."""
+    if metadata is None:
+        return [(0, b"")]
+    part = metadata[start : start + count]
+    if part.null_count:
+        part = pc.fill_null(part, b"")
+    encoded = pc.run_end_encode(part)
+    starts = [0, *encoded.run_ends.to_pylist()[:-1]]
+    return list(zip(starts, encoded.values.to_pylist(), strict=True))

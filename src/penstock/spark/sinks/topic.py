@@ -1,0 +1,195 @@
+"""Writing to a topic: each task writes its rows in chunks, each under an idempotency key of its own.
+
+The key of a chunk names the application (the streaming query), its version (the micro-batch), the
+partition, the number of the chunk, and a digest of what is in it. So a task that is run again writes nothing
+twice while the server remembers the keys, which it does for the topic's `idempotency_window_ms` and until it
+restarts; and a task that comes with other rows the second time loses none of them.
+
+Rows are visible as soon as a task has written them: there is no commit over several tasks in a topic.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import xxhash
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.blocking import loop_thread
+from penstock.errors import ConfigError, InvalidInput, Unsupported
+from penstock.spark.sinks.topic_options import TopicSinkOptions
+from penstock.spark.sources.buffer_reader import freeze_modules
+from penstock.spark.sources.topic_options import TOPIC_FORMAT
+from penstock.spark.sources.topic_reader import topic_connection
+from penstock.topics import BATCH_RECORDS_MAX, Call, NewRecord, Repeat, write_body
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written(WriterCommitMessage):
+    """What one task tells the driver."""
+
+    records: int
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """One batch write: a step of its own, or that of `txnAppId` and `txnVersion`."""
+
+    def __init__(self, options: TopicSinkOptions) -> None:
+        self._options = options
+        given = options.transaction
+        self._app, self._version = (uuid.uuid4().hex, 0) if given is None else (given.app, given.version)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(self._options, iterator, self._app, self._version)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: the tasks have written."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing: what was written stays."""
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """A stream: the keys of a micro-batch are those of its query and its number."""
+
+    def __init__(self, options: TopicSinkOptions) -> None:
+        if options.transaction is not None:
+            raise ConfigError(
+                "txnAppId, txnVersion: these are for batch writes; a stream goes by its own query and batch "
+                "numbers. Leave them out"
+            )
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = _context()
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if not query or not batch:
+            raise Unsupported(
+                "Spark did not tell the task which micro-batch it works for, so a repeated one could not be "
+                "told from a new one; use a release of Spark that Penstock supports"
+            )
+        return _write(self._options, iterator, query, int(batch))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: the tasks have written."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: what was written stays, and the next attempt does not write it again."""
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "only tasks of Spark write"
+    return context
+
+
+def _write(options: TopicSinkOptions, rows: Iterator[pa.RecordBatch], app: str, version: int) -> Written:
+    partition = _context().partitionId()
+    count = 0
+    for number, records in enumerate(chunks(rows)):
+        _write_chunk(options, records, f"{app}:{version}:{partition}:{number}")
+        count += len(records)
+    freeze_modules()
+    return Written(records=count)
+
+
+def _write_chunk(options: TopicSinkOptions, records: Sequence[NewRecord], step: str) -> None:
+    body = write_body(
+        records, tag=None, node=None, idempotency_key=None, create=options.create, config=options.config
+    )
+    call = Call(
+        method="POST",
+        path=f"/v0/topics/{quote(options.topic, safe='')}",
+        repeat=Repeat.KEYED,
+        topic=options.topic,
+        body=body,
+        query={"return_seqs": "false"},
+        headers={"Idempotency-Key": chunk_key(step, body)},
+    )
+    loop_thread().run(topic_connection(options.address).send(call))
+
+
+def chunk_key(step: str, body: bytes) -> str:
+    """The idempotency key of a chunk: short and ASCII, whatever the application is called."""
+    digest = xxhash.xxh3_128(step.encode())
+    digest.update(body)
+    readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_.:") else "_" for c in step[-100:])
+    return f"spark:{readable}:{digest.hexdigest()}"
+
+
+CHUNK_BYTES: Final = 4 << 20
+"""JSON text of one write: committed as a whole, and sent again as a whole."""
+
+_WRITABLE: Final = ("data", "tag", "node", "meta")
+
+
+def check_topic_columns(schema: StructType) -> None:
+    """Raise `ConfigError` unless the columns are `data` and perhaps `tag`, `node`, `meta`, all strings."""
+    names = schema.fieldNames()
+    for column in schema.fields:
+        if column.name not in _WRITABLE:
+            raise ConfigError(
+                f"{TOPIC_FORMAT} writes the columns {', '.join(_WRITABLE)} and has no place for "
+                f"{column.name!r}: put it into data (for example with to_json(struct(*)) AS data), or drop it"
+            )
+        kind = column.dataType.simpleString()
+        if kind != "string":
+            raise ConfigError(
+                f"{TOPIC_FORMAT}: column {column.name!r} is {kind}, and must be string: cast it"
+            )
+    if "data" not in names:
+        raise ConfigError(f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name one so")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{TOPIC_FORMAT}: a column is there twice in {', '.join(names)}")
+
+
+def chunks(batches: Iterable[pa.RecordBatch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[NewRecord]]:
+    """The rows, in order, in writes of up to `bytes_max` and 10,000 records; a longer record is one alone.
+
+    The same rows make the same chunks. Raises `InvalidInput` for data that is null.
+    """
+    chunk: list[NewRecord] = []
+    size = 0
+    for batch in batches:
+        for record, length in _records(batch):
+            if chunk and (len(chunk) >= BATCH_RECORDS_MAX or size + length > bytes_max):
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(record)
+            size += length
+    if chunk:
+        yield chunk
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[tuple[NewRecord, int]]:
+    data = batch.column("data")
+    if data.null_count:
+        raise InvalidInput(
+            f"data is null in {data.null_count} rows; a record is JSON text: filter them out, or write "
+            "coalesce(data, 'null')"
+        )
+    tags, nodes, metas = (_texts(batch, name) for name in ("tag", "node", "meta"))
+    for text, tag, node, meta in zip(data.to_pylist(), tags, nodes, metas, strict=True):
+        json_meta = None if meta is None else msgspec.Raw(meta)
+        yield (
+            NewRecord(data=msgspec.Raw(text), tag=tag, node=node, meta=json_meta),
+            len(text) + len(meta or ""),
+        )
+
+
+def _texts(batch: pa.RecordBatch, name: str) -> list[str | None]:
+    texts: list[str | None] = (
+        batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+    )
+    return texts

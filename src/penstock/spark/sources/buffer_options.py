@@ -1,0 +1,159 @@
+"""The options of `penstock-buffer`, read and checked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.buffer import ConsumerConfig
+from penstock.errors import ConfigError, InvalidInput
+from penstock.objects import StoreAddress, StoreConfig, normalise_key
+from penstock.spark.sources.columns import COLUMNS, parse_columns
+from penstock.spark.sources.gaps import GAP_COLUMNS
+from penstock.spark.sources.offsets import Position, parse_position
+from penstock.spark.sources.options import (
+    backend_options,
+    choice_option,
+    cores,
+    count_option,
+    flag_option,
+    named_options,
+)
+from penstock.units import parse_size
+
+Mode = Literal["consume", "read"]
+OnGap = Literal["fail", "record"]
+
+FORMAT: Final = "penstock-buffer"
+_MODES: Final[tuple[Mode, ...]] = ("consume", "read")
+BATCHES_PER_TRIGGER: Final = 1000
+"""Keeps a micro-batch over a long backlog within the memory of the driver and of a lost batch's re-run."""
+
+_NAMES: Final = (
+    "columns",
+    "data_path_prefix",
+    "endingOffsets",
+    "gc_grace_period",
+    "gc_interval",
+    "manifest_path",
+    "maxBatchesPerTrigger",
+    "maxBytesPerTrigger",
+    "mode",
+    "onGap",
+    "partitions",
+    "path",
+    "sharded",
+    "startingOffsets",
+    "store",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferOptions:
+    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+
+    store: StoreConfig
+    """`store` (or `load(path)`), with `store.*` for the backend's own settings; never shown in clear."""
+    manifest_path: str = "ingest/manifest"
+    data_path_prefix: str = "ingest"
+    columns: tuple[str, ...] = tuple(COLUMNS)
+    starting: Position = "earliest"
+    ending: Position = "latest"
+    """Batch only; the first sequence that is not read."""
+    batches_per_trigger: int = BATCHES_PER_TRIGGER
+    bytes_per_trigger: int | None = None
+    """Costs one request for the size of every batch object."""
+    mode: Mode | None = None
+    """None: streams consume, batch queries read."""
+    on_gap: OnGap = "fail"
+    """What becomes of batches that cannot be read: an error, or a row that tells of them."""
+    sharded: bool | None = None
+    """None: as the store's layout says when the query starts."""
+    partitions: int | None = None
+    """None: two tasks per core of the driver. On a cluster, give the number its cores suggest."""
+    gc_interval: str = "5m"
+    gc_grace_period: str = "10m"
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> BufferOptions:
+        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
+        backend = backend_options(given)
+        plain = named_options(given, _NAMES, FORMAT, with_store=True)
+        if ("store" in plain) == ("path" in plain):
+            raise ConfigError(f"{FORMAT}: give the store once, as option 'store' or as the path of load()")
+        options = cls(
+            store=_store(plain.get("store") or plain.get("path") or "", backend),
+            manifest_path=_key("manifest_path", plain.get("manifest_path", "ingest/manifest")),
+            data_path_prefix=_key("data_path_prefix", plain.get("data_path_prefix", "ingest")),
+            columns=parse_columns(plain["columns"]) if "columns" in plain else tuple(COLUMNS),
+            starting=parse_position(plain.get("startingOffsets", "earliest"), "startingOffsets"),
+            ending=parse_position(plain.get("endingOffsets", "latest"), "endingOffsets"),
+            batches_per_trigger=count_option(plain, "maxBatchesPerTrigger") or BATCHES_PER_TRIGGER,
+            bytes_per_trigger=_size(plain, "maxBytesPerTrigger"),
+            mode=choice_option(plain, "mode", _MODES, "read") if "mode" in plain else None,
+            on_gap=choice_option(plain, "onGap", ("fail", "record"), "fail"),
+            sharded=flag_option(plain, "sharded"),
+            partitions=count_option(plain, "partitions"),
+            gc_interval=plain.get("gc_interval", "5m"),
+            gc_grace_period=plain.get("gc_grace_period", "10m"),
+        )
+        _ = options.consumer  # durations are checked where they are used
+        lacking = [name for name in GAP_COLUMNS if name not in options.columns]
+        if options.records_gaps and lacking:
+            raise ConfigError(
+                f"columns: onGap=record tells what is missing in {', '.join(GAP_COLUMNS)}; "
+                f"add {', '.join(lacking)}"
+            )
+        return options
+
+    @property
+    def consumer(self) -> ConsumerConfig:
+        """The settings of the queue's consumer; a sharded queue derives one for each shard."""
+        return ConsumerConfig(
+            store=self.store,
+            manifest_path=self.manifest_path,
+            data_path_prefix=self.data_path_prefix,
+            gc_interval=self.gc_interval,
+            gc_grace_period=self.gc_grace_period,
+            prefetch=0,
+        )
+
+    @property
+    def records_gaps(self) -> bool:
+        return self.on_gap == "record"
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks a read is divided into, if it has as many batches."""
+        return self.partitions or 2 * cores()
+
+
+def _store(url: str, backend: Mapping[str, str]) -> StoreConfig:
+    address = StoreAddress.parse(url)
+    if address.scheme == "memory":
+        raise ConfigError(
+            "store: memory:// lives in one process and Spark runs in several; use file:// or s3://"
+        )
+    if address.scheme == "file":
+        # Executors have working directories of their own.
+        url = os.path.abspath(os.path.expanduser(address.path))
+    return StoreConfig(url=url, options=dict(backend))
+
+
+def _key(name: str, value: str) -> str:
+    try:
+        return normalise_key(value)
+    except InvalidInput as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _size(plain: Mapping[str, str], name: str) -> int | None:
+    if name not in plain:
+        return None
+    text = plain[name].strip()
+    size = parse_size(int(text) if text.isdigit() else text)
+    if size < 1:
+        raise ConfigError(f"{name}: expected at least one byte, found {plain[name]!r}")
+    return size

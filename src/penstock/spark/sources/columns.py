@@ -1,0 +1,190 @@
+"""The columns of a record in Spark, built as Arrow without a Python object per record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.codec import Block
+from penstock.config import unknown_key
+from penstock.errors import ConfigError
+from penstock.spark.sources.gaps import GAP_INDEX, Hole, hole_metadata
+
+KnownColumns: TypeAlias = dict[str, tuple[str, pa.DataType]]
+"""Name to Spark type and Arrow type, in the order of the schema."""
+COLUMNS: Final[KnownColumns] = {
+    "sequence": ("bigint", pa.int64()),
+    "index": ("int", pa.int32()),
+    "value": ("binary", pa.binary()),
+    "ingestion_time": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "metadata": ("binary", pa.binary()),
+    "location": ("string", pa.string()),
+    "shard": ("int", pa.int32()),
+}
+
+ROWS_MAX: Final = 32_768
+"""Above this, larger record batches are not faster in Spark, only larger."""
+ROWS_MIN: Final = 8_192
+"""Below this, record batches are joined: each costs a round through the socket."""
+BYTES_MAX: Final = 16 << 20
+"""A record batch is held twice on its way into Spark: keep it small when records are large."""
+
+_MS_MAX: Final = (2**63 - 1) // 1000
+_Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSlice:
+    """One batch object as a task needs it: small when pickled, the same after every restart."""
+
+    shard: int
+    sequence: int
+    location: str
+    starts: bytes = b""
+    """u32 per produce call: the index of its first record."""
+    times_ms: bytes = b""
+    """i64 per produce call."""
+    payloads: tuple[bytes, ...] | None = None
+    """Per produce call; None when all are empty."""
+    manifest: str = ""
+    """Its queue's manifest, when a hole is to be recorded: what is wrong is told there."""
+
+
+def parse_columns(text: str, known: KnownColumns = COLUMNS) -> tuple[str, ...]:
+    """The names in `text`, in its order. Raises `ConfigError` for an unknown or repeated one, or for none."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"columns: expected some of {', '.join(known)}, found nothing")
+    for name in names:
+        if name not in known:
+            raise unknown_key(f"columns: {name!r}", name, known)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"columns: {text!r} names a column twice")
+    return names
+
+
+def spark_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> str:
+    """The schema in Spark's own words."""
+    return ", ".join(f"{name} {known[name][0]}" for name in columns)
+
+
+def arrow_schema(columns: Sequence[str], known: KnownColumns = COLUMNS) -> pa.Schema:
+    """The schema that every record batch must have."""
+    return pa.schema([(name, known[name][1]) for name in columns])
+
+
+def needs_metadata(columns: Sequence[str]) -> bool:
+    """Whether what the producers said of their records has to travel to the executors."""
+    return "ingestion_time" in columns or "metadata" in columns
+
+
+def build_batch(slice_: BatchSlice, block: Block, columns: Sequence[str]) -> pa.RecordBatch:
+    """The records of one batch object with the columns that were asked for, and no others."""
+    arrays = [_BUILDERS[name](slice_, block) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def build_hole(hole: Hole, columns: Sequence[str]) -> pa.RecordBatch:
+    """One row in the place of records that could not be read."""
+    known: dict[str, int | str | bytes | None] = {
+        "sequence": hole.first,
+        "index": GAP_INDEX,
+        "metadata": hole_metadata(hole),
+        "location": hole.location,
+        "shard": hole.shard,
+    }
+    arrays = [pa.array([known.get(name)], COLUMNS[name][1]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _sequence(slice_: BatchSlice, block: Block) -> pa.Array:
+    return pa.array(np.full(len(block), slice_.sequence, "<i8"))
+
+
+def _index(_: BatchSlice, block: Block) -> pa.Array:
+    return pa.array(np.arange(len(block), dtype="<i4"))
+
+
+def _value(_: BatchSlice, block: Block) -> pa.Array:
+    return block.to_arrow()
+
+
+def _ingestion_time(slice_: BatchSlice, block: Block) -> pa.Array:
+    times = np.frombuffer(slice_.times_ms, "<i8")
+    # A time that microseconds cannot express was never a time: it is shown as unknown.
+    valid = np.abs(np.clip(times, -_MS_MAX - 1, _MS_MAX + 1)) <= _MS_MAX
+    calls = pa.array(np.where(valid, times, 0) * 1000, mask=~valid).cast(COLUMNS["ingestion_time"][1])
+    return calls.take(_call_of_each(slice_, len(block)))
+
+
+def _metadata(slice_: BatchSlice, block: Block) -> pa.Array:
+    payloads = slice_.payloads or [b""] * (len(slice_.starts) // 4)
+    return pa.array(payloads, pa.binary()).take(_call_of_each(slice_, len(block)))
+
+
+def _location(slice_: BatchSlice, block: Block) -> pa.Array:
+    return pa.repeat(pa.scalar(slice_.location, pa.string()), len(block))
+
+
+def _shard(slice_: BatchSlice, block: Block) -> pa.Array:
+    return pa.array(np.full(len(block), slice_.shard, "<i4"))
+
+
+_BUILDERS: Final[dict[str, Callable[[BatchSlice, Block], pa.Array]]] = {
+    "sequence": _sequence,
+    "index": _index,
+    "value": _value,
+    "ingestion_time": _ingestion_time,
+    "metadata": _metadata,
+    "location": _location,
+    "shard": _shard,
+}
+
+
+def _call_of_each(slice_: BatchSlice, count: int) -> pa.Array:
+    """For every record, which produce call it came with; null in front of the first."""
+    starts = np.frombuffer(slice_.starts, "<u4").astype("<i8")
+    edges = np.minimum(np.maximum.accumulate(starts), count) if len(starts) else starts
+    before = int(edges[0]) if len(edges) else count
+    lengths = np.diff(np.append(edges, count)) if len(edges) else edges
+    calls: _Indices = np.concatenate(
+        [np.zeros(before, "<i8"), np.repeat(np.arange(len(lengths), dtype="<i8"), lengths)]
+    )
+    return pa.array(calls, mask=np.arange(count) < before) if before else pa.array(calls)
+
+
+def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in record batches of a size that suits Spark: small ones joined, large ones cut."""
+    waiting: list[pa.RecordBatch] = []
+    rows, size = 0, 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if waiting and (rows >= ROWS_MIN or size + batch.nbytes > BYTES_MAX):
+            yield from _cut(_joined(waiting))
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if waiting:
+        yield from _cut(_joined(waiting))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Pieces within both bounds; a single record is never cut."""
+    rows = batch.num_rows
+    if rows <= 1 or (rows <= ROWS_MAX and batch.nbytes <= BYTES_MAX):
+        yield batch
+        return
+    step = ROWS_MAX if rows > ROWS_MAX else rows // 2
+    for start in range(0, rows, step):
+        yield from _cut(batch.slice(start, step))

@@ -1,0 +1,80 @@
+"""Options of sources and sinks. Spark ignores the case of their names, and `_` in them is optional."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from penstock.config import unknown_key
+from penstock.errors import ConfigError
+
+STORE_PREFIX: Final = "store."
+"""Options that begin with it go to the backend of a store."""
+PARTITIONS_MAX: Final = 10_000
+
+_FLAGS: Final = {"true": True, "false": False}
+C = TypeVar("C", bound=str)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def named_options(
+    given: Mapping[str, str], names: Sequence[str], format_name: str, *, with_store: bool = False
+) -> dict[str, str]:
+    """Return the options by their right names; with `with_store` those of the backend are left out.
+
+    Raises `ConfigError` for an unknown name, with the nearest one.
+    """
+    folded = {name.replace("_", "").lower(): name for name in names}
+    known = [*names, STORE_PREFIX + "*"] if with_store else names
+    plain: dict[str, str] = {}
+    for key, value in given.items():
+        if with_store and key.startswith(STORE_PREFIX):
+            continue
+        name = folded.get(key.replace("_", "").lower())
+        if name is None:
+            raise unknown_key(f"{format_name}: option {key!r}", key, known)
+        plain[name] = value
+    return plain
+
+
+def backend_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the store's backend, without their prefix."""
+    return {key[len(STORE_PREFIX) :]: value for key, value in given.items() if key.startswith(STORE_PREFIX)}
+
+
+def count_option(plain: Mapping[str, str], name: str) -> int | None:
+    """Return a whole number of at least 1, or None if it is not given. Raises `ConfigError`."""
+    if name not in plain:
+        return None
+    try:
+        count = int(plain[name])
+    except ValueError:
+        count = 0
+    if count < 1 or (name == "partitions" and count > PARTITIONS_MAX):
+        raise ConfigError(f"{name}: expected a whole number of at least 1, found {plain[name]!r}")
+    return count
+
+
+def flag_option(plain: Mapping[str, str], name: str) -> bool | None:
+    """Return true or false, or None if it is not given. Raises `ConfigError`."""
+    if name not in plain:
+        return None
+    flag = _FLAGS.get(plain[name].strip().lower())
+    if flag is None:
+        raise ConfigError(f"{name}: expected true or false, found {plain[name]!r}")
+    return flag
+
+
+def choice_option(plain: Mapping[str, str], name: str, choices: Sequence[C], default: C) -> C:
+    """Return one of `choices`. Raises `ConfigError`."""
+    folded = plain.get(name, default).strip().lower()
+    for choice in choices:
+        if folded == choice:
+            return choice
+    words = " or ".join(choices) if len(choices) == 2 else ", ".join(choices)
+    raise ConfigError(f"{name}: expected {words}, found {plain[name]!r}")

@@ -1,0 +1,348 @@
+"""The driver's side of the queue: what it holds, under which numbers, and acknowledging it.
+
+Blocking, because Spark calls it so. `ConsumedQueue` owns the queue: opening one bumps the epoch of every
+shard once and fences whoever had it. `ReadQueue` only looks, and `QueueWatch` counts what is still to come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.blocking import loop_thread
+from penstock.buffer import (
+    Consumer,
+    Entry,
+    EntryIndex,
+    FencedError,
+    QueueReader,
+    ShardedConsumer,
+    entry_time_ms,
+    read_layout,
+    shard_config,
+    storage_error,
+)
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.ids import SYSTEM_RNG
+from penstock.objects import ObjectStore, open_store
+from penstock.retry import RetryPolicy, retry
+from penstock.spark.sources.buffer_options import BufferOptions
+from penstock.spark.sources.offsets import Bounds, Offset, backlog
+
+Indexes = Mapping[int, EntryIndex]
+"""Every entry of every shard at one moment."""
+
+_POLICY = RetryPolicy(deadline_s=30.0)
+_SIZES_AT_ONCE = 64
+
+
+class Queue(Protocol):
+    """What a query needs of its queue."""
+
+    store: ObjectStore
+
+    @property
+    def manifests(self) -> Mapping[int, str]:
+        """The manifest of every shard."""
+        ...
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Sequence to location of what is known to have left a shard."""
+        ...
+
+    def look(self) -> Indexes:
+        """The queue now. Passing faults are retried; raises `FencedError` if a newer consumer has it."""
+        ...
+
+    def ack(self, offset: Mapping[int, int]) -> None:
+        """Everything below `offset` is processed. Doing it again is harmless."""
+        ...
+
+
+def bounds_of(indexes: Indexes) -> dict[int, Bounds]:
+    """First and next sequence of every shard."""
+    return {
+        shard: Bounds(first=index.first, following=index.footer.next_sequence)
+        for shard, index in sorted(indexes.items())
+    }
+
+
+def entries_between(index: EntryIndex, start: int, end: int) -> list[Entry]:
+    """The entries `start` to `end - 1`, which the caller has found to be there."""
+    return index.after(start - 1, max(0, end - start))
+
+
+def location_at(index: EntryIndex, sequence: int) -> str | None:
+    """Where the records of an entry are; None if the queue does not hold it."""
+    place = sequence - index.first
+    return index[place].location if 0 <= place < len(index) else None
+
+
+class ConsumedQueue:
+    """The queue in the hands of this query: one fenced consumer per shard."""
+
+    def __init__(self, store: ObjectStore, options: BufferOptions) -> None:
+        self.store = store
+        self.manifests: Mapping[int, str] = {}
+        self._options = options
+        self._consumers: dict[int, Consumer] = {}
+        self._sharded = False
+
+    @classmethod
+    def open(cls, options: BufferOptions) -> ConsumedQueue:
+        """Take the queue over, from its earliest entry on. Creates it if it is not there yet."""
+
+        async def take_over() -> ConsumedQueue:
+            store = open_store(options.store)
+            queue = cls(store, options)
+            await queue._take_over(await count_shards(store, options.manifest_path, options.sharded))
+            return queue
+
+        return loop_thread().run(take_over())
+
+    async def _take_over(self, shards: int | None) -> None:
+        config = replace(self._options.consumer, store=self.store)
+        if shards is None:
+            consumers = {0: await Consumer.open(config)}
+        else:
+            opened = await ShardedConsumer.open(config)
+            consumers = {shard: opened.consumer(shard) for shard in range(opened.shards)}
+        self._consumers, self._sharded = consumers, shards is not None
+        self.manifests = _manifests(self._options, shards)
+
+    def look(self) -> Indexes:
+        """A queue without a single number may turn out to have shards, which are then taken over."""
+        try:
+            return loop_thread().run(self._entries())
+        except FencedError as error:
+            raise self._lost(error) from error
+
+    async def _entries(self) -> Indexes:
+        found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
+        indexes = dict(zip(self._consumers, found, strict=True))
+        if not self._sharded and _is_unused(indexes):
+            path, sharded = self._options.manifest_path, self._options.sharded
+            if (shards := await count_shards(self.store, path, sharded)) is not None:
+                await self._move_to(shards)
+                return await self._entries()
+        return indexes
+
+    async def _move_to(self, shards: int) -> None:
+        """Go on with shards that did not exist when this query started. Whoever has consumed them came
+        later, and keeps them: raises `FencedError`."""
+        readers = [QueueReader(self.store, path) for path in _manifests(self._options, shards).values()]
+        for index in await asyncio.gather(*(reader.index() for reader in readers)):
+            if index.footer.epoch:
+                raise FencedError(f"its {shards} shards were consumed before this query saw them")
+        emptied = list(self._consumers.values())
+        await self._take_over(shards)
+        for consumer in emptied:
+            await consumer.release()
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Asked of the store once; what this query acknowledges is known anyway."""
+        return loop_thread().run(self._consumers[shard].dequeued())
+
+    def ack(self, offset: Mapping[int, int]) -> None:
+        """One manifest write per shard that has something to remove."""
+
+        async def ack_through() -> None:
+            await asyncio.gather(*(self._ack(shard, following - 1) for shard, following in offset.items()))
+
+        try:
+            loop_thread().run(ack_through())
+        except FencedError as error:
+            raise self._lost(error) from error
+
+    async def _ack(self, shard: int, last: int) -> None:
+        consumer = self._consumers[shard]
+        if last >= 0 and (consumer.acked is None or last > consumer.acked):
+            await consumer.ack_through(last)
+
+    def _lost(self, error: FencedError) -> FencedError:
+        return FencedError(
+            f"this query no longer owns {self._options.manifest_path} in {self.store.url}: a newer "
+            "query or consumer has taken it over, and only one may acknowledge. Stop one of the two; to look "
+            f"without owning, set mode=read ({error})"
+        )
+
+
+class ReadQueue:
+    """The queue as anybody may see it: nothing is fenced, acknowledged or created."""
+
+    def __init__(self, store: ObjectStore, options: BufferOptions, shards: int | None) -> None:
+        self.store = store
+        self._options = options
+        self._first: dict[int, int] = {}
+        self._show(shards)
+
+    def _show(self, shards: int | None) -> None:
+        manifests = _manifests(self._options, shards)
+        self._readers = {shard: QueueReader(self.store, path) for shard, path in manifests.items()}
+        self._sharded = shards is not None
+        self._dequeued: dict[int, Mapping[int, str]] = {}
+
+    @property
+    def manifests(self) -> Mapping[int, str]:
+        return {shard: reader.file.path for shard, reader in self._readers.items()}
+
+    @classmethod
+    def open(cls, options: BufferOptions, *, must_exist: bool) -> ReadQueue:
+        """Raises `StorageRejected` if the queue must exist and does not."""
+
+        async def find() -> ReadQueue:
+            store = open_store(options.store)
+            shards = await count_shards(store, options.manifest_path, options.sharded)
+            queue = cls(store, options, shards)
+            if must_exist and shards is None:
+                await queue._readers[0].require()
+            return queue
+
+        return loop_thread().run(find())
+
+    def look(self) -> Indexes:
+        """A queue without a single number may turn out to have shards, which are then read instead."""
+        indexes = loop_thread().run(self._entries())
+        self._first = {shard: index.first for shard, index in indexes.items()}
+        return indexes
+
+    async def _entries(self) -> Indexes:
+        found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
+        indexes = dict(zip(self._readers, found, strict=True))
+        if not self._sharded and _is_unused(indexes):
+            path, sharded = self._options.manifest_path, self._options.sharded
+            if (shards := await count_shards(self.store, path, sharded)) is not None:
+                self._show(shards)
+                return await self._entries()
+        return indexes
+
+    def dequeued(self, shard: int) -> Mapping[int, str]:
+        """Asked of the store once: what leaves the queue later is taken on trust.
+
+        Only of what had left by then: a ledger that outlived its manifest still names the entries of that
+        queue, until those of this one take their places.
+        """
+        if shard not in self._dequeued:
+            first = self._first.get(shard, 0)
+            ledger = loop_thread().run(self._readers[shard].dequeued())
+            self._dequeued[shard] = {n: location for n, location in ledger.items() if n < first}
+        return self._dequeued[shard]
+
+    def ack(self, offset: Mapping[int, int]) -> None:
+        """Nothing: a reader leaves the queue as it is."""
+
+    def close(self) -> None:
+        loop_thread().run(self.store.close())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What lies between a query and the end of its queue."""
+
+    batches: int
+    oldest_ms: int | None
+    """When the next record was taken in; None when there is none. Now less this is the lag."""
+    next: Offset
+    """The end of the queue: the first sequence of every shard that nobody has produced yet."""
+
+
+class QueueWatch:
+    """Tells a display on the driver how far a query is behind. Fences nobody and changes nothing."""
+
+    def __init__(self, queue: ReadQueue) -> None:
+        self._queue = queue
+
+    @classmethod
+    def open(cls, options: BufferOptions) -> QueueWatch:
+        """The queue need not exist yet. Raises `StorageError` or `ConfigError`."""
+        return cls(ReadQueue.open(options, must_exist=False))
+
+    def look(self, done: Mapping[int, int]) -> Backlog:
+        """What is behind `done`, the first sequence of every shard that was not delivered; a shard that it
+        does not name has delivered nothing.
+
+        One small request per shard while nothing changes. The age is that of the first batch of each shard
+        that is still to come: batches stand in the queue in the order in which they were stored.
+        """
+        indexes = self._queue.look()
+        bounds = bounds_of(indexes)
+        start = {shard: max(held.first, done.get(shard, 0)) for shard, held in bounds.items()}
+        end = {shard: held.following for shard, held in bounds.items()}
+        upcoming = [entries_between(indexes[s], start[s], min(start[s] + 1, end[s])) for s in bounds]
+        times = [entry_time_ms(entry) for entries in upcoming for entry in entries]
+        return Backlog(
+            batches=backlog(start, end),
+            oldest_ms=min((ms for ms in times if ms is not None), default=None),
+            next=end,
+        )
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+def _is_unused(indexes: Indexes) -> bool:
+    """Whether nothing was ever produced: its producers may be about to say that it has shards."""
+    return not any(index.footer.next_sequence for index in indexes.values())
+
+
+def _manifests(options: BufferOptions, shards: int | None) -> dict[int, str]:
+    if shards is None:
+        return {0: options.manifest_path}
+    return {shard: shard_config(options.consumer, shard).manifest_key for shard in range(shards)}
+
+
+async def count_shards(store: ObjectStore, manifest_path: str, sharded: bool | None) -> int | None:
+    """How many shards the queue has, or None for one without; `sharded` is what the user said of it.
+
+    Raises `ConfigError` if it should be sharded and is not, and `StorageError`.
+    """
+    if sharded is False:
+        return None
+    try:
+        count = await retry(
+            lambda: read_layout(store, manifest_path), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+        )
+    except PenstockError as error:
+        raise storage_error(error, f"looking for {manifest_path} in {store.url}") from error
+    if count is None and sharded:
+        raise ConfigError(
+            f"sharded: {manifest_path} in {store.url} is not a sharded queue (yet); "
+            "start its producers first, or leave the option out"
+        )
+    return count
+
+
+class ObjectSizes:
+    """The stored bytes of batch objects, asked for a few dozen ahead and remembered while they matter."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: dict[tuple[int, int], int] = {}
+
+    def forget_below(self, offset: Mapping[int, int]) -> None:
+        self._known = {place: size for place, size in self._known.items() if place[1] >= offset[place[0]]}
+
+    def size(self, index: EntryIndex, shard: int, sequence: int) -> int:
+        """The bytes of one batch object; 0 when it is missing, which the task that fetches it will report."""
+        if (shard, sequence) not in self._known:
+            entries = entries_between(index, sequence, sequence + _SIZES_AT_ONCE)
+            for entry, size in zip(entries, loop_thread().run(self._ask(entries)), strict=True):
+                self._known[shard, entry.sequence] = size
+        return self._known[shard, sequence]
+
+    async def _ask(self, entries: list[Entry]) -> list[int]:
+        return await asyncio.gather(*(self._ask_one(entry.location) for entry in entries))
+
+    async def _ask_one(self, location: str) -> int:
+        try:
+            info = await retry(
+                lambda: self._store.head(location), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+            )
+        except NotFound:
+            return 0
+        except PenstockError as error:
+            raise storage_error(error, f"asking for the size of {location}") from error
+        return info.size

@@ -1,0 +1,150 @@
+"""The options of reading `penstock-quiver`, read and checked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.config import unknown_key
+from penstock.errors import ConfigError, InvalidInput
+from penstock.objects import StoreConfig, open_store
+from penstock.quiver import (
+    SLOTS,
+    LocalSegments,
+    SegmentSource,
+    Signal,
+    StoredSegments,
+    check_name,
+    flat_slot,
+    is_store_url,
+)
+from penstock.spark.sources.options import (
+    backend_options,
+    choice_option,
+    cores,
+    count_option,
+    flag_option,
+    named_options,
+)
+from penstock.spark.sources.quiver_offsets import Position, parse_position
+
+OnSegmentGap = Literal["fail", "skip"]
+
+QUIVER_FORMAT: Final = "penstock-quiver"
+SEGMENTS_PER_TRIGGER: Final = 100
+"""Keeps a micro-batch over a long backlog within the memory of its tasks and of a lost batch's re-run."""
+
+_NAMES: Final = (
+    "endingOffsets",
+    "maxSegmentsPerTrigger",
+    "onGap",
+    "partitions",
+    "path",
+    "signal",
+    "slot",
+    "startingOffsets",
+    "subscriber",
+    "view",
+)
+_SLOT_NUMBERS: Final = {name: slot for slot, name in SLOTS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuiverOptions:
+    """What `.option(...)` said. Spark ignores the case of names; `_` in them is optional."""
+
+    path: str
+    """`path` (or `load(path)`): the data directory, or the address of a store with uploaded segments."""
+    store: StoreConfig | None
+    """The store, with `store.*` for the backend's own settings; None for a directory."""
+    slot: int
+    """Of `signal`, the one wide table; or `slot`, by name or number."""
+    starting: Position = "earliest"
+    ending: Position = "latest"
+    """Batch only; the first segment of each core that is not read."""
+    segments_per_trigger: int = SEGMENTS_PER_TRIGGER
+    on_gap: OnSegmentGap = "fail"
+    """What becomes of segments that were removed before they were read: an error, or a warning in the log."""
+    partitions: int | None = None
+    """None: two tasks per core of the driver."""
+    subscriber: str | None = None
+    """Streams: the name under which the query keeps what it has not read, and lets go of what it has."""
+    view: bool = False
+    """Whether attributes are text, ids hexadecimal and so on, instead of as they are stored."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> QuiverOptions:
+        """Raises `ConfigError` naming the option, and the nearest one if it is unknown."""
+        backend = backend_options(given)
+        plain = named_options(given, _NAMES, QUIVER_FORMAT, with_store=True)
+        path, store = _place(plain.get("path", ""), backend)
+        options = cls(
+            path=path,
+            store=store,
+            slot=_slot(plain),
+            starting=parse_position(plain.get("startingOffsets", "earliest"), "startingOffsets"),
+            ending=parse_position(plain.get("endingOffsets", "latest"), "endingOffsets"),
+            segments_per_trigger=count_option(plain, "maxSegmentsPerTrigger") or SEGMENTS_PER_TRIGGER,
+            on_gap=choice_option(plain, "onGap", ("fail", "skip"), "fail"),
+            partitions=count_option(plain, "partitions"),
+            subscriber=_subscriber(plain.get("subscriber")),
+            view=flag_option(plain, "view") or False,
+        )
+        if options.subscriber is not None and store is not None:
+            raise ConfigError(
+                "subscriber: uploaded segments are kept whoever reads them; a subscriber is for a directory"
+            )
+        return options
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks a read is divided into, if it has as many segments."""
+        return self.partitions or 2 * cores()
+
+    def open(self) -> SegmentSource:
+        """The segments. Nothing is read yet."""
+        return StoredSegments(open_store(self.store)) if self.store is not None else LocalSegments(self.path)
+
+
+def _place(path: str, backend: Mapping[str, str]) -> tuple[str, StoreConfig | None]:
+    if not path:
+        raise ConfigError(f"{QUIVER_FORMAT}: give the data directory, as option 'path' or in load()")
+    if is_store_url(path) and not path.startswith("file://"):
+        if path.startswith("memory://"):
+            raise ConfigError("path: memory:// lives in one process and Spark runs in several")
+        return path, StoreConfig(url=path, options=dict(backend))
+    if backend:
+        raise ConfigError("store.*: these options are for a store, and the path is a directory")
+    # Executors have working directories of their own.
+    return os.path.abspath(os.path.expanduser(path.removeprefix("file://"))), None
+
+
+def _slot(plain: Mapping[str, str]) -> int:
+    if ("signal" in plain) == ("slot" in plain):
+        raise ConfigError(
+            f"{QUIVER_FORMAT}: say what to read with option 'signal' (traces, metrics, logs or other), or "
+            "with 'slot' for one kind of table"
+        )
+    if "signal" in plain:
+        try:
+            return flat_slot(Signal(plain["signal"].strip().lower()))
+        except ValueError as error:
+            raise ConfigError(
+                f"signal: expected traces, metrics, logs or other, found {plain['signal']!r}"
+            ) from error
+    text = plain["slot"].strip().lower()
+    slot = int(text) if text.isdigit() else _SLOT_NUMBERS.get(text, -1)
+    if slot not in SLOTS:
+        raise unknown_key(f"slot: {text!r}", text, list(_SLOT_NUMBERS))
+    return slot
+
+
+def _subscriber(name: str | None) -> str | None:
+    if name is None:
+        return None
+    try:
+        return check_name(name)
+    except InvalidInput as error:
+        raise ConfigError(f"subscriber: {error}") from error

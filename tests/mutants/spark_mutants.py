@@ -86,7 +86,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="a core that is killed while it starts ends all",
-        where="cli:_Core.look",
+        where="cli:_CoreProcess.look",
         old="    if is_new and code < 0:\n",
         new="    if is_new and code < -64:\n",
         test=f"{KILLED}::test_a_core_that_is_killed_while_it_starts_is_started_again",

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from tests.spark.conftest import Plant
 
-from penstock.cli.audit import audit as audit_command
+from penstock.cli.pipelines import audit as audit_command
 from penstock.config import Setting
 from penstock.errors import ConfigError
 from penstock.spark.audit import audit_pipeline
@@ -194,7 +194,7 @@ def test_the_command_needs_no_spark_and_exits_by_the_verdict(root: Path) -> None
     file = root / "clicks.yaml"
     file.write_text(yaml.safe_dump(settings(root, "delta")))
     script = (
-        "import sys; from penstock.cli.audit import audit; "
+        "import sys; from penstock.cli.pipelines import audit; "
         "sys.exit(audit.main([sys.argv[1], '--deep'], standalone_mode=False))"
     )
     plain = subprocess.run(

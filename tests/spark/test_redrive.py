@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from tests.spark.conftest import Plant
 
-from penstock.cli.redrive import redrive as redrive_command
+from penstock.cli.pipelines import redrive as redrive_command
 from penstock.config import Setting
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.redrive import Wanted, redrive

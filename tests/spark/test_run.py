@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 from tests.spark.conftest import Plant
 
-from penstock.cli.compact import compact
-from penstock.cli.run import run
+from penstock.cli.pipelines import compact
+from penstock.cli.run.command import run
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import load_spec
 

@@ -2,17 +2,61 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from penstock import __version__, errors
 from penstock.cli.failure import EXIT_CODES_HELP, ExitCode, exit_code, report
-from penstock.cli.lazy import LazyGroup
 
-__all__ = ["cli", "main"]
+
+class LazyGroup(click.Group):
+    """Commands by name: where each is (`module:attribute`) and the line of help that lists it."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        lazy: Mapping[str, tuple[str, str]] | None = None,
+        help: str | None = None,
+        epilog: str | None = None,
+        context_settings: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(name, help=help, epilog=epilog, context_settings=context_settings)
+        self._lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they were given: the order in which people need them."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in self._lazy:
+            return None
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest command named for one that does not exist."""
+        if args and not args[0].startswith("-") and args[0] not in self._lazy:
+            nearest = difflib.get_close_matches(args[0], list(self._lazy), n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
+
 
 _BUFFER = LazyGroup(
     "buffer",
@@ -21,11 +65,11 @@ _BUFFER = LazyGroup(
     "left out. `penstock --help` lists the exit codes.",
     lazy={
         "produce": ("penstock.cli.buffer.produce:produce", "Store lines of a file or of standard input."),
-        "tail": ("penstock.cli.buffer.tail:tail", "Print records, without consuming them."),
-        "stat": ("penstock.cli.buffer.stat:stat", "Show how long the queue is and how far behind."),
-        "dump": ("penstock.cli.buffer.dump:dump", "Print a manifest or a batch as JSON."),
-        "fsck": ("penstock.cli.buffer.fsck:fsck", "Check a queue against its rules; changes nothing."),
-        "gc": ("penstock.cli.buffer.gc:gc", "Delete batches that nothing refers to any more."),
+        "tail": ("penstock.cli.buffer.inspect:tail", "Print records, without consuming them."),
+        "stat": ("penstock.cli.buffer.inspect:stat", "Show how long the queue is and how far behind."),
+        "dump": ("penstock.cli.buffer.inspect:dump", "Print a manifest or a batch as JSON."),
+        "fsck": ("penstock.cli.buffer.maintain:fsck", "Check a queue against its rules; changes nothing."),
+        "gc": ("penstock.cli.buffer.maintain:gc", "Delete batches that nothing refers to any more."),
     },
 )
 
@@ -34,24 +78,24 @@ _TOPICS = LazyGroup(
     help="Run the event-log server, use one, and look after its data.",
     epilog="`penstock --help` lists the exit codes.",
     lazy={
-        "serve": ("penstock.cli.topics.serve:serve", "Serve topics over HTTP."),
-        "put": ("penstock.cli.topics.put:put", "Create a topic, or change how it keeps its records."),
+        "serve": ("penstock.cli.topics.data:serve", "Serve topics over HTTP."),
+        "put": ("penstock.cli.topics.manage:put", "Create a topic, or change how it keeps its records."),
         "write": ("penstock.cli.topics.write:write", "Append lines of a file or of standard input."),
-        "diff": ("penstock.cli.topics.diff:diff", "Print records behind a sequence; follow new ones."),
-        "watch": ("penstock.cli.topics.watch:watch", "Print records as they are written."),
-        "delete": ("penstock.cli.topics.delete:delete", "Delete records for good, or a whole topic."),
-        "claim": ("penstock.cli.topics.claim:claim", "Take jobs of a queue."),
-        "ack": ("penstock.cli.topics.ack:ack", "Delete jobs that are done."),
-        "nack": ("penstock.cli.topics.nack:nack", "Give jobs back."),
-        "extend": ("penstock.cli.topics.extend:extend", "Hold jobs longer."),
-        "work": ("penstock.cli.topics.work:work", "Run a command for every job of a queue."),
+        "diff": ("penstock.cli.topics.read:diff", "Print records behind a sequence; follow new ones."),
+        "watch": ("penstock.cli.topics.read:watch", "Print records as they are written."),
+        "delete": ("penstock.cli.topics.manage:delete", "Delete records for good, or a whole topic."),
+        "claim": ("penstock.cli.topics.jobs:claim", "Take jobs of a queue."),
+        "ack": ("penstock.cli.topics.jobs:ack", "Delete jobs that are done."),
+        "nack": ("penstock.cli.topics.jobs:nack", "Give jobs back."),
+        "extend": ("penstock.cli.topics.jobs:extend", "Hold jobs longer."),
+        "work": ("penstock.cli.topics.workers:work", "Run a command for every job of a queue."),
         "relay": ("penstock.cli.topics.relay:relay", "Move a topic into a queue, each record once."),
-        "router": ("penstock.cli.topics.router:router", "Copy what is written to a topic into another one."),
-        "ls": ("penstock.cli.topics.ls:ls", "List topics."),
-        "stat": ("penstock.cli.topics.stat:stat", "Show one topic, or how the server is."),
-        "verify": ("penstock.cli.topics.verify:verify", "Check every checksum of a data directory."),
-        "backup": ("penstock.cli.topics.backup:backup", "Copy a data directory, also while it is served."),
-        "restore": ("penstock.cli.topics.restore:restore", "Put a backup in place as a data directory."),
+        "router": ("penstock.cli.topics.routers:router", "Copy what is written to a topic into another one."),
+        "ls": ("penstock.cli.topics.manage:ls", "List topics."),
+        "stat": ("penstock.cli.topics.manage:stat", "Show one topic, or how the server is."),
+        "verify": ("penstock.cli.topics.data:verify", "Check every checksum of a data directory."),
+        "backup": ("penstock.cli.topics.data:backup", "Copy a data directory, also while it is served."),
+        "restore": ("penstock.cli.topics.data:restore", "Put a backup in place as a data directory."),
     },
 )
 _QUIVER = LazyGroup(
@@ -59,14 +103,14 @@ _QUIVER = LazyGroup(
     help="Look into a data directory of Quiver, and look after it.",
     epilog="`penstock --help` lists the exit codes.",
     lazy={
-        "inspect": ("penstock.cli.quiver.inspect:inspect", "List segments, or show what one holds."),
-        "export": ("penstock.cli.quiver.export:export", "Write segments as Parquet files."),
-        "acks": ("penstock.cli.quiver.acks:acks", "Print what subscribers said, oldest first."),
+        "inspect": ("penstock.cli.quiver:inspect", "List segments, or show what one holds."),
+        "export": ("penstock.cli.quiver:export", "Write segments as Parquet files."),
+        "acks": ("penstock.cli.quiver:acks", "Print what subscribers said, oldest first."),
         "subscribers": (
-            "penstock.cli.quiver.subscribers:subscribers",
+            "penstock.cli.quiver:subscribers",
             "List subscribers and how far they are; drop one.",
         ),
-        "fsck": ("penstock.cli.quiver.fsck:fsck", "Check every checksum; set aside what is damaged."),
+        "fsck": ("penstock.cli.quiver:fsck", "Check every checksum; set aside what is damaged."),
     },
 )
 _COLLECTOR = LazyGroup(
@@ -74,9 +118,9 @@ _COLLECTOR = LazyGroup(
     help="Take telemetry in over OTLP, keep it safe, and bring it to every destination.",
     epilog="`penstock --help` lists the exit codes.",
     lazy={
-        "run": ("penstock.cli.collector.run:run", "Run the collector of a file."),
+        "run": ("penstock.cli.collector:run", "Run the collector of a file."),
         "dead-letters": (
-            "penstock.cli.collector.dead_letters:dead_letters",
+            "penstock.cli.collector:dead_letters",
             "List what destinations refused for good.",
         ),
     },
@@ -86,7 +130,7 @@ _TIMESERIES = LazyGroup(
     help="Run a database of time series over object storage.",
     epilog="`penstock --help` lists the exit codes.",
     lazy={
-        "serve": ("penstock.cli.timeseries.serve:serve", "Serve time series over Prometheus' HTTP API."),
+        "serve": ("penstock.cli.databases:timeseries_serve", "Serve time series over Prometheus' HTTP API."),
     },
 )
 _VECTOR = LazyGroup(
@@ -94,7 +138,7 @@ _VECTOR = LazyGroup(
     help="Run a vector database over object storage.",
     epilog="`penstock --help` lists the exit codes.",
     lazy={
-        "serve": ("penstock.cli.vector.serve:serve", "Serve a collection over HTTP, and feed it."),
+        "serve": ("penstock.cli.databases:vector_serve", "Serve a collection over HTTP, and feed it."),
     },
 )
 _GROUPS = {
@@ -136,15 +180,18 @@ cli = _Root(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     lazy={
         "up": ("penstock.cli.up:up", "Run every part of this machine, with one file or none."),
-        "init": ("penstock.cli.init:init", "Write a file for `penstock up` to start from."),
-        "demo": ("penstock.cli.demo:demo", "Run the whole path here, with kills; totals must balance."),
-        "run": ("penstock.cli.run:run", "Run a pipeline: from a queue, through Spark, into tables."),
+        "init": ("penstock.cli.starting_file:init", "Write a file for `penstock up` to start from."),
+        "demo": (
+            "penstock.cli.demo.command:demo",
+            "Run the whole path here, with kills; totals must balance.",
+        ),
+        "run": ("penstock.cli.run.command:run", "Run a pipeline: from a queue, through Spark, into tables."),
         "audit": (
-            "penstock.cli.audit:audit",
+            "penstock.cli.pipelines:audit",
             "Close the books of a pipeline: is every record accounted for?",
         ),
-        "redrive": ("penstock.cli.redrive:redrive", "Put a pipeline's bad records back into its queue."),
-        "compact": ("penstock.cli.compact:compact", "Join the small files of a pipeline's tables."),
+        "redrive": ("penstock.cli.pipelines:redrive", "Put a pipeline's bad records back into its queue."),
+        "compact": ("penstock.cli.pipelines:compact", "Join the small files of a pipeline's tables."),
         "buffer": ("", "Produce to a queue, look into it, check it, clean it."),
         "topics": ("", "Run an event-log server, use one, look after its data."),
         "collector": ("", "Take telemetry in over OTLP, keep it, bring it to every destination."),

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from penstock.buffer import ConsumerConfig, ManifestFile
-from penstock.cli.health import Check, Status, fail, ok, warn
+from penstock.cli.output import Check, Status, fail, ok, warn
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.objects import ObjectStore, check_conditional_writes, join_key, open_store

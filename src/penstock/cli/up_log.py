@@ -9,8 +9,7 @@ from typing import Final, TextIO
 import click
 import msgspec
 
-from penstock.cli.display import time_text
-from penstock.cli.outlet import Outlet
+from penstock.cli.output import LineWriter, time_text
 from penstock.clock import SYSTEM_CLOCK
 from penstock.up import OWN_NAME, FleetEvent, Level, LogLine, PartStatus
 
@@ -31,7 +30,7 @@ class LogPrinter:
         self._as_json = as_json
         self._states: dict[str, tuple[object, ...]] = {}
         self._stream: TextIO | None = sys.stdout if as_json else sys.stderr  # None if it is closed
-        self._outlet = Outlet(self._stream, self._left_out)
+        self._outlet = LineWriter(self._stream, self._left_out)
 
     def __enter__(self) -> LogPrinter:
         return self

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from penstock.cli.demo_balance import Balance, Records, close_books
-from penstock.cli.demo_clicks import BAD_AT, event, is_bad
-from penstock.cli.demo_journal import Journal, Sums
+from penstock.cli.demo.producer import BAD_AT, Journal, Sums, event, is_bad
+from penstock.cli.demo.report import Balance, Records, close_books
 
 END = 2 * BAD_AT
 LATER = END - 5

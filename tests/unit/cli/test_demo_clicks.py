@@ -5,7 +5,7 @@ import json
 
 import pyarrow as pa
 
-from penstock.cli.demo_clicks import BAD_AT, BAD_EVERY, COLUMNS, DAYS, event, is_bad, rebuild
+from penstock.cli.demo.producer import BAD_AT, BAD_EVERY, COLUMNS, DAYS, event, is_bad, rebuild
 
 END = 3 * BAD_EVERY
 SINCE_MS = 1_700_006_400_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.cli.demo_journal import JournalReader, JournalWriter, Sums, read_journal
+from penstock.cli.demo.producer import JournalReader, JournalWriter, Sums, read_journal
 
 RECORDS = [b"record %d" % number for number in range(6)]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.demo_display import line, panel
-from penstock.cli.demo_plan import ROWS, TOTALS, Plan, pipeline_text
-from penstock.cli.demo_run import Live
+from penstock.cli.demo.command import line, panel
+from penstock.cli.demo.run import ROWS, TOTALS, Live, Plan, pipeline_text
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec
 
 

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.demo_balance import Balance
-from penstock.cli.demo_journal import Sums
-from penstock.cli.demo_plan import Plan
-from penstock.cli.demo_report import print_next, print_totals
-from penstock.cli.demo_run import Live, Outcome
+from penstock.cli.demo.producer import Sums
+from penstock.cli.demo.report import Balance, print_next, print_totals
+from penstock.cli.demo.run import Live, Outcome, Plan
 
 SUMS = Sums(records=90, size_bytes=900, checksum=0xABC)
 BALANCE = Balance(

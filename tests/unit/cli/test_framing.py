@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.buffer.framing import FRAMINGS, Framing, LengthPrefixed, Lines, Whole
+from penstock.cli.input import FRAMINGS, Framing, LengthPrefixed, Lines, Whole
 from penstock.errors import InvalidInput
 
 LINE = st.binary(max_size=20).map(lambda data: data.replace(b"\n", b""))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.collector.crew import _RESTART_S, _Core
-from penstock.cli.demo_processes import _failed
+from penstock.cli.collector import _RESTART_S, _CoreProcess
+from penstock.cli.demo.run import _failed
 
 KILLED = ["/bin/sh", "-c", "kill -9 $$"]
 
 
-def ended(*command: str) -> _Core:
-    core = _Core(3, command)
+def ended(*command: str) -> _CoreProcess:
+    core = _CoreProcess(3, command)
     core._process.wait()
     return core
 

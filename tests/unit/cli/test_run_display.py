@@ -8,8 +8,18 @@ import sys
 
 import pytest
 
-from penstock.cli.run_display import JsonLines, PlainLines, Screen, batch_event, choose_display, line, panel
-from penstock.cli.run_totals import Rate, Totals, View
+from penstock.cli.run.display import (
+    JsonLines,
+    PlainLines,
+    Rate,
+    Screen,
+    Totals,
+    View,
+    batch_event,
+    choose_display,
+    line,
+    panel,
+)
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.pipeline import PipelineStatus
 

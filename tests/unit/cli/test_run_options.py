@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.compact import tables_to_compact
 from penstock.cli.pipeline_file import overrides, read_pipeline, settings
-from penstock.cli.redrive import parse_position, parse_sequences, parse_since
-from penstock.cli.run import run
+from penstock.cli.pipelines import parse_position, parse_sequences, parse_since, tables_to_compact
+from penstock.cli.run.command import run
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import PipelineSpec, read_spec
 

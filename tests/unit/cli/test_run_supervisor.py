@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from penstock.cli import run_display, run_supervisor
 from penstock.cli.failure import ExitCode
-from penstock.cli.run_signals import LeaveNow, StopSignals
-from penstock.cli.run_supervisor import Supervisor, backoff_s, cause_of, is_passing
-from penstock.cli.run_totals import View
+from penstock.cli.run import display as run_display
+from penstock.cli.run import supervisor as run_supervisor
+from penstock.cli.run.display import View
+from penstock.cli.run.supervisor import LeaveNow, StopSignals, Supervisor, backoff_s, cause_of, is_passing
 from penstock.errors import (
     ConfigError,
     Conflict,

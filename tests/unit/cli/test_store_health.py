@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.buffer.config import ConsumerConfig
-from penstock.cli.health import Status
+from penstock.cli.output import Status
 from penstock.cli.store_health import check_directory, check_store, clock_check, room_check
 from penstock.errors import Unavailable
 from penstock.objects import Data, MemoryStore, Version

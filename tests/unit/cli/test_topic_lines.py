@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli.topics import lines
-from penstock.cli.topics.lines import Batch, Batcher
+from penstock.cli.topics import write
+from penstock.cli.topics.write import Batch, Batcher
 from penstock.errors import InvalidInput
 
 
@@ -21,7 +21,7 @@ def test_lines_become_batches_by_count() -> None:
 
 
 def test_lines_become_batches_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "BATCH_BYTES", 10)
+    monkeypatch.setattr(write, "BATCH_BYTES", 10)
     batcher = Batcher(records_max=100, envelope=False)
     full = [*batcher.add([b"12345", b"12345", b"1", b"123456789012345", b"2"]), *batcher.flush()]
     assert [[len(text) for text in batch] for batch in data_of(full)] == [[5, 5], [1], [15], [1]]

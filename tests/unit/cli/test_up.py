@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.outlet import Outlet
+from penstock.cli import up_extras
+from penstock.cli.output import LineWriter
 from penstock.cli.starting_file import pipeline_text, starting_text
 from penstock.cli.up import find_file, write_default_pipeline
 from penstock.cli.up_log import LogPrinter
@@ -389,7 +390,7 @@ def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as read:
         with os.fdopen(writing, "w") as slow:
-            outlet = Outlet(slow, lambda count: f"{count} left out\n".encode(), held_max=1 << 20)
+            outlet = LineWriter(slow, lambda count: f"{count} left out\n".encode(), held_max=1 << 20)
             for _ in range(4000):  # more than the pipe and the outlet hold
                 outlet.put(b"x" * 1023 + b"\n")
             found = read.read(64 * 1024)
@@ -408,7 +409,7 @@ def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left
 def test_lines_that_nobody_reads_do_not_keep_the_end_waiting() -> None:
     reading, writing = os.pipe()
     slow = os.fdopen(writing, "w")
-    outlet = Outlet(slow, lambda count: b"")
+    outlet = LineWriter(slow, lambda count: b"")
     outlet.put(b"x" * (1 << 20))
     outlet.close(0.05)
     os.close(reading)

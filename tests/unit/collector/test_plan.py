@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from penstock.cli.collector.run import run
+from penstock.cli.collector import run
 from penstock.collector.config import parse_plan
 from penstock.collector.settings import OtlpExporterSettings, OtlpReceiverSettings
 from penstock.config import Secret

@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 from tests.collector_doubles import MemoryStore
 
-from penstock.cli.collector.dead_letters import dead_letters
+from penstock.cli.collector import dead_letters
 from penstock.collector.consumers import ArrowConsumer
 from penstock.collector.dead_letters import DeadLetters, replay
 from penstock.collector.exporters.factory import make_otlp_exporter

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.timeseries.serve import serve
+from penstock.cli.databases import timeseries_serve as serve
 from penstock.clock import SYSTEM_CLOCK
 from penstock.metrics import Registry
 from penstock.servers.timeseries import TimeSeriesSettings

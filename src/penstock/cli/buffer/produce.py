@@ -4,25 +4,88 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
 from penstock.buffer import BufferError as QueueError
 from penstock.buffer import Producer, ProducerConfig, ShardedProducer, WriteHandle, read_layout, shard_of
-from penstock.cli.buffer.ending import Ending, report_ending
-from penstock.cli.buffer.framing import FRAMINGS, Framing
-from penstock.cli.buffer.source import open_source, read_chunks
-from penstock.cli.buffer.tally import Tally
 from penstock.cli.buffer.target import Target, queue_options, run
-from penstock.cli.display import Progress
-from penstock.errors import ConfigError, PenstockError
+from penstock.cli.failure import ExitCode, exit_code, report
+from penstock.cli.input import FRAMINGS, Framing, open_source, read_chunks
+from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError
 from penstock.objects import open_store
-from penstock.units import format_count, format_size
+from penstock.units import format_count, format_duration, format_size
 
-__all__ = ["produce"]
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts of accepted, durable and failed records, and where the durable ones stand."""
+
+    accepted: int = 0
+    accepted_bytes: int = 0
+    durable: int = 0
+    durable_bytes: int = 0
+    failed: int = 0
+    unknown: int = 0
+    """Failed in a way that leaves open whether they are in the queue."""
+    first_failed: int | None = None
+    """Number, in the input, of the first record that is not known to be durable."""
+    error: PenstockError | None = None
+    sequences: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Folder of the batches to the lowest and highest sequence in it: one folder per shard."""
+    _pending: deque[tuple[WriteHandle, int, int, int]] = field(default_factory=deque)
+
+    def accept(self, handle: WriteHandle, count: int, size: int, first: int | None = None) -> None:
+        """A call was taken in; `first` is the number of its first record in the input."""
+        number = self.accepted if first is None else first
+        self._pending.append((handle, number, count, size))
+        self.accepted += count
+        self.accepted_bytes += size
+
+    def settle(self) -> None:
+        """Take note of every call whose outcome is known by now."""
+        while self._pending and self._pending[0][0].watcher.result() is not None:
+            self._note(*self._pending.popleft())
+
+    def settle_all(self) -> None:
+        """The same for calls in any order; those without an outcome stay pending."""
+        waiting = list(self._pending)
+        self._pending.clear()
+        for call in waiting:
+            if call[0].watcher.result() is None:
+                self._pending.append(call)
+            else:
+                self._note(*call)
+
+    def _note(self, handle: WriteHandle, first: int, count: int, size: int) -> None:
+        outcome = handle.watcher.result()
+        assert outcome is not None
+        if outcome.error is not None:
+            self.failed += count
+            self.unknown += count if isinstance(outcome.error, OutcomeUnknown) else 0
+            self.first_failed = first if self.first_failed is None else min(self.first_failed, first)
+            # The one that asks for most care is the one to tell.
+            if self.error is None or isinstance(outcome.error, OutcomeUnknown):
+                self.error = outcome.error
+            return
+        self.durable += count
+        self.durable_bytes += size
+        assert outcome.location is not None
+        assert outcome.sequence is not None
+        folder = outcome.location.rpartition("/")[0]
+        low, high = self.sequences.get(folder, (outcome.sequence, outcome.sequence))
+        self.sequences[folder] = min(low, outcome.sequence), max(high, outcome.sequence)
+
+    @property
+    def complete(self) -> bool:
+        """Every accepted record is durable."""
+        return self.durable == self.accepted
+
 
 CALL_BYTES_MAX = 8 * 1024 * 1024
 """Records of one call are in memory together; large ones are handed over a few at a time."""
@@ -84,7 +147,7 @@ def produce(
         fixed=None if key is None else key.encode(),
         separator=None if key_separator is None else key_separator.encode(),
     )
-    job = _Job(
+    job = _Input(
         descriptor=open_source(path),
         framing=FRAMINGS[delimiter](),
         metadata=metadata.encode(),
@@ -109,7 +172,7 @@ class _Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Input:
     descriptor: int
     framing: Framing
     metadata: bytes
@@ -118,7 +181,7 @@ class _Job:
     keys: _Keys
 
 
-async def _produce(target: Target, compression: str | None, job: _Job, progress: Progress) -> Ending:
+async def _produce(target: Target, compression: str | None, job: _Input, progress: Progress) -> Ending:
     stop = asyncio.Event()
     caught: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
@@ -152,7 +215,7 @@ async def _produce(target: Target, compression: str | None, job: _Job, progress:
     )
 
 
-async def _open(config: ProducerConfig, job: _Job) -> Producer | ShardedProducer:
+async def _open(config: ProducerConfig, job: _Input) -> Producer | ShardedProducer:
     stored = await read_layout(open_store(config.store), config.manifest_key)
     if stored is not None or job.shards is not None:
         return await ShardedProducer.open(config, job.shards)
@@ -165,7 +228,7 @@ async def _open(config: ProducerConfig, job: _Job) -> Producer | ShardedProducer
 
 
 async def _pump(
-    producer: Producer | ShardedProducer, job: _Job, tally: Tally, stop: asyncio.Event, progress: Progress
+    producer: Producer | ShardedProducer, job: _Input, tally: Tally, stop: asyncio.Event, progress: Progress
 ) -> PenstockError | None:
     """Read until the end, a signal or a failure. Returns what was wrong with the input, if anything."""
     try:
@@ -188,7 +251,7 @@ async def _pump(
 
 
 async def _hand_over(
-    producer: Producer | ShardedProducer, job: _Job, records: list[bytes], tally: Tally
+    producer: Producer | ShardedProducer, job: _Input, records: list[bytes], tally: Tally
 ) -> None:
     if not records:
         return
@@ -203,7 +266,9 @@ async def _hand_over(
         _accept(tally, handle, call)
 
 
-async def _hand_over_by_key(producer: ShardedProducer, job: _Job, records: list[bytes], tally: Tally) -> None:
+async def _hand_over_by_key(
+    producer: ShardedProducer, job: _Input, records: list[bytes], tally: Tally
+) -> None:
     """Records of one shard go together, so that keys do not cost a call each."""
     assert job.keys.separator is not None
     piles: dict[int, list[bytes]] = {}
@@ -235,3 +300,82 @@ def _calls(records: list[bytes], count_max: int) -> list[list[bytes]]:
 
 def _accept(tally: Tally, handle: WriteHandle, call: Sequence[bytes], first: int | None = None) -> None:
     tally.accept(handle, len(call), sum(map(len, call)), first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What was accepted, and what stopped the reading (nothing: the end of the input)."""
+
+    tally: Tally
+    signal: signal.Signals | None
+    input_error: PenstockError | None
+    unread_bytes: int
+
+
+def report_ending(ending: Ending, elapsed_s: float, as_json: bool) -> int:
+    """Print the account; returns the exit code."""
+    tally = ending.tally
+    rate = tally.durable / elapsed_s if elapsed_s > 0 else 0.0
+    if as_json:
+        print_json(
+            {
+                "accepted": tally.accepted,
+                "durable": tally.durable,
+                "durable_bytes": tally.durable_bytes,
+                "not_durable": tally.accepted - tally.durable - tally.unknown,
+                "unknown": tally.unknown,
+                "first_not_durable": tally.first_failed,
+                "sequences": [
+                    {"folder": folder, "first": low, "last": high}
+                    for folder, (low, high) in sorted(tally.sequences.items())
+                ],
+                "seconds": round(elapsed_s, 3),
+                "records_per_second": round(rate, 1),
+                "stopped_by": None if ending.signal is None else ending.signal.name,
+            }
+        )
+    else:
+        print_pairs(_account(tally, elapsed_s, rate))
+    return _complain(ending)
+
+
+def _account(tally: Tally, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
+    lines = [
+        ("accepted", f"{tally.accepted:,} records, {format_size(tally.accepted_bytes)}"),
+        ("durable", f"{tally.durable:,} records, {format_size(tally.durable_bytes)}"),
+    ]
+    for folder, (low, high) in sorted(tally.sequences.items()):
+        place = f" in {folder}" if len(tally.sequences) > 1 else ""
+        numbers = f"{low}-{high}" if low < high else f"{low}"
+        lines.append(("sequences", f"{numbers}{place}"))
+    lines.append(("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"))
+    return lines
+
+
+def _complain(ending: Ending) -> int:
+    """Say what is not durable, and why; the exit code that goes with it."""
+    tally = ending.tally
+    if ending.signal is not None:
+        click.echo(f"stopped by {ending.signal.name}: the input was not read to its end", err=True)
+        if ending.unread_bytes:
+            click.echo(f"{ending.unread_bytes} bytes of an unfinished record were not accepted", err=True)
+    if tally.error is not None or not tally.complete:
+        return _complain_of_loss(tally)
+    if ending.input_error is not None:
+        report(ending.input_error)
+        return exit_code(ending.input_error)
+    if ending.signal is not None:
+        return ExitCode.INTERRUPTED if ending.signal is signal.SIGINT else ExitCode.TERMINATED
+    return ExitCode.OK
+
+
+def _complain_of_loss(tally: Tally) -> int:
+    lost = tally.accepted - tally.durable
+    click.echo(f"{lost:,} of {tally.accepted:,} accepted records are not durable", err=True)
+    if tally.first_failed is not None:
+        click.echo(f"all before record {tally.first_failed:,} of the input (counted from 0) are", err=True)
+    if tally.unknown:
+        click.echo(f"of the others, {tally.unknown:,} may be in the queue all the same", err=True)
+    if tally.error is not None:
+        report(tally.error)
+    return ExitCode.OUTCOME_UNKNOWN if tally.unknown else ExitCode.PROBLEM

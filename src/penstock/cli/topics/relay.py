@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.buffer import ProducerConfig
 from penstock.cli.buffer.target import Target, queue_options
-from penstock.cli.display import Progress, print_json, print_pairs
 from penstock.cli.failure import ExitCode, exit_code
-from penstock.cli.topics.target import Server, address_options, complain, run
+from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.topics.client import Server, address_options, complain, run
 from penstock.errors import NotFound, PenstockError
 from penstock.services import (
     GAPS,

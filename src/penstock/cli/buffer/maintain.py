@@ -1,0 +1,209 @@
+"""`penstock buffer fsck` and `gc`: check a queue against its rules, and delete what it no longer needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import click
+
+from penstock.buffer import (
+    NO_FLOOR,
+    Consumer,
+    ConsumerConfig,
+    Finding,
+    Floor,
+    GarbageCollector,
+    GcReport,
+    Severity,
+    audit,
+    batch_minted_ms,
+    read_floor,
+)
+from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
+from penstock.cli.failure import ExitCode
+from penstock.cli.output import Progress, print_json, time_text
+
+
+@click.command()
+@queue_options
+@click.option("--deep", is_flag=True, help="Fetch and decode every batch in the queue as well.")
+def fsck(
+    store: str | None,
+    manifest: str | None,
+    prefix: str | None,
+    config: str | None,
+    store_options: tuple[str, ...],
+    as_json: bool,
+    deep: bool,
+) -> int:
+    """Check the queue at STORE: manifest, numbering, objects, side objects, duplicates.
+
+    Changes nothing and may run beside producers and a consumer. Exits with 1 if there is a problem.
+    """
+    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
+    with Progress() as progress:
+        url, checked, findings = run(_audit(target, deep, progress))
+    problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
+    if as_json:
+        print_json({"store": url, "clean": not problems, "findings": [_finding_object(f) for f in findings]})
+    else:
+        _print_findings(findings)
+        depth = "every batch decoded" if deep else "batches not decoded (--deep does)"
+        verdict = f"{problems} problem{'s' * (problems != 1)} found" if problems else "clean"
+        click.echo(f"{verdict}: {checked} in {url}; {depth}")
+    return ExitCode.PROBLEM if problems else ExitCode.OK
+
+
+async def _audit(target: Target, deep: bool, progress: Progress) -> tuple[str, str, list[Finding]]:
+    findings: list[Finding] = []
+    async with target.open(ConsumerConfig) as config:
+        queues = await queues_of(config)
+        for number, queue in enumerate(queues, start=1):
+            place = f"{queue.reader.file.path} ({number} of {len(queues)})"
+
+            def show(done: int, total: int, place: str = place) -> None:
+                progress.show(f"checking {place}: {done:,} of {total:,} batches")
+
+            findings += await audit(queue.reader, queue.prefix, deep=deep, on_progress=show)
+        checked = queues[0].reader.file.path if len(queues) == 1 else f"{len(queues)} queues"
+        return queues[0].store.url, checked, findings
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
+        wrong = finding.severity is Severity.PROBLEM
+        label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
+        click.echo(f"{label} {finding.subject}: {finding.text}")
+        if finding.advice:
+            click.echo(f"{'':8}   -> {finding.advice}")
+
+
+def _finding_object(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity.value,
+        "subject": finding.subject,
+        "text": finding.text,
+        "advice": finding.advice,
+    }
+
+
+LISTED_MAX = 10
+
+
+@click.command()
+@queue_options
+@click.option("--dry-run", is_flag=True, help="Only tell what would be deleted.")
+@click.option(
+    "--fence", is_flag=True, help="Take the queue over for one cycle: stops a running consumer for good."
+)
+@click.option("--grace", metavar="DURATION", help="Spare what is younger, such as 10m [default: 10m].")
+@click.option("--yes", "--force", "-y", "yes", is_flag=True, help="Do not ask before --fence.")
+def gc(
+    store: str | None,
+    manifest: str | None,
+    prefix: str | None,
+    config: str | None,
+    store_options: tuple[str, ...],
+    as_json: bool,
+    dry_run: bool,
+    fence: bool,
+    grace: str | None,
+    yes: bool,
+) -> int:
+    """Delete what the queue at STORE no longer needs.
+
+    Without --fence only what a consumer has sealed before is deleted: that is safe beside anything. With
+    --fence everything eligible is, but a running consumer is fenced and stops.
+    """
+    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
+    target.build(ConsumerConfig, gc_grace_period=grace)
+    if fence and not dry_run and not yes:
+        question = "A running consumer of this queue will be fenced and must be restarted. Go on?"
+        if not click.confirm(question, err=True):
+            click.echo("nothing was changed", err=True)
+            return ExitCode.PROBLEM
+    cycles = run(_collect(target, grace, fence=fence, dry_run=dry_run))
+    if as_json:
+        print_json(
+            {"dry_run": dry_run, "fenced": fence and not dry_run, "queues": [c.to_json() for c in cycles]}
+        )
+    else:
+        for cycle in cycles:
+            _print_cycle(cycle, dry_run, fence)
+    return ExitCode.PROBLEM if any(cycle.report.failed for cycle in cycles) else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cycle:
+    manifest: str
+    report: GcReport
+    floor: Floor
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "manifest": self.manifest,
+            "sealed_ms": None if self.floor.sealed_ms < 0 else self.floor.sealed_ms,
+            "listed": self.report.listed,
+            "candidates": self.report.candidates,
+            "deleted": self.report.deleted,
+            "failed": self.report.failed,
+            "withheld": self.report.withheld,
+        }
+
+
+async def _collect(target: Target, grace: str | None, *, fence: bool, dry_run: bool) -> list[_Cycle]:
+    async with target.open(ConsumerConfig, gc_grace_period=grace, gc_enabled=False) as config:
+        return [await _cycle(queue, fence=fence, dry_run=dry_run) for queue in await queues_of(config)]
+
+
+async def _cycle(queue: Queue, *, fence: bool, dry_run: bool) -> _Cycle:
+    raw, _ = await queue.reader.file.read_side(queue.reader.file.floor_path)
+    floor = NO_FLOOR if raw is None else read_floor(raw)
+    if fence and not dry_run:
+        consumer = await Consumer.open(queue.config)
+        try:
+            report = await consumer.gc.collect()
+        finally:
+            await consumer.release()
+    else:
+        collector = GarbageCollector(queue.config, store=queue.store)
+        report = await collector.collect(dry_run=dry_run)
+    if dry_run and not fence:
+        above = [key for key in report.candidates if (batch_minted_ms(key) or 0) > floor.sealed_ms]
+        report = replace(report, withheld=tuple(above))
+    return _Cycle(manifest=queue.reader.file.path, report=report, floor=floor)
+
+
+def _print_cycle(cycle: _Cycle, dry_run: bool, fence: bool) -> None:
+    report = cycle.report
+    withheld = set(report.withheld)
+    doomed = [key for key in report.candidates if key not in withheld] if dry_run else list(report.deleted)
+    verb = "would delete" if dry_run else "deleted"
+    click.echo(f"{cycle.manifest}: {report.listed:,} objects seen, {len(report.candidates):,} are garbage")
+    _print_keys(verb, doomed)
+    _print_keys("could not delete", report.failed)
+    if report.failed:
+        click.echo("    -> check the store's permissions; running it again is safe")
+    _print_keys("withheld", report.withheld)
+    if report.withheld:
+        sealed = (
+            "nothing is sealed yet"
+            if cycle.floor.sealed_ms < 0
+            else f"sealed: {time_text(cycle.floor.sealed_ms)}"
+        )
+        click.echo(
+            f"    -> no consumer has sealed a floor above them ({sealed}), so a slow producer might still\n"
+            "       append them. A running consumer seals at its next collection; --fence does it now."
+        )
+    if fence and not dry_run:
+        click.echo("  a consumer that was running has been fenced: restart it")
+
+
+def _print_keys(verb: str, keys: tuple[str, ...] | list[str]) -> None:
+    if not keys and verb not in ("deleted", "would delete"):
+        return
+    click.echo(f"  {verb} {len(keys):,}")
+    for key in keys[:LISTED_MAX]:
+        click.echo(f"    {key}")
+    if len(keys) > LISTED_MAX:
+        click.echo(f"    ... and {len(keys) - LISTED_MAX:,} more")

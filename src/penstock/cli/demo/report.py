@@ -1,0 +1,259 @@
+"""The demo's totals: what producers were told, what the tables hold, and what people are shown of it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, TypeAlias
+
+import click
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.cli.demo.producer import BAD_AT, BAD_EVERY, COLUMNS, Journal, Sums, checksum_of, rebuild
+from penstock.cli.demo.run import ROWS, TOTALS, DemoFailed, Outcome, Plan
+from penstock.cli.output import print_pairs, print_table
+from penstock.units import format_duration, format_size
+
+Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Checksums: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+_MADE_BY: Final = r'^\{"producer":(?P<producer>\d{1,6}),"number":(?P<number>\d{1,12}),'
+_NUMBERS: Final = 10**12
+"""More than any producer has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Records by who made them, with size and checksum. Producer -1: nobody of the demo."""
+
+    producer: Numbers
+    number: Numbers
+    size: Numbers
+    checksum: Checksums
+
+    @classmethod
+    def of(cls, values: pa.ChunkedArray) -> Records:
+        """From their bytes."""
+        made = pc.struct_field(pc.extract_regex(values, _MADE_BY), [0])
+        number = pc.struct_field(pc.extract_regex(values, _MADE_BY), [1])
+        raw = [value or b"" for value in values.to_pylist()]
+        return cls(
+            producer=_integers(made),
+            number=_integers(number),
+            size=np.fromiter(map(len, raw), np.int64, len(raw)),
+            checksum=np.fromiter(map(checksum_of, raw), np.uint64, len(raw)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.producer)
+
+    def __add__(self, other: Records) -> Records:
+        return Records(
+            producer=np.concatenate([self.producer, other.producer]),
+            number=np.concatenate([self.number, other.number]),
+            size=np.concatenate([self.size, other.size]),
+            checksum=np.concatenate([self.checksum, other.checksum]),
+        )
+
+    @property
+    def distinct(self) -> int:
+        return len(np.unique(self.producer * _NUMBERS + self.number))
+
+    @property
+    def bad(self) -> Flags:
+        """Those that were made so that they do not decode."""
+        flags: Flags = self.number % BAD_EVERY == BAD_AT
+        return flags
+
+    def sums(self, chosen: Flags) -> Sums:
+        return Sums(
+            records=int(chosen.sum()),
+            size_bytes=int(self.size[chosen].sum()),
+            checksum=int(self.checksum[chosen].sum(dtype=np.uint64)),
+        )
+
+
+def _integers(texts: pa.ChunkedArray) -> Numbers:
+    whole: Numbers = pc.fill_null(texts.cast(pa.string()).cast(pa.int64()), -1).to_numpy()
+    return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """The books of one run."""
+
+    produced: int
+    acknowledged: Sums
+    stored: Sums
+    """Of the acknowledged records, those in the tables: rows and dead letters."""
+    rows: int
+    letters: int
+    unacknowledged: int
+    """Stored, but their producer was killed before it could be told."""
+    duplicates: int
+    foreign: int
+    """Stored, but nobody produced them."""
+    misplaced: int
+    """Bad records among the rows, good ones among the dead letters."""
+    clicks: int
+    """The clicks in the table of totals."""
+
+    @property
+    def balanced(self) -> bool:
+        """Every acknowledged record is stored exactly once, unchanged, and counted once in the totals."""
+        return (
+            self.acknowledged == self.stored
+            and self.duplicates == self.foreign == self.misplaced == 0
+            and self.clicks == self.rows
+        )
+
+    @property
+    def never_durable(self) -> int:
+        """Records that their producer still held when it was killed."""
+        return self.produced - self.acknowledged.records - self.unacknowledged
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "in_flight_when_killed": self.never_durable}
+
+
+def close_books(journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int) -> Balance:
+    """Sort every stored record by what its producer's journal says of it."""
+    stored = rows + letters
+    offered, acked = np.zeros(len(stored), np.bool_), np.zeros(len(stored), np.bool_)
+    for producer, journal in journals.items():
+        mine = stored.producer == producer
+        offered |= mine & (stored.number < journal.offered_end)
+        acked |= mine & _within(stored.number, journal.intervals)
+    return Balance(
+        produced=sum(journal.offered_end for journal in journals.values()),
+        acknowledged=sum((journal.acked for journal in journals.values()), Sums()),
+        stored=stored.sums(acked),
+        rows=len(rows),
+        letters=len(letters),
+        unacknowledged=int((offered & ~acked).sum()),
+        duplicates=len(stored) - stored.distinct,
+        foreign=int((~offered).sum()),
+        misplaced=int(rows.bad.sum()) + int((~letters.bad).sum()),
+        clicks=clicks,
+    )
+
+
+def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
+    """Which numbers are in one of the half-open ranges, which are ascending and apart."""
+    edges = np.array(intervals, np.int64).reshape(-1)
+    flags: Flags = np.searchsorted(edges, numbers, side="right") % 2 == 1
+    return flags
+
+
+def read_books(plan: Plan) -> Balance:
+    """The tables against the journals. Raises `DemoFailed` when there is no table."""
+    import pyarrow.compute as pc
+
+    from penstock.spark import load_delta, load_spec, read_letters, table_of
+
+    spec = load_spec(plan.pipeline_file)
+    tables = {name: table_of(sink) for name, sink in spec.outputs.items()}
+    rows, totals = (load_delta(table) for name in (ROWS, TOTALS) if (table := tables[name]) is not None)
+    letters = table_of(spec.letters) if spec.letters is not None else None
+    if rows is None or totals is None or letters is None:
+        raise DemoFailed(f"there is no table {ROWS} or no table {TOTALS}, though everything is delivered")
+    events = rebuild(rows.to_pyarrow_dataset().to_table(columns=list(COLUMNS)))
+    clicks = totals.to_pyarrow_dataset().to_table(columns=["clicks"]).column("clicks")
+    dead = read_letters(letters, ["value"]).column("value")
+    return close_books(
+        plan.journals(), Records.of(events), Records.of(dead), int(pc.sum(clicks).as_py() or 0)
+    )
+
+
+def print_totals(balance: Balance, outcome: Outcome) -> None:
+    rows = [
+        ("acknowledged to producers", *_cells(balance.acknowledged)),
+        ("of these, in the tables", *_cells(balance.stored)),
+    ]
+    print_table(("", "events", "bytes", "checksum"), rows, right=(1, 2, 3))
+    lacking = balance.acknowledged.records - balance.stored.records
+    wrong = (
+        f"{max(0, lacking):,} missing, {balance.duplicates:,} twice, {balance.foreign:,} from nowhere, "
+        f"{balance.misplaced:,} in the wrong table"
+    )
+    print_pairs(
+        [
+            ("stored", f"{balance.rows:,} rows, {balance.letters:,} dead letters: {wrong}"),
+            ("totals", f"{TOTALS} adds up to {balance.clicks:,} clicks, for {balance.rows:,} rows"),
+            ("killed", _driver_kill(outcome)),
+            ("killed", _producer_kill(balance, outcome)),
+            ("time", _speed(balance, outcome)),
+        ]
+    )
+
+
+def _cells(sums: Sums) -> tuple[str, str, str]:
+    return f"{sums.records:,}", f"{sums.size_bytes:,}", f"{sums.checksum:016x}"
+
+
+def _driver_kill(outcome: Outcome) -> str:
+    if not outcome.interrupted:
+        return "the Spark driver, between two micro-batches"
+    moment = "when its rows were stored and its totals were not" if outcome.half_stored else "in the middle"
+    return f"the Spark driver in micro-batch {outcome.interrupted[0]}, {moment}; it was run again"
+
+
+def _producer_kill(balance: Balance, outcome: Outcome) -> str:
+    if not outcome.last.producer_kills:
+        return "no producer: it had ended before"
+    return (
+        f"a producer with {balance.never_durable + balance.unacknowledged:,} events not acknowledged yet: "
+        f"{balance.unacknowledged:,} of them are stored, {balance.never_durable:,} are not; either is right"
+    )
+
+
+def _speed(balance: Balance, outcome: Outcome) -> str:
+    size = format_size(balance.acknowledged.size_bytes)
+    return f"{size} in {format_duration(outcome.last.elapsed_s)}, with two starts of Spark"
+
+
+def _audit_command(plan: Plan, *options: str) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli", "audit", str(plan.pipeline_file), "--deep", *options]
+
+
+def print_audit(plan: Plan) -> bool:
+    """`penstock audit --deep` as people run it; true when it balances."""
+    click.echo(click.style(f"$ penstock audit {shlex.quote(str(plan.pipeline_file))} --deep", bold=True))
+    return subprocess.run(_audit_command(plan), check=False).returncode == 0
+
+
+def audit_json(plan: Plan) -> dict[str, object]:
+    """The same for programs. Raises `DemoFailed` when it has no answer."""
+    run = subprocess.run(_audit_command(plan, "--json"), stdout=subprocess.PIPE, check=False)
+    try:
+        return msgspec.json.decode(run.stdout, type=dict[str, object])
+    except msgspec.DecodeError:
+        code = run.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise DemoFailed(f"the audit {how} and gave no answer") from None
+
+
+def print_next(plan: Plan, *, kept: bool) -> None:
+    """Commands to go on with; for a run that leaves nothing, those of one that would."""
+    if kept:
+        file, queue, table = str(plan.pipeline_file), plan.queue, plan.table(TOTALS)
+    else:
+        file, queue, table = "demo/clicks.yaml", "demo/queue", f"demo/tables/{TOTALS}"
+    script = f"from deltalake import DeltaTable; print(DeltaTable({table!r}).to_pandas())"
+    steps = [
+        ("check it again", f"penstock audit {shlex.quote(file)} --deep"),
+        ("run it further", f"penstock run {shlex.quote(file)}"),
+        ("see the queue", f"penstock buffer stat {shlex.quote(queue)}"),
+        ("read a table", f'python -c "{script}"'),
+        ("read on", "docs/README.md: pipelines, formats, what is promised and how it is tested"),
+    ]
+    if not kept:
+        steps.insert(0, ("keep the files", "penstock demo --keep --data demo, then:"))
+    print_pairs(steps, "Where to look next")

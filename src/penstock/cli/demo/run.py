@@ -1,0 +1,463 @@
+"""The demo itself: starts the processes, kills two of them, and watches until everything is delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Final, Protocol
+
+from penstock.cli.demo.producer import Journal, JournalReader, read_journal
+from penstock.errors import PenstockError
+from penstock.spark import (
+    Backlog,
+    BatchLine,
+    Checkpoint,
+    Pipeline,
+    QueueWatch,
+    load_spec,
+    open_table,
+    table_of,
+)
+from penstock.storage import OsFileSystem, data_modes
+
+ROWS: Final = "clicks"
+TOTALS: Final = "clicks_per_page"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run of the demo."""
+
+    folder: Path
+    """Journals, logs, the pipeline's file, its checkpoint and ledger; without `store` everything."""
+    store: str | None
+    """The address of a folder for the queue and the tables, which nobody else uses."""
+    producers: int
+    records: int
+    """Events per producer."""
+    seconds: float
+    """Over which they are spread."""
+    since_ms: int
+    """The time of the first event."""
+
+    @property
+    def pipeline_file(self) -> Path:
+        return self.folder / "clicks.yaml"
+
+    @property
+    def queue(self) -> str:
+        return str(self.folder / "queue") if self.store is None else f"{self.store}/queue"
+
+    def table(self, name: str) -> str:
+        return str(self.folder / "tables" / name) if self.store is None else f"{self.store}/tables/{name}"
+
+    @property
+    def rate(self) -> float:
+        """Events per second and producer."""
+        return max(1.0, self.records / self.seconds)
+
+    @property
+    def release(self) -> Path:
+        """Until this file exists the producers keep something back: the kills shall find them busy."""
+        return self.folder / "release"
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def journal(self, producer: int) -> Path:
+        return self.folder / f"producer-{producer}.journal"
+
+    def journals(self) -> dict[int, Journal]:
+        """Every producer's journal, read in full."""
+        return {producer: read_journal(self.journal(producer)) for producer in range(self.producers)}
+
+
+_PIPELINE: Final = """\
+# Clicks from a queue into Delta tables, each once. Checked by: penstock audit clicks.yaml --deep
+name: clicks
+
+source:
+  buffer: {store: $queue}
+
+decode:
+  format: json
+  schema: >-
+    producer INT NOT NULL, number BIGINT NOT NULL,
+    user STRING NOT NULL, url STRING NOT NULL, at TIMESTAMP NOT NULL
+
+# The place of each record in the queue (_shard, _sequence, _index) lets the audit compare them one by one.
+transform: |
+  SELECT date(at) AS day, user, url, at, producer, number, _shard, _sequence, _index
+  FROM input
+
+sinks:
+  $rows_name:
+    delta: {path: $rows, partition_by: [day]}
+  $totals_name:
+    transform: SELECT day, url, count(*) AS clicks FROM transformed GROUP BY day, url
+    delta: {path: $totals, merge: {keys: [day, url], add: [clicks]}}
+
+# What does not decode is kept here, with the reason.
+on_error: dead_letter
+dead_letter:
+  delta: {path: $letters}
+
+trigger: {interval: 1s, max_batches: 100}
+checkpoint: checkpoint
+spark: {spark.master: "local[2]"}
+"""
+
+
+def pipeline_text(plan: Plan) -> str:
+    """The pipeline as YAML. Without a store its paths are relative, so that the folder can be moved."""
+    queue, tables = ("queue", "tables") if plan.store is None else (plan.queue, f"{plan.store}/tables")
+    return Template(_PIPELINE).substitute(
+        queue=json.dumps(queue),
+        rows_name=ROWS,
+        rows=json.dumps(f"{tables}/{ROWS}"),
+        totals_name=TOTALS,
+        totals=json.dumps(f"{tables}/{TOTALS}"),
+        letters=json.dumps(f"{tables}/dead_letters"),
+    )
+
+
+_LEAVING_S: Final = 10.0
+_QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a Java that lives a minute: quick to start rather than quick in the long run."""
+_STOPPED: Final = (0, 128 + signal.SIGTERM)
+
+
+class DemoFailed(PenstockError):
+    """A process of the demo ended by itself, or nothing moved any more."""
+
+
+class Processes:
+    """The producers and the pipeline's driver, and how often each was killed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._producers: dict[int, subprocess.Popen[bytes]] = {}
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._sessions: list[int] = []
+        self.producer_kills = 0
+        self.driver_kills = 0
+
+    def start_producer(self, number: int) -> None:
+        """Start it, or start it again where its journal ends."""
+        plan = self._plan
+        arguments = ["penstock.cli.demo.producer", "--store", plan.queue, "--producer", str(number)]
+        arguments += ["--journal", str(plan.journal(number)), "--release", str(plan.release)]
+        arguments += ["--records", str(plan.records), "--rate", str(plan.rate)]
+        arguments += ["--since-ms", str(plan.since_ms)]
+        self._producers[number] = self._start(f"producer-{number}", arguments)
+
+    def start_driver(self) -> None:
+        """`penstock run`: the same command that people use."""
+        arguments = ["penstock.cli", "run", str(self._plan.pipeline_file), "--conf", _QUICK_JAVA]
+        self._driver = self._start("run", arguments)
+
+    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with open(data_modes().new_file(str(self._plan.log(name)), flags), "ab") as log:
+            started = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SPARK_LOCAL_DIRS": str(self._plan.folder / "spark")},
+                start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
+            )
+        self._sessions.append(started.pid)
+        return started
+
+    def kill_producer(self, number: int) -> bool:
+        """SIGKILL, unless it has ended."""
+        if self._producers[number].poll() is not None:
+            return False
+        _kill_group(self._producers[number])
+        self.producer_kills += 1
+        return True
+
+    def kill_driver(self) -> None:
+        """SIGKILL to the whole process group: the driver, and the Java it has started."""
+        assert self._driver is not None
+        _kill_group(self._driver)
+        self.driver_kills += 1
+
+    def stop_driver(self) -> None:
+        """Ask it to stop, as a service manager would."""
+        assert self._driver is not None
+        self._driver.send_signal(signal.SIGTERM)
+
+    @property
+    def driver_stopped(self) -> bool:
+        """Whether it has ended as it should when it is asked to stop. Raises `DemoFailed` if otherwise."""
+        assert self._driver is not None
+        code = self._driver.poll()
+        if code not in (None, *_STOPPED):
+            raise _failed("the pipeline", code, self._plan.log("run"))
+        return code is not None
+
+    @property
+    def producing(self) -> bool:
+        return any(process.poll() is None for process in self._producers.values())
+
+    def check(self) -> None:
+        """Raises `DemoFailed` if a process ended that should not have."""
+        for number, process in self._producers.items():
+            code = process.poll()
+            if code not in (None, 0):
+                raise _failed(f"producer {number}", code, self._plan.log(f"producer-{number}"))
+        if self._driver is not None and self._driver.poll() is not None:
+            raise _failed("the pipeline", self._driver.returncode, self._plan.log("run"))
+
+    def end(self) -> None:
+        """End everything that is left, Spark's Python workers included, which have a group of their own."""
+        for process in [*self._producers.values(), *([self._driver] if self._driver else [])]:
+            if process.poll() is None:
+                _kill_group(process)
+        deadline = time.monotonic() + _LEAVING_S
+        while (left := session_members(self._sessions)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _failed(name: str, code: int | None, log: Path) -> DemoFailed:
+    if code is not None and code < 0:
+        return DemoFailed(f"{name} was killed by signal {-code}; its log is {log}")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
+    return DemoFailed(f"{name} ended with code {code}{f': {told[-1]}' if told else ''}; its log is {log}")
+
+
+def session_members(sessions: list[int]) -> list[int]:
+    """The processes of these sessions that still run; none where the system does not tell (no /proc)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[3]) in sessions and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+@contextmanager
+def started_processes(plan: Plan) -> Iterator[Processes]:
+    """A processes that does not outlive the block."""
+    processes = Processes(plan)
+    try:
+        yield processes
+    finally:
+        processes.end()
+
+
+LOOK_EVERY_S: Final = 0.2
+STANDSTILL_S: Final = 600.0
+"""Longer than Spark needs to start on a slow machine."""
+KILL_PRODUCER_AT: Final = 0.2
+KILL_DRIVER_PATIENCE_S: Final = 15.0
+"""How long to wait, from the first micro-batch on, for the worst moment to kill the driver."""
+VICTIM: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What the display shows."""
+
+    phase: str
+    elapsed_s: float
+    produced: int = 0
+    acknowledged: int = 0
+    delivered: int = 0
+    dead: int = 0
+    backlog: int = 0
+    lag_s: float = 0.0
+    producer_kills: int = 0
+    driver_kills: int = 0
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """What changes as long as anything moves."""
+        return (self.produced, self.acknowledged, self.delivered, self.dead, self.driver_kills)
+
+
+class Stage(Protocol):
+    """Where people watch."""
+
+    def show(self, live: Live) -> None:
+        """The state now. Cheap to call often."""
+        ...
+
+    def say(self, live: Live, sentence: str) -> None:
+        """Something that stays to be read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a finished run went."""
+
+    last: Live
+    interrupted: tuple[int, ...]
+    """Micro-batches that were under way when the driver was killed."""
+    half_stored: bool
+    """Whether one of them had its rows stored already, but not its totals or its books."""
+
+
+def run_demo(plan: Plan, stage: Stage) -> Outcome:
+    """From the first event to a stopped pipeline that has nothing left to do. Raises `DemoFailed`."""
+    OsFileSystem().make_dirs(os.path.abspath(plan.folder))
+    plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
+    with started_processes(plan) as processes:
+        return _Story(plan, processes, stage).tell()
+
+
+class _Story:
+    def __init__(self, plan: Plan, processes: Processes, stage: Stage) -> None:
+        self._plan = plan
+        self._processes = processes
+        self._stage = stage
+        self._started = time.monotonic()
+        pipeline = Pipeline(load_spec(plan.pipeline_file))
+        self._ledger = pipeline.ledger
+        self._checkpoint = Checkpoint(pipeline.spec.checkpoint_path)
+        self._watch = QueueWatch.open(pipeline.source_options())
+        self._readers = [JournalReader(plan.journal(number)) for number in range(plan.producers)]
+        self._journals: list[Journal] = []
+        self._lines: list[BatchLine] = []
+        self._backlog: Backlog | None = None
+        self._interrupted: tuple[int, ...] = ()
+        self._half_stored = False
+        self._lines_before = 0
+        self._first_line: float | None = None
+        table = table_of(pipeline.spec.outputs[ROWS])
+        assert table is not None
+        self._rows = open_table(table)
+
+    def tell(self) -> Outcome:
+        try:
+            self._processes.start_driver()
+            for number in range(self._plan.producers):
+                self._processes.start_producer(number)
+            self._wait(self._all_produced, self._phase)
+            self._say("every producer has ended; the pipeline delivers the rest")
+            self._wait(self._all_delivered, self._phase)
+            self._say("everything is delivered; stopping the pipeline with SIGTERM")
+            self._processes.stop_driver()
+            self._wait(lambda: self._processes.driver_stopped, lambda: "stopping", check=False)
+            return Outcome(
+                last=self._look("checking"), interrupted=self._interrupted, half_stored=self._half_stored
+            )
+        finally:
+            self._watch.close()
+            self._ledger.close()
+
+    def _phase(self) -> str:
+        if len(self._lines) <= self._lines_before:
+            if self._processes.driver_kills:
+                return "starting Spark again"
+            return "first micro-batch" if self._checkpoint.planned() else "starting Spark"
+        return "running" if self._processes.producing else "draining"
+
+    def _all_produced(self) -> bool:
+        if not self._processes.producer_kills:
+            self._try_to_kill_producer()
+        if not self._processes.driver_kills:
+            self._try_to_kill_driver()
+        return bool(self._processes.driver_kills) and not self._processes.producing
+
+    def _try_to_kill_producer(self) -> None:
+        """In the middle of its work: with records that are offered and not yet acknowledged."""
+        if not self._journals:
+            return
+        journal = self._journals[VICTIM]
+        waiting = journal.offered_end - journal.acked.records
+        if journal.acked.records < KILL_PRODUCER_AT * self._plan.records or not waiting:
+            return
+        if self._processes.kill_producer(VICTIM):
+            self._say(f"killed producer {VICTIM} (SIGKILL) in the middle of its work; started it again")
+            self._processes.start_producer(VICTIM)
+
+    def _try_to_kill_driver(self) -> None:
+        """At the worst moment: a micro-batch has stored its rows, and neither its totals nor its books."""
+        if not self._lines:
+            return
+        query = self._checkpoint.query_id or ""
+        self._first_line = self._first_line or time.monotonic()
+        stored = self._rows.last_version(query)
+        half_stored = stored is not None and stored > self._lines[-1].batch
+        waited_s = time.monotonic() - self._first_line
+        if not half_stored and self._processes.producing and waited_s < KILL_DRIVER_PATIENCE_S:
+            return
+        self._processes.kill_driver()
+        # Looked at again: until the kill it may have gone on.
+        under_way = set(self._checkpoint.planned()) - set(self._checkpoint.done())
+        lines = {line.batch for line in self._ledger.lines(query)}
+        self._interrupted = tuple(sorted(under_way))
+        self._half_stored = self._rows.last_version(query) in under_way - lines
+        self._lines_before = len(lines)
+        self._processes.start_driver()
+        self._plan.release.touch()
+        where = f" in the middle of micro-batch {self._interrupted[0]}" if self._interrupted else ""
+        self._say(f"killed the Spark driver (SIGKILL to its process group){where}; started it again")
+
+    def _all_delivered(self) -> bool:
+        return self._backlog is not None and self._backlog.batches == 0
+
+    def _wait(self, finished: Callable[[], bool], phase: Callable[[], str], *, check: bool = True) -> None:
+        moved = time.monotonic()
+        progress: tuple[int, ...] = ()
+        while True:
+            live = self._look(phase())
+            self._stage.show(live)
+            if finished():
+                return
+            if check:
+                self._processes.check()
+            if live.progress != progress:
+                moved, progress = time.monotonic(), live.progress
+            if time.monotonic() - moved > STANDSTILL_S:
+                raise DemoFailed(f"{live.phase}: nothing has moved for {STANDSTILL_S:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+
+    def _say(self, sentence: str) -> None:
+        self._stage.say(self._look(self._phase()), sentence)
+
+    def _look(self, phase: str) -> Live:
+        self._journals = [reader.read() for reader in self._readers]
+        query = self._checkpoint.query_id
+        self._lines = self._ledger.lines(query) if query is not None else []
+        self._backlog = self._watch.look(self._lines[-1].end if self._lines else {})
+        oldest_ms = self._backlog.oldest_ms
+        return Live(
+            phase=phase,
+            elapsed_s=time.monotonic() - self._started,
+            produced=sum(journal.offered_end for journal in self._journals),
+            acknowledged=sum(journal.acked.records for journal in self._journals),
+            delivered=sum(line.rows[ROWS] for line in self._lines),
+            dead=sum(line.dead for line in self._lines),
+            backlog=self._backlog.batches,
+            lag_s=0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000),
+            producer_kills=self._processes.producer_kills,
+            driver_kills=self._processes.driver_kills,
+        )

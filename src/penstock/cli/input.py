@@ -1,0 +1,176 @@
+"""Records from a file or from standard input: read by a thread, so that a signal never waits, and cut."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import struct
+import threading
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from penstock.errors import InvalidInput, NotFound
+from penstock.limits import BATCH_BYTES_MAX
+
+CHUNK_BYTES = 1024 * 1024
+CHUNKS_AHEAD = 4
+
+
+def open_source(path: str) -> int:
+    """A file descriptor to read; "-" is standard input. Raises `NotFound`."""
+    if path == "-":
+        return 0
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from error
+
+
+async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
+    """Chunks until the end of the input or until `stop` is set, whichever comes first.
+
+    The thread reads the descriptor itself: it may hang in a read of a terminal for ever, and must then
+    hold no lock that the interpreter wants when it exits.
+    """
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_AHEAD)
+
+    def read() -> None:
+        while True:
+            try:
+                chunk: bytes | OSError = os.read(descriptor, CHUNK_BYTES)
+            except OSError as error:
+                chunk = error
+            handing = chunks.put(chunk)
+            try:
+                asyncio.run_coroutine_threadsafe(handing, loop).result()
+            except (RuntimeError, concurrent.futures.CancelledError):
+                handing.close()
+                return  # the loop has gone: nobody wants more
+            if not chunk or isinstance(chunk, OSError):
+                return
+
+    threading.Thread(target=read, name="penstock-source", daemon=True).start()
+    stopping = loop.create_task(stop.wait())
+    try:
+        while not stop.is_set():
+            arriving = loop.create_task(chunks.get())
+            await asyncio.wait({arriving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not arriving.done():
+                arriving.cancel()
+                return
+            chunk = arriving.result()
+            if isinstance(chunk, OSError):
+                raise InvalidInput(f"the input cannot be read: {chunk.strerror}")
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        stopping.cancel()
+
+
+RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
+"""A record this long is a wrong delimiter; it is refused before it fills the memory."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class Framing(Protocol):
+    """Cuts a stream into records. `pending` counts the bytes that are no whole record yet."""
+
+    pending: int
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that `chunk` completes."""
+        ...
+
+    def finish(self) -> list[bytes]:
+        """What is left at the end of the stream. Raises `InvalidInput` if it was cut short."""
+        ...
+
+
+class Lines:
+    """A record per line, without its newline. A last line without one counts too."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.pending = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        lines = chunk.split(b"\n")
+        if len(lines) > 1:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self.pending = [], 0
+        tail = lines.pop()
+        if tail:
+            self._parts.append(tail)
+            self.pending = _bounded(self.pending + len(tail))
+        return lines
+
+    def finish(self) -> list[bytes]:
+        rest = b"".join(self._parts)
+        self._parts, self.pending = [], 0
+        return [rest] if rest else []
+
+
+class Whole:
+    """Everything is one record."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.pending = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        self._parts.append(chunk)
+        self.pending = _bounded(self.pending + len(chunk))
+        return []
+
+    def finish(self) -> list[bytes]:
+        rest = b"".join(self._parts)
+        self._parts, self.pending = [], 0
+        return [rest] if rest else []
+
+
+class LengthPrefixed:
+    """Four bytes of length, little-endian, then the record: what `tail --raw` can be given back."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.pending = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        data = self._held + chunk
+        records: list[bytes] = []
+        position = 0
+        while position + _LENGTH.size <= len(data):
+            (length,) = _LENGTH.unpack_from(data, position)
+            _bounded(length)
+            end = position + _LENGTH.size + length
+            if end > len(data):
+                break
+            records.append(data[position + _LENGTH.size : end])
+            position = end
+        self._held = data[position:]
+        self.pending = len(self._held)
+        return records
+
+    def finish(self) -> list[bytes]:
+        if self._held:
+            raise InvalidInput(f"the input ends inside a record, after {len(self._held)} bytes of it")
+        return []
+
+
+def _bounded(size: int) -> int:
+    if size > RECORD_BYTES_MAX:
+        raise InvalidInput(
+            f"a record of more than {RECORD_BYTES_MAX} bytes: is --delimiter right for this input?"
+        )
+    return size
+
+
+FRAMINGS: dict[str, type[Lines] | type[Whole] | type[LengthPrefixed]] = {
+    "newline": Lines,
+    "none": Whole,
+    "length-prefixed": LengthPrefixed,
+}

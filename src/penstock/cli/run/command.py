@@ -1,0 +1,165 @@
+"""`penstock run`: a pipeline in the foreground, until it is told to stop; `--check` only checks it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.failure import ExitCode
+from penstock.cli.output import Check, Status, print_json
+from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
+from penstock.errors import ConfigError, PenstockError
+from penstock.spark import check_spark
+from penstock.units import parse_duration
+
+if TYPE_CHECKING:
+    from penstock.cli.run.session import CommandSession
+    from penstock.spark import CheckFinding, PipelineSpec
+
+
+@click.command()
+@pipeline_argument
+@session_options
+@click.option("--once", is_flag=True, help="Deliver what is there now, then end.")
+@click.option("--check", is_flag=True, help="Check everything, run and create nothing.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="How often in a row to start again after a fault that may pass.",
+)
+@click.option(
+    "--stop-timeout",
+    default="60s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long a stop waits for the micro-batch that is running.",
+)
+@click.option("--verbose", is_flag=True, help="Show Spark's log and where errors come from.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per line and event, on standard output."
+)
+def run(
+    file: Path,
+    changes: tuple[str, ...],
+    master: str | None,
+    remote: str | None,
+    conf: tuple[str, ...],
+    once: bool,
+    check: bool,
+    restarts: int,
+    stop_timeout: str,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Run the pipeline in PIPELINE.yaml: records from its queue into its tables, each once.
+
+    Ctrl-C or SIGTERM lets the micro-batch that is running finish; a second one leaves at once, and so may
+    SIGKILL at any time: what was under way is run again at the next start, and arrives once. The file is
+    checked before Spark starts.
+    """
+    if master is not None and remote is not None:
+        raise ConfigError("give --master or --remote, not both")
+    stop_timeout_s = parse_duration(stop_timeout)
+    spec = read_pipeline(file, changes)
+    check_spark()
+    from penstock.cli.run.session import CommandSession, end_children
+    from penstock.spark import check_options
+
+    check_options(spec)
+
+    _set_up_logging(verbose)
+    sessions = CommandSession(
+        spec.name,
+        master=master,
+        remote=remote,
+        conf={**spec.spark, **settings(conf, "--conf")},
+        verbose=verbose,
+    )
+    if check:
+        return report_checks(spec, sessions, as_json=as_json)
+
+    from penstock.cli.run.display import choose_display
+    from penstock.cli.run.supervisor import LeaveNow, StopSignals, Supervisor, cause_of
+    from penstock.spark import Pipeline
+
+    signals = StopSignals()
+    try:
+        with signals, choose_display(as_json) as display:
+            supervisor = Supervisor(
+                Pipeline(spec),
+                sessions,
+                display,
+                signals,
+                once=once,
+                restarts=restarts,
+                stop_timeout_s=stop_timeout_s,
+            )
+            return supervisor.run()
+    except LeaveNow as leaving:
+        click.echo(str(leaving), err=True)
+        sys.stdout.flush()
+        end_children()
+        # Nothing of Spark is waited for.
+        os._exit(signals.exit_code)
+    except PenstockError as error:
+        if verbose:
+            click.echo(cause_of(error), err=True)
+        raise
+    finally:
+        sessions.close()
+
+
+def _set_up_logging(verbose: bool) -> None:
+    """Our own warnings, without what the bridge to Java logs under no name; with `verbose` everything."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(logging.Filter("penstock"))
+    logging.basicConfig(handlers=[handler])
+
+
+_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+_WIDTH = 16
+
+
+def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool) -> int:
+    """Print every finding as it is made. 1 if any is in the way."""
+    from penstock.spark import check_pipeline
+
+    checks: list[Check] = []
+    try:
+        for finding in check_pipeline(spec, sessions.open, own_java=sessions.starts_java):
+            checks.append(_check(finding))
+            if not as_json:
+                _print_check(checks[-1])
+                if checks[-1].name == "java":
+                    click.echo("starting Spark", err=True)
+    finally:
+        sessions.close()
+    failed = sum(check.status is Status.FAIL for check in checks)
+    if as_json:
+        print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
+    elif not failed:
+        click.echo(click.style(f"{spec.name} is ready to run", fg="green"))
+    return ExitCode.PROBLEM if failed else ExitCode.OK
+
+
+def _check(finding: CheckFinding) -> Check:
+    return Check(status=Status(finding.status), name=finding.name, text=finding.text, advice=finding.advice)
+
+
+def _print_check(check: Check) -> None:
+    label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])
+    click.echo(f"{label}  {check.name:<{_WIDTH}}  {check.text}")
+    if check.advice:
+        click.echo(f"{'':4}  {'':<{_WIDTH}}  -> {check.advice}")

@@ -1,0 +1,182 @@
+"""The Spark session of a command: started quietly, and again if its Java has died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import PenstockError
+from penstock.spark import Ending, build_session, explain, forget_java, java_ending
+from penstock.up import NoiseFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_log = logging.getLogger(__name__)
+
+_DYING_S: Final = 10.0
+"""How long a Java that is lost is waited for: one that was asked to stop runs its hooks first."""
+_NOISY: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+class CommandSession:
+    """See `penstock.cli.run.supervisor.Sessions`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        master: str | None = None,
+        remote: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._name = name
+        self._master = master
+        self._remote = remote
+        self._conf = dict(conf or {})
+        self._verbose = verbose
+        self._session: SparkSession | None = None
+        self._owned = False
+
+    @property
+    def starts_java(self) -> bool:
+        """Whether opening it starts a Java of its own."""
+        return self._remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+
+    def open(self) -> SparkSession:
+        """Raises `PenstockError` where it is known what stands in the way."""
+        from pyspark.sql import SparkSession
+
+        if self._session is not None:
+            if _is_alive(self._session):
+                return self._session
+            self._forget()
+        self._owned = SparkSession.getActiveSession() is None
+        if self._owned and not self._verbose:
+            # Spark and its bridge print every failure with two stacks; what matters comes back as an error.
+            for name in _NOISY:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            self._session = build_session(
+                self._name,
+                master=self._master,
+                remote=self._remote,
+                conf=self._conf,
+                java_output=None if self._verbose else JavaNoise().hear,
+            )
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise explain(error) or error from error
+        if self._owned and not self._verbose and _is_classic(self._session):
+            _silence(self._session)
+        return self._session
+
+    def is_lost(self) -> bool:
+        """Whether the session has died."""
+        return self._session is not None and not _is_alive(self._session)
+
+    def java_ending(self) -> Ending | None:
+        """How the Java of a lost session has ended. None if it runs, or another process started it."""
+        return java_ending(_DYING_S) if self._remote is None and self.is_lost() else None
+
+    def close(self) -> None:
+        """Ends what was started here; one that has died already is no trouble."""
+        if self._session is not None and self._owned:
+            if self._remote is None:
+                _end_workers()
+            with contextlib.suppress(Exception):
+                self._session.stop()
+        self._session = None
+
+    def _forget(self) -> None:
+        """Drop a session that is lost, so that another one can be started."""
+        session, self._session = self._session, None
+        if self._remote is None:
+            forget_java(session)
+        elif session is not None:
+            with contextlib.suppress(Exception):
+                session.stop()
+
+
+def end_children() -> None:
+    """Tell the processes that this one has started to end; where the system does not list them, nothing.
+
+    A Java that notices only by itself that nobody waits for it any more complains about that at length.
+    """
+    for child in _children("self"):
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGTERM)
+
+
+def _end_workers() -> None:
+    """End Spark's idle Python workers on this machine, before Java closes their sockets under them.
+
+    Each would meet that as a broken pipe, and print its stack, unless its daemon is quicker to end it.
+    """
+    for java in _children("self"):
+        for daemon in _children(str(java)):
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0"):
+                    os.killpg(daemon, signal.SIGTERM)  # its group are its workers
+
+
+def _children(process: str) -> list[int]:
+    """Of all its threads; none where the system does not list them."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            found.extend(int(child) for child in listed.read_text(encoding="ascii").split())
+    return found
+
+
+def _is_classic(session: SparkSession) -> bool:
+    return hasattr(session, "_jsparkSession")
+
+
+def _silence(session: SparkSession) -> None:
+    """All of Java's loggers: `setLogLevel` leaves those alone that have a level of their own."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+    # Its thread prints a trace when Java dies, of a connection that ended.
+    server = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = _log_broken_connection
+
+
+def _log_broken_connection(request: object, address: object) -> None:
+    _log.debug("a connection from Java has failed", exc_info=True)
+
+
+def _is_alive(session: SparkSession) -> bool:
+    with contextlib.suppress(Exception):
+        if _is_classic(session):
+            return not session.sparkContext._jsc.sc().isStopped()
+        return bool(session.version)
+    return False
+
+
+_STANDARD_ERROR: Final = 2
+
+
+class JavaNoise:
+    """Prints every line on standard error as it is, except the noise of Spark's Python daemon."""
+
+    def __init__(self, target: int = _STANDARD_ERROR) -> None:
+        self._filter = NoiseFilter()
+        self._target = target
+
+    def hear(self, line: str) -> None:
+        kept = [text for text, is_noise in self._filter.hear(line) if not is_noise]
+        if kept:
+            # Not through `sys.stderr`: a thread that holds it when the process ends would abort that process.
+            os.write(self._target, "".join(f"{text}\n" for text in kept).encode("utf-8", "replace"))

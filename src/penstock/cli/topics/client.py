@@ -1,0 +1,111 @@
+"""Which server a command talks to, and how its errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import click
+
+from penstock import errors
+from penstock.cli.failure import ExitCode, exit_code
+from penstock.topics import RouterCycle, RouterNotFound
+
+try:
+    from penstock.topics import DEFAULT_URL, Client
+except ModuleNotFoundError as missing:
+    raise errors.Unsupported(
+        f"this command needs the package {missing.name}: pip install 'penstock[topics]'"
+    ) from missing
+
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
+
+_HINTS: tuple[tuple[type[errors.PenstockError], str], ...] = (
+    (errors.PermissionDenied, "give the key with --key or TOPICS_API_KEY; the server decides what it may do"),
+    (RouterNotFound, "`penstock topics router ls` lists what is there"),
+    (RouterCycle, "--allow-cycle if that is meant: records then go round 8 times at most"),
+    (errors.NotFound, "`penstock topics ls` lists what is there"),
+    (errors.Unavailable, "is the server running at this --url? `penstock topics stat` asks it"),
+    (errors.OutcomeUnknown, "look with `penstock topics diff` before repeating it"),
+    (errors.Corrupt, "keep the bytes; `penstock topics verify DATA_DIR` lists what is damaged"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where the server is. The key stays out of `repr`."""
+
+    url: str
+    key: str | None = field(repr=False)
+    timeout: str
+    retry_for: str
+
+    def client(self) -> Client:
+        """A client of it. Raises `ConfigError` for an address or a key that cannot be one."""
+        return Client(self.url, key=self.key, timeout=self.timeout, retry_deadline=self.retry_for)
+
+
+def server_options(command: F) -> F:
+    """The options that every verb about a running server takes."""
+    return address_options(
+        click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")(command)
+    )
+
+
+def address_options(command: F) -> F:
+    """Where the server is and how patient to be with it, for a verb that has its `--json` from elsewhere."""
+    for decorate in (
+        click.option(
+            "--retry-for",
+            default="10s",
+            show_default=True,
+            metavar="DURATION",
+            help="How long to go on trying while the server is away or busy.",
+        ),
+        click.option(
+            "--timeout",
+            default="30s",
+            show_default=True,
+            metavar="DURATION",
+            help="How long one attempt may take.",
+        ),
+        click.option(
+            "--key",
+            envvar="TOPICS_API_KEY",
+            metavar="KEY",
+            help="The API key; TOPICS_API_KEY keeps it out of sight.",
+        ),
+        click.option(
+            "--url",
+            envvar="TOPICS_URL",
+            default=DEFAULT_URL,
+            show_default=True,
+            metavar="URL",
+            help="Where the server is; TOPICS_URL unless given.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    """Run a command's work on an event loop of its own; what a server refuses comes with a hint."""
+    try:
+        return asyncio.run(work)
+    except errors.PenstockError as error:
+        raise click.exceptions.Exit(complain(error)) from error
+
+
+def complain(error: errors.PenstockError) -> int:
+    """Tell an error of a server on standard error, and what to do; the exit code that goes with it.
+
+    A conflict is about what the topic is, not about who came first: the same request fails again.
+    """
+    click.echo(f"error: {error}", err=True)
+    if advice := next((text for kind, text in _HINTS if isinstance(error, kind)), ""):
+        click.echo(f"hint: {advice}", err=True)
+    return ExitCode.REJECTED if isinstance(error, errors.Conflict) else exit_code(error)

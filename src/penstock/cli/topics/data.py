@@ -1,0 +1,234 @@
+"""`penstock topics serve`, `verify`, `backup` and `restore`: a data directory, served or looked after."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import click
+
+from penstock.cli.failure import ExitCode
+from penstock.cli.output import Progress, print_json, print_pairs, time_text
+from penstock.errors import Unsupported
+from penstock.storage import FileSystem, OsFileSystem
+from penstock.topics import (
+    BackupManifest,
+    Finding,
+    SegmentRoot,
+    Severity,
+    VerifyReport,
+    counted,
+    is_in_use,
+    open_cold_store,
+)
+from penstock.topics import backup as back_up
+from penstock.topics import restore as put_back
+from penstock.topics import verify as verify_directory
+from penstock.units import format_size
+
+_LOG = logging.getLogger(__name__)
+
+_ENVIRONMENT = """\b
+Environment (the defaults are for one machine):
+  TOPICS_HOST, TOPICS_PORT        127.0.0.1 and 4000; port 0 takes a free one
+  TOPICS_PORT_FILE                where to write host:port once it listens
+  TOPICS_DATA_DIR                 ./topics-data
+  TOPICS_COLD_DIR                 a directory or a store URL for old segments
+  TOPICS_API_KEYS                 key[:scopes[:prefixes]],…
+  TOPICS_PROBE_AUTH               1 asks for a key on health and ready, too
+  TOPICS_ALLOW_INSECURE_NO_AUTH   1 lets others in without a key
+  TOPICS_ALLOWED_HOSTS            without keys: further names of this server, and
+                                  of pages that may use it, by commas; * for any
+  TOPICS_WAL_SHARDS, TOPICS_SEGMENT_MAX_EVENTS, …_BYTES, …_AGE_MS,
+  TOPICS_HOT_RETAIN_SEGMENTS, …_BYTES, TOPICS_MAX_BODY_BYTES, TOPICS_MAX_TOPICS,
+  TOPICS_MAX_ROUTERS, TOPICS_MAX_WATCH_SESSIONS, TOPICS_MAX_SSE_CONNECTIONS,
+  TOPICS_MAX_SSE_CONNECTIONS_PER_KEY, TOPICS_MAX_INFLIGHT_PER_KEY,
+  TOPICS_MAX_TOTAL_BYTES, TOPICS_LOG
+"""
+
+
+@click.command(epilog=_ENVIRONMENT)
+def serve() -> int:
+    """Serve topics over HTTP until SIGTERM or Ctrl-C.
+
+    The port answers at once; until the log is replayed, requests get 503. A stop lets what is under way
+    finish, for ten seconds at most, and ends with exit code 0.
+    """
+    try:
+        from penstock.http import run, settle
+        from penstock.servers import ServerSettings, serve_topics, unknown_variables
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise Unsupported(
+            f"the server needs the package {package}: pip install 'penstock[topics]'"
+        ) from error
+    from penstock.topics import Engine
+
+    settings = ServerSettings.from_env(os.environ)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    for sentence in unknown_variables(os.environ):
+        _LOG.warning("%s", sentence)
+
+    async def main(stop: asyncio.Event) -> None:
+        await serve_topics(settings, Engine(settings.engine), stop, on_bound=_say_where, on_ready=settle)
+
+    run(main)
+    return ExitCode.OK
+
+
+def _say_where(host: str, port: int) -> None:
+    name = f"[{host}]" if ":" in host else host
+    _LOG.info("listening on http://%s:%d", name, port)
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def cold_option(command: F) -> F:
+    return click.option(
+        "--cold",
+        envvar="TOPICS_COLD_DIR",
+        metavar="PLACE",
+        help="Where old segments are: a directory or a store; TOPICS_COLD_DIR unless given.",
+    )(command)
+
+
+@contextmanager
+def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]:
+    """The cold tier, closed again at the end; None without one."""
+    if not place:
+        yield None
+        return
+    tier = open_cold_store(place, fs)
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+@click.command()
+@click.argument("data_dir", type=click.Path(file_okay=False))
+@cold_option
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
+    """Check snapshots, segments and log of DATA_DIR against their checksums, and name file and bytes.
+
+    A backup can be checked as well. Changes nothing and may run beside the server. Records in the cold tier
+    are checked if --cold names it. Exits with 5 if anything is damaged.
+    """
+    fs = OsFileSystem()
+    directory = os.path.abspath(data_dir)
+    with Progress() as progress, open_cold(cold, fs) as tier:
+        report = verify_directory(fs, directory, cold=tier, on_progress=progress.show)
+    if as_json:
+        print_json(_report_object(report, running=is_in_use(fs, directory)))
+    else:
+        _print_findings(report)
+    return ExitCode.CORRUPT if report.problems else ExitCode.OK
+
+
+def _print_findings(report: VerifyReport) -> None:
+    for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
+        wrong = finding.severity is Severity.PROBLEM
+        label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
+        click.echo(f"{label} {finding}")
+        if finding.topic is not None:
+            click.echo(f"{'':8}   -> {_lost(finding)}")
+    count = len(report.problems)
+    verdict = f"{counted(count, 'problem')} found" if count else "clean"
+    parts = [
+        counted(report.topics, "topic"),
+        f"{counted(report.stored_records, 'record')} in segments",
+        f"{counted(report.log_frames, 'frame')} in the log",
+        f"{format_size(report.bytes)} in {report.directory}",
+    ]
+    click.echo(f"{verdict}: {', '.join(parts)}")
+
+
+def _lost(finding: Finding) -> str:
+    if finding.first_seq == finding.last_seq:
+        return f"record {finding.first_seq} of {finding.topic}"
+    return f"records {finding.first_seq} to {finding.last_seq} of {finding.topic}"
+
+
+def _report_object(report: VerifyReport, *, running: bool) -> dict[str, object]:
+    return {
+        "directory": report.directory,
+        "clean": not report.problems,
+        "server_running": running,
+        "files": report.files,
+        "bytes": report.bytes,
+        "topics": report.topics,
+        "stored_records": report.stored_records,
+        "log_frames": report.log_frames,
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+    }
+
+
+@click.command()
+@click.argument("data_dir", type=click.Path(file_okay=False))
+@click.argument("target", type=click.Path(file_okay=False))
+@cold_option
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def backup(data_dir: str, target: str, cold: str | None, as_json: bool) -> int:
+    """Copy DATA_DIR to TARGET, a new or empty directory, as it is at one moment; the server may run.
+
+    Records of the cold tier are copied too. TARGET/backup.json appears when the copy is complete and checked.
+    """
+    fs = OsFileSystem()
+    with Progress() as progress, open_cold(cold, fs) as tier:
+        manifest = back_up(
+            fs, os.path.abspath(data_dir), os.path.abspath(target), cold=tier, on_progress=progress.show
+        )
+    if as_json:
+        print_json(manifest_object(manifest, target))
+    else:
+        print_pairs(manifest_pairs(manifest), f"{target}: backup complete")
+    return ExitCode.OK
+
+
+def manifest_object(manifest: BackupManifest, directory: str) -> dict[str, object]:
+    return {
+        "directory": directory,
+        "created_ms": manifest.created_ms,
+        "snapshot": manifest.snapshot,
+        "topics": manifest.topics,
+        "files": len(manifest.files),
+        "bytes": manifest.bytes,
+    }
+
+
+def manifest_pairs(manifest: BackupManifest) -> list[tuple[str, str]]:
+    return [
+        ("taken at", time_text(manifest.created_ms)),
+        ("snapshot", f"{manifest.snapshot}" if manifest.snapshot else "none: all of it is in the log"),
+        ("files", f"{len(manifest.files):,}, {format_size(manifest.bytes)}"),
+    ]
+
+
+@click.command()
+@click.argument("backup", type=click.Path(file_okay=False))
+@click.argument("data_dir", type=click.Path(file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def restore(backup: str, data_dir: str, as_json: bool) -> int:
+    """Fill DATA_DIR, which must be empty or not exist, from BACKUP; then start a server on it.
+
+    Every file is compared with what was backed up before anything is put in place.
+    """
+    with Progress() as progress:
+        manifest = put_back(
+            OsFileSystem(), os.path.abspath(backup), os.path.abspath(data_dir), on_progress=progress.show
+        )
+    if as_json:
+        print_json(manifest_object(manifest, data_dir))
+    else:
+        print_pairs(manifest_pairs(manifest), f"{data_dir}: restored")
+    return ExitCode.OK

@@ -1,5 +1,0 @@
-"""`penstock vector …`: a vector database."""
-
-from __future__ import annotations
-
-__all__ = []

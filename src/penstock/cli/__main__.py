@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from penstock.cli.main import main
 
-__all__ = []
-
 main()

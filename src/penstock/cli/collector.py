@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.failure import ExitCode, needs
 from penstock.cli.output import print_json, print_table, time_text
-from penstock.errors import Unsupported
 from penstock.units import format_size
 
 if TYPE_CHECKING:
@@ -64,13 +63,8 @@ def run(
     drain_timeout, and ends with exit code 0. What is left is delivered after the next start. A second signal
     ends the deliveries at once.
     """
-    try:
+    with needs("the collector", extras="collector"):
         from penstock.collector import load_plan
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise Unsupported(
-            f"the collector needs the package {package}: pip install 'penstock[collector]'"
-        ) from error
     plan = load_plan(file, {**os.environ, **variables})
     if check:
         return _tell_check(plan, as_json)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -15,10 +15,11 @@ import click
 import msgspec
 
 from penstock.buffer import ConsumerConfig
-from penstock.cli.failure import ExitCode
+from penstock.cli.failure import ExitCode, needs
+from penstock.cli.options import Decorator, injected
 from penstock.cli.output import Progress
 from penstock.config import Setting, load_mapping, merge
-from penstock.errors import ConfigError, PenstockError, Unsupported
+from penstock.errors import ConfigError, PenstockError
 from penstock.units import format_count
 
 if TYPE_CHECKING:
@@ -31,12 +32,29 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True)
-C = TypeVar("C", bound=Callable[..., object])
 
 
-def listening_options(port: int) -> Callable[[C], C]:
+def address(store: str) -> str:
+    """A directory as a URL; a URL as it is."""
+    return store if "://" in store else f"file://{os.path.abspath(store)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
     """Where a server listens, and whom it lets in."""
-    return _together(
+
+    host: str
+    port: int
+    port_file: str | None
+    allow_no_keys: bool
+    allow_host: tuple[str, ...]
+
+
+def listening_options(port: int) -> Decorator:
+    """Hand the command of a server `listening`, and `as_json`; `port` is the one it takes unless told."""
+    return injected(
+        "listening",
+        Listening,
         click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen."),
         click.option("--port", type=int, default=port, show_default=True, help="0 takes a free one."),
         click.option("--port-file", metavar="PATH", help="Where to write host:port once it listens."),
@@ -53,9 +71,36 @@ def listening_options(port: int) -> Callable[[C], C]:
     )
 
 
-def queue_options(what: str) -> Callable[[C], C]:
-    """The queue that feeds the database with `what`."""
-    return _together(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding:
+    """The queue that feeds a database."""
+
+    queue: str | None
+    manifest: str | None
+    poll_interval: str
+    adopt_queue: str | None
+    on_bad_batch: str
+
+    def config(self) -> FeedConfig | None:
+        """What the options say of the queue; None without one. Raises `ConfigError`."""
+        from penstock.services import FeedConfig
+
+        if self.queue is None:
+            return None
+        # A queue that is shorter than what was read of it is another one: to go on would skip its records.
+        consumer = ConsumerConfig(
+            store=address(self.queue), prefetch=1, strict_resume=True, on_bad_batch=self.on_bad_batch
+        )
+        if self.manifest is not None:
+            consumer = replace(consumer, manifest_path=self.manifest)
+        return FeedConfig(queue=consumer, poll_interval=self.poll_interval, adopt_queue=self.adopt_queue)
+
+
+def feeding_options(what: str) -> Decorator:
+    """Hand the command of a database `feeding`: the queue with `what`."""
+    return injected(
+        "feeding",
+        Feeding,
         click.option("--buffer", "queue", metavar="STORE", help=f"Also take {what} from the queue there."),
         click.option("--manifest", metavar="PATH", help="The queue's manifest [default: ingest/manifest]."),
         click.option(
@@ -74,35 +119,6 @@ def queue_options(what: str) -> Callable[[C], C]:
             help="End at a batch that is damaged or missing, or keep it as a dead letter and go on.",
         ),
     )
-
-
-def _together(*options: Callable[[C], C]) -> Callable[[C], C]:
-    def decorate(command: C) -> C:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def address(store: str) -> str:
-    """A directory as a URL; a URL as it is."""
-    return store if "://" in store else f"file://{os.path.abspath(store)}"
-
-
-def queue_config(
-    queue: str | None, manifest: str | None, poll_interval: str, adopt_queue: str | None, on_bad_batch: str
-) -> FeedConfig | None:
-    """What the options say of the queue; None without one. Raises `ConfigError`."""
-    from penstock.services import FeedConfig
-
-    if queue is None:
-        return None
-    # A queue that is shorter than what was read of it is another one: going on would pass over its records.
-    consumer = ConsumerConfig(store=address(queue), prefetch=1, strict_resume=True, on_bad_batch=on_bad_batch)
-    if manifest is not None:
-        consumer = replace(consumer, manifest_path=manifest)
-    return FeedConfig(queue=consumer, poll_interval=poll_interval, adopt_queue=adopt_queue)
 
 
 def start_logging() -> None:
@@ -218,7 +234,7 @@ take it in time. A process that is fenced by a newer one ends with exit code 4.
 @click.command("serve", epilog=_TIMESERIES_ENVIRONMENT)
 @click.argument("store")
 @listening_options(9090)
-@queue_options("OTLP metrics")
+@feeding_options("OTLP metrics")
 @click.option("--retention", metavar="DURATION", help="How long samples are kept [default: for ever].")
 @click.option("--flush-interval", metavar="DURATION", help="How often writes are stored [default: 1s].")
 @click.option(
@@ -237,21 +253,13 @@ take it in time. A process that is fenced by a newer one ends with exit code 4.
 @click.option("--config", metavar="FILE", help="YAML with more settings of the database.")
 def timeseries_serve(
     store: str,
-    host: str,
-    port: int,
-    port_file: str | None,
-    queue: str | None,
-    manifest: str | None,
-    poll_interval: str,
-    adopt_queue: str | None,
-    on_bad_batch: str,
+    listening: Listening,
+    feeding: Feeding,
     retention: str | None,
     flush_interval: str | None,
     acknowledge: str,
     acknowledge_timeout: str,
     config: str | None,
-    allow_no_keys: bool,
-    allow_host: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Serve the time series in STORE: PromQL for readers, remote write and OTLP for writers.
@@ -259,20 +267,15 @@ def timeseries_serve(
     STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Starting it fences whoever served
     the same database before.
     """
-    try:
+    with needs("the server", extras="databases,timeseries,topics"):
         from penstock.servers import Acknowledge, Keyring, TimeSeriesSettings, serve_timeseries
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise Unsupported(
-            f"the server needs the package {package}: pip install 'penstock[databases,timeseries,topics]'"
-        ) from error
     settings = TimeSeriesSettings(
-        host=host,
-        port=port,
-        port_file=port_file,
+        host=listening.host,
+        port=listening.port,
+        port_file=listening.port_file,
         keys=Keyring.parse(os.environ.get("TIMESERIES_API_KEYS", ""), "TIMESERIES_API_KEYS"),
-        allow_no_keys=allow_no_keys,
-        allowed_hosts=allow_host,
+        allow_no_keys=listening.allow_no_keys,
+        allowed_hosts=listening.allow_host,
         acknowledge=Acknowledge(acknowledge),
         acknowledge_timeout=acknowledge_timeout,
     )
@@ -283,7 +286,7 @@ def timeseries_serve(
         ),
         fed=_fed_timeseries,
         about=_about_timeseries,
-        queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
+        queue=feeding.config(),
         as_json=as_json,
     ).run()
     return ExitCode.OK
@@ -341,7 +344,7 @@ take it in time. A process that is fenced by a newer one ends with exit code 4.
     help="A field of the schema: string, int64, float64, bool or text. May be repeated.",
 )
 @listening_options(8080)
-@queue_options("vectors")
+@feeding_options("vectors")
 @click.option("--flush-interval", metavar="DURATION", help="How often writes are stored [default: 5s].")
 @click.option(
     "--acknowledge",
@@ -363,20 +366,12 @@ def vector_serve(
     dimensions: int | None,
     metric: str | None,
     fields: Sequence[str],
-    host: str,
-    port: int,
-    port_file: str | None,
-    queue: str | None,
-    manifest: str | None,
-    poll_interval: str,
-    adopt_queue: str | None,
-    on_bad_batch: str,
+    listening: Listening,
+    feeding: Feeding,
     flush_interval: str | None,
     acknowledge: str,
     acknowledge_timeout: str,
     config: str | None,
-    allow_no_keys: bool,
-    allow_host: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Serve the collection of vectors in STORE: upserts, deletions and searches as JSON over HTTP.
@@ -384,20 +379,15 @@ def vector_serve(
     STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…. Starting it fences whoever served
     the same collection before. What is said about an existing collection has to be true.
     """
-    try:
+    with needs("the server", extras="databases,vector,topics"):
         from penstock.servers import Keyring, VectorSettings, serve_vector
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise Unsupported(
-            f"the server needs the package {package}: pip install 'penstock[databases,vector,topics]'"
-        ) from error
     settings = VectorSettings(
-        host=host,
-        port=port,
-        port_file=port_file,
+        host=listening.host,
+        port=listening.port,
+        port_file=listening.port_file,
         keys=Keyring.parse(os.environ.get("VECTOR_API_KEYS", ""), "VECTOR_API_KEYS"),
-        allow_no_keys=allow_no_keys,
-        allowed_hosts=allow_host,
+        allow_no_keys=listening.allow_no_keys,
+        allowed_hosts=listening.allow_host,
         acknowledge=acknowledge,
         acknowledge_timeout=acknowledge_timeout,
     )
@@ -415,7 +405,7 @@ def vector_serve(
         partial(serve_vector, collection, settings),
         fed=_fed_vectors,
         about=_about_vectors,
-        queue=queue_config(queue, manifest, poll_interval, adopt_queue, on_bad_batch),
+        queue=feeding.config(),
         as_json=as_json,
     ).run()
     return ExitCode.OK

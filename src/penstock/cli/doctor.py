@@ -15,11 +15,10 @@ import click
 
 from penstock import __version__
 from penstock.cli.failure import ExitCode
-from penstock.cli.output import Check, Status, fail, ok, print_json
+from penstock.cli.options import json_option
+from penstock.cli.output import Check, Status, fail, ok, print_check, print_json
 from penstock.errors import Unsupported
 from penstock.spark import check_spark, find_java
-
-_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
 @click.command()
@@ -27,7 +26,7 @@ _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 @click.option("--prefix", metavar="PATH", help="Where probes are written [default: ingest].")
 @click.option("--config", type=click.Path(dir_okay=False), metavar="FILE.yaml", help="Settings of the queue.")
 @click.option("--store-option", "store_options", multiple=True, metavar="NAME=VALUE", help="As for buffer.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def doctor(
     store: str | None, prefix: str | None, config: str | None, store_options: tuple[str, ...], as_json: bool
 ) -> int:
@@ -56,10 +55,7 @@ def doctor(
 def _print(checks: list[Check], *, asked_store: bool) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
-        label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])
-        click.echo(f"{label}  {check.name:<{width}}  {check.text}")
-        if check.advice:
-            click.echo(f"{'':4}  {'':<{width}}  -> {check.advice}")
+        print_check(check, width)
     if not asked_store:
         click.echo("No store was checked: give its address, `penstock doctor STORE`.")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import click
 
 from penstock import errors
-
-__all__ = ["EXIT_CODES_HELP", "ExitCode", "exit_code", "hint", "report"]
 
 
 class ExitCode(enum.IntEnum):
@@ -100,3 +99,15 @@ def report(error: errors.PenstockError, group: str = "") -> None:
     click.echo(f"error: {error}", err=True)
     if advice := hint(error, group):
         click.echo(f"hint: {advice}", err=True)
+
+
+@contextlib.contextmanager
+def needs(what: str, *, extras: str) -> Iterator[None]:
+    """Import inside: a package that is missing becomes `Unsupported`, which says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise errors.Unsupported(
+            f"{what} needs the package {package}: pip install 'penstock[{extras}]'"
+        ) from error

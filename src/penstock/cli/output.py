@@ -129,6 +129,9 @@ class Status(enum.Enum):
     FAIL = "fail"
 
 
+_COLOURS: Final = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """What was looked at, what was found and, unless it is fine, what to do."""
@@ -153,6 +156,14 @@ def warn(name: str, text: str, advice: str) -> Check:
 
 def fail(name: str, text: str, advice: str) -> Check:
     return Check(status=Status.FAIL, name=name, text=text, advice=advice)
+
+
+def print_check(check: Check, width: int) -> None:
+    """Print a check, its name in a column of `width`, and below it what to do."""
+    label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])
+    click.echo(f"{label}  {check.name:<{width}}  {check.text}")
+    if check.advice:
+        click.echo(f"{'':4}  {'':<{width}}  -> {check.advice}")
 
 
 _HELD_BYTES_MAX: Final = 4 << 20

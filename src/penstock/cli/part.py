@@ -11,8 +11,6 @@ import os
 import signal
 import threading
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command in `sys.argv`."""

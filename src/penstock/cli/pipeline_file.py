@@ -2,54 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.options import injected
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.spark import PipelineSpec
 
-__all__ = ["overrides", "pipeline_argument", "read_pipeline", "session_options", "settings"]
 
-F = TypeVar("F", bound=Callable[..., object])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFile:
+    """The file that a command is about, and what the command line changes in it."""
 
+    file: Path
+    changes: tuple[str, ...]
 
-def pipeline_argument(command: F) -> F:
-    """What every verb about a pipeline takes."""
-    for decorate in (
-        click.option(
-            "--set",
-            "changes",
-            multiple=True,
-            metavar="KEY.PATH=VALUE",
-            help="Set a key of the file, such as trigger.interval=10s; may be repeated.",
-        ),
-        click.argument("file", metavar="PIPELINE.yaml", type=click.Path(dir_okay=False, path_type=Path)),
-    ):
-        command = decorate(command)
-    return command
+    def read(self) -> PipelineSpec:
+        """Read the pipeline. Raises `ConfigError`."""
+        return read_pipeline(self.file, self.changes)
 
 
-def session_options(command: F) -> F:
-    """Which Spark a verb runs on."""
-    for decorate in (
-        click.option(
-            "--conf",
-            "conf",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="A setting of Spark, over `spark` in the file; may be repeated.",
-        ),
-        click.option("--remote", metavar="sc://HOST", help="A Spark Connect server."),
-        click.option("--master", metavar="MASTER", help="A Spark master [default: local[*]]."),
-    ):
-        command = decorate(command)
-    return command
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """Which Spark a command runs on. Settings stay out of `repr`."""
+
+    master: str | None
+    remote: str | None
+    conf: tuple[str, ...] = field(repr=False)
+
+    def check(self) -> None:
+        """Raises `ConfigError` for options that exclude each other."""
+        if self.master is not None and self.remote is not None:
+            raise ConfigError("give --master or --remote, not both")
+
+    def settings_over(self, spec: PipelineSpec) -> dict[str, str]:
+        """Return Spark's settings: those of the file, and over them those of the command line."""
+        return {**spec.spark, **settings(self.conf, "--conf")}
+
+
+pipeline_argument = injected(
+    "pipeline",
+    PipelineFile,
+    click.argument("file", metavar="PIPELINE.yaml", type=click.Path(dir_okay=False, path_type=Path)),
+    click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="KEY.PATH=VALUE",
+        help="Set a key of the file, such as trigger.interval=10s; may be repeated.",
+    ),
+)
+
+session_options = injected(
+    "spark",
+    SparkOptions,
+    click.option("--master", metavar="MASTER", help="A Spark master [default: local[*]]."),
+    click.option("--remote", metavar="sc://HOST", help="A Spark Connect server."),
+    click.option(
+        "--conf",
+        "conf",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A setting of Spark, over `spark` in the file; may be repeated.",
+    ),
+)
 
 
 def read_pipeline(file: Path, changes: Iterable[str] = ()) -> PipelineSpec:

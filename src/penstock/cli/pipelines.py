@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from penstock.buffer import Severity
 from penstock.cli.failure import ExitCode
+from penstock.cli.options import json_option
 from penstock.cli.output import Progress, print_json, print_table
-from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
+from penstock.cli.pipeline_file import (
+    PipelineFile,
+    SparkOptions,
+    pipeline_argument,
+    session_options,
+)
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import unknown_key
 from penstock.errors import ConfigError, NotFound
@@ -50,8 +55,8 @@ _HEADERS = (
 @click.option(
     "--deep", is_flag=True, help="Compare record by record where a table has _shard, _sequence and _index."
 )
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def audit(file: Path, changes: tuple[str, ...], sink: str | None, deep: bool, as_json: bool) -> int:
+@json_option
+def audit(pipeline: PipelineFile, sink: str | None, deep: bool, as_json: bool) -> int:
     """Close the books of the pipeline in PIPELINE.yaml, from its queue, checkpoint, ledger and tables.
 
     Changes nothing, needs neither Java nor Spark, and may run beside the pipeline. Exits with 0 if every
@@ -59,7 +64,7 @@ def audit(file: Path, changes: tuple[str, ...], sink: str | None, deep: bool, as
     """
     from penstock.spark import audit as audit_pipeline
 
-    spec = read_pipeline(file, changes)
+    spec = pipeline.read()
     with Progress() as progress:
         report = audit_pipeline(spec, sink=sink, deep=deep, tell=progress.show)
     if as_json:
@@ -174,10 +179,9 @@ REASONS_SHOWN = 20
     "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Letters at most."
 )
 @click.option("--dry-run", is_flag=True, help="Only tell what would be redriven.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def redrive(
-    file: Path,
-    changes: tuple[str, ...],
+    pipeline: PipelineFile,
     reason: str | None,
     sequences: str | None,
     positions: tuple[str, ...],
@@ -194,7 +198,7 @@ def redrive(
     from penstock.spark import Wanted
     from penstock.spark import redrive as put_back
 
-    spec = read_pipeline(file, changes)
+    spec = pipeline.read()
     wanted = Wanted(
         reason=reason,
         sequences=None if sequences is None else parse_sequences(sequences),
@@ -320,13 +324,10 @@ def _letters(count: int) -> str:
     show_default=True,
     help="Leave a partition alone that has fewer small files.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def compact(
-    file: Path,
-    changes: tuple[str, ...],
-    master: str | None,
-    remote: str | None,
-    conf: tuple[str, ...],
+    pipeline: PipelineFile,
+    spark: SparkOptions,
     only: str | None,
     target: str,
     min_files: int,
@@ -336,10 +337,9 @@ def compact(
 
     The pipeline may run meanwhile. Readers see the table before or after, never between.
     """
-    if master is not None and remote is not None:
-        raise ConfigError("give --master or --remote, not both")
+    spark.check()
     target_bytes = parse_size(target)
-    spec = read_pipeline(file, changes)
+    spec = pipeline.read()
     tables = tables_to_compact(spec, only)
     from penstock.cli.run.session import CommandSession
     from penstock.spark import CompactionReport
@@ -347,9 +347,9 @@ def compact(
 
     sessions = CommandSession(
         f"{spec.name} compact",
-        master=master,
-        remote=remote,
-        conf={**spec.spark, **settings(conf, "--conf")},
+        master=spark.master,
+        remote=spark.remote,
+        conf=spark.settings_over(spec),
     )
     reports: dict[str, CompactionReport] = {}
     try:

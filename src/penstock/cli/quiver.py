@@ -7,12 +7,14 @@ import datetime as dt
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
 
 import click
 
 from penstock.cli.failure import ExitCode
+from penstock.cli.options import injected, json_option
 from penstock.cli.output import Progress, print_json, print_pairs, print_table, time_text
 from penstock.errors import Corrupt, InvalidInput, NotFound
 from penstock.quiver import (
@@ -41,23 +43,34 @@ from penstock.quiver import (
 from penstock.storage import OsFileSystem
 from penstock.units import format_duration, format_size
 
-F = TypeVar("F", bound=Callable[..., object])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentChoice:
+    """Which segments a command is about."""
+
+    signal: str | None
+    core: int | None
+    since: str | None
+    until: str | None
+
+    def among(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
+        """Return those that the options ask for. Raises `InvalidInput` for a time that is none."""
+        chosen = select(infos, since=_moment(self.since, "--since"), until=_moment(self.until, "--until"))
+        return [
+            info
+            for info in chosen
+            if self.signal in (None, info.signal) and self.core in (None, info.core_id)
+        ]
 
 
-def choice_options(command: F) -> F:
-    """`--signal`, `--core`, `--since`, `--until`."""
-    for option in (
-        click.option("--until", metavar="TIME", help="Before this moment, as 2026-01-31T12:00:00Z."),
-        click.option(
-            "--since", metavar="TIME", help="From this moment on, by event time where there is one."
-        ),
-        click.option("--core", type=int, help="This core alone."),
-        click.option(
-            "--signal", type=click.Choice([each.value for each in Signal]), help="This signal alone."
-        ),
-    ):
-        command = option(command)
-    return command
+choice_options = injected(
+    "choice",
+    SegmentChoice,
+    click.option("--signal", type=click.Choice([each.value for each in Signal]), help="This signal alone."),
+    click.option("--core", type=int, help="This core alone."),
+    click.option("--since", metavar="TIME", help="From this moment on, by event time where there is one."),
+    click.option("--until", metavar="TIME", help="Before this moment, as 2026-01-31T12:00:00Z."),
+)
 
 
 def open_place(place: str) -> SegmentSource:
@@ -65,18 +78,6 @@ def open_place(place: str) -> SegmentSource:
     if not is_store_url(place) and not os.path.isdir(place):
         raise NotFound(f"{place} is not a directory; name the data directory, the one with core_0 in it")
     return open_source(place)
-
-
-def choose(
-    infos: list[SegmentInfo], *, signal: str | None, core: int | None, since: str | None, until: str | None
-) -> list[SegmentInfo]:
-    """The segments that the options ask for. Raises `InvalidInput` for a time that is none."""
-    chosen = select(infos, since=_moment(since, "--since"), until=_moment(until, "--until"))
-    return [
-        info
-        for info in chosen
-        if (signal is None or info.signal == signal) and (core is None or info.core_id == core)
-    ]
 
 
 def _moment(text: str | None, option: str) -> dt.datetime | None:
@@ -111,13 +112,10 @@ _BUNDLES_SHOWN = 20
 @choice_options
 @click.option("--segment", type=int, help="Show this segment: its facts, its columns and its bundles.")
 @click.option("--verify", is_flag=True, help="Go over the checksum of every segment shown.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def inspect(
     path: str,
-    signal: str | None,
-    core: int | None,
-    since: str | None,
-    until: str | None,
+    choice: SegmentChoice,
     segment: int | None,
     verify: bool,
     as_json: bool,
@@ -127,7 +125,7 @@ def inspect(
     Reads only, and may run beside the writer. Exits with 5 if anything is damaged.
     """
     source = open_place(path)
-    infos = choose(source.infos(), signal=signal, core=core, since=since, until=until)
+    infos = choice.among(source.infos())
     if segment is not None:
         return _show_segment(source, infos, segment, as_json)
     damage = {name: str(error) for name, error in source.damaged.items()}
@@ -230,14 +228,11 @@ def _print_segment(info: SegmentInfo, reader: SegmentReader) -> None:
     help="How exact times are; us is for tools that know no nanoseconds, Spark among them.",
 )
 @click.option("--view", is_flag=True, help="Attributes as text, ids in hexadecimal, times in microseconds.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def export(
     path: str,
     target: str,
-    signal: str | None,
-    core: int | None,
-    since: str | None,
-    until: str | None,
+    choice: SegmentChoice,
     timestamps: str,
     view: bool,
     as_json: bool,
@@ -248,7 +243,7 @@ def export(
     export can be continued. Reads only, and may run beside the writer.
     """
     source = open_place(path)
-    infos = choose(source.infos(), signal=signal, core=core, since=since, until=until)
+    infos = choice.among(source.infos())
     with Progress() as progress:
         report = export_parquet(
             source,
@@ -277,7 +272,7 @@ def export(
 @click.option("--subscriber", metavar="NAME", help="What this subscriber said alone.")
 @click.option("--segment", type=int, help="What was said about this segment alone.")
 @click.option("--last", type=click.IntRange(min=1), help="The last so many lines alone.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def acks(
     path: str, core: int | None, subscriber: str | None, segment: int | None, last: int | None, as_json: bool
 ) -> None:
@@ -331,7 +326,7 @@ def _event_object(core: int, event: AckEvent) -> dict[str, object]:
 @click.argument("path")
 @click.option("--core", type=int, help="This core alone.")
 @click.option("--drop", metavar="NAME", help="Unregister this subscriber; what it has not taken is let go.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def subscribers(path: str, core: int | None, drop: str | None, as_json: bool) -> None:
     """List the subscribers of the data directory PATH, as the disk has them.
 
@@ -393,7 +388,7 @@ def _subscriber_object(core: int, one: Subscriber) -> dict[str, object]:
 @click.argument("path")
 @click.option("--core", type=int, help="This core alone.")
 @click.option("--repair", "mend", is_flag=True, help="Set damaged files aside and go on without them.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def fsck(path: str, core: int | None, mend: bool, as_json: bool) -> int:
     """Check log, segments and acknowledgements of the data directory PATH against their checksums.
 

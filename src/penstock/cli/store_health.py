@@ -18,8 +18,6 @@ from penstock.objects import ObjectStore, check_conditional_writes, join_key, op
 from penstock.storage import DATA_MODE, VOLATILE, data_modes, device_kind
 from penstock.units import format_duration, format_size
 
-__all__ = ["check_directory", "check_store", "clock_check", "room_check"]
-
 SKEW_MS_MAX = 60_000
 ROOM_FAIL_BYTES = 64 * 1024**2
 ROOM_WARN_BYTES = 1024**3

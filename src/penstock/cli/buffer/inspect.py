@@ -31,7 +31,7 @@ from penstock.buffer import (
     find_tag,
     survey,
 )
-from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
+from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
 from penstock.cli.failure import ExitCode, report
 from penstock.cli.output import print_json, print_pairs, print_table, time_text
 from penstock.clock import SYSTEM_CLOCK
@@ -44,11 +44,7 @@ Surveys = list[tuple[int | None, QueueSurvey]]
 @click.command()
 @queue_options
 def stat(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
 ) -> int:
     """Show the state of the queue at STORE, of every shard if it is sharded.
@@ -56,8 +52,8 @@ def stat(
     Reads only. Acknowledged batches leave the manifest a hundred at a time, so a consumer that keeps up
     may still show up to 99 of them.
     """
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
-    url, surveys = run(_survey(target))
+    target = queue.target()
+    url, surveys = asyncio.run(_survey(target))
     if as_json:
         print_json(_survey_object(url, surveys))
     elif len(surveys) == 1:
@@ -188,11 +184,7 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> int | str:
 @click.option("--raw", "form", flag_value="raw", help="Only the records, one per line, as they are.")
 @click.option("--hex", "form", flag_value="hex", help="Records in hexadecimal.")
 def tail(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
     start: int | str,
     follow: bool,
@@ -206,8 +198,8 @@ def tail(
     """
     if as_json and form is not None:
         raise click.UsageError(f"Give --json or --{form}, not both.")
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
-    return run(_tail(target, start, follow, limit, "json" if as_json else form or "text"))
+    target = queue.target()
+    return asyncio.run(_tail(target, start, follow, limit, "json" if as_json else form or "text"))
 
 
 async def _tail(target: Target, start: int | str, follow: bool, limit: int | None, form: str) -> int:
@@ -328,11 +320,7 @@ def _readable(data: bytes) -> str:
 @click.option("--batch", metavar="KEY|SEQ", help="Dump this batch instead of the manifest.")
 @click.option("--shard", type=click.IntRange(min=0), help="Of a sharded queue, which shard.")
 def dump(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
     batch: str | None,
     shard: int | None,
@@ -342,13 +330,11 @@ def dump(
     With --batch, a batch by its sequence or its key: its records in base64. Any error ends with exit code 1.
     """
     try:
-        if store is not None and os.path.isfile(store):
-            print_json(_dump_file(store, batch))
+        if queue.store is not None and os.path.isfile(queue.store):
+            print_json(_dump_file(queue.store, batch))
         else:
-            target = Target.of(
-                store, config=config, manifest=manifest, prefix=prefix, store_options=store_options
-            )
-            print_json(run(_dump(target, batch, shard)))
+            target = queue.target()
+            print_json(asyncio.run(_dump(target, batch, shard)))
     except PenstockError as error:
         report(error)
         return ExitCode.PROBLEM

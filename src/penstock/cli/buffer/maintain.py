@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import click
@@ -19,7 +20,7 @@ from penstock.buffer import (
     batch_minted_ms,
     read_floor,
 )
-from penstock.cli.buffer.target import Queue, Target, queue_options, queues_of, run
+from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Progress, print_json, time_text
 
@@ -28,11 +29,7 @@ from penstock.cli.output import Progress, print_json, time_text
 @queue_options
 @click.option("--deep", is_flag=True, help="Fetch and decode every batch in the queue as well.")
 def fsck(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
     deep: bool,
 ) -> int:
@@ -40,9 +37,9 @@ def fsck(
 
     Changes nothing and may run beside producers and a consumer. Exits with 1 if there is a problem.
     """
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
+    target = queue.target()
     with Progress() as progress:
-        url, checked, findings = run(_audit(target, deep, progress))
+        url, checked, findings = asyncio.run(_audit(target, deep, progress))
     problems = sum(finding.severity is Severity.PROBLEM for finding in findings)
     if as_json:
         print_json({"store": url, "clean": not problems, "findings": [_finding_object(f) for f in findings]})
@@ -99,11 +96,7 @@ LISTED_MAX = 10
 @click.option("--grace", metavar="DURATION", help="Spare what is younger, such as 10m [default: 10m].")
 @click.option("--yes", "--force", "-y", "yes", is_flag=True, help="Do not ask before --fence.")
 def gc(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
     dry_run: bool,
     fence: bool,
@@ -115,14 +108,14 @@ def gc(
     Without --fence only what a consumer has sealed before is deleted: that is safe beside anything. With
     --fence everything eligible is, but a running consumer is fenced and stops.
     """
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
+    target = queue.target()
     target.build(ConsumerConfig, gc_grace_period=grace)
     if fence and not dry_run and not yes:
         question = "A running consumer of this queue will be fenced and must be restarted. Go on?"
         if not click.confirm(question, err=True):
             click.echo("nothing was changed", err=True)
             return ExitCode.PROBLEM
-    cycles = run(_collect(target, grace, fence=fence, dry_run=dry_run))
+    cycles = asyncio.run(_collect(target, grace, fence=fence, dry_run=dry_run))
     if as_json:
         print_json(
             {"dry_run": dry_run, "fenced": fence and not dry_run, "queues": [c.to_json() for c in cycles]}

@@ -13,7 +13,7 @@ import click
 
 from penstock.buffer import BufferError as QueueError
 from penstock.buffer import Producer, ProducerConfig, ShardedProducer, WriteHandle, read_layout, shard_of
-from penstock.cli.buffer.target import Target, queue_options, run
+from penstock.cli.buffer.target import QueueOptions, Target, queue_options
 from penstock.cli.failure import ExitCode, exit_code, report
 from penstock.cli.input import FRAMINGS, Framing, open_source, read_chunks
 from penstock.cli.output import Progress, print_json, print_pairs
@@ -118,11 +118,7 @@ CALL_BYTES_MAX = 8 * 1024 * 1024
     help="Sharded: a record's key is what stands before TEXT in it (the record is stored whole).",
 )
 def produce(
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
     path: str,
     delimiter: str,
@@ -142,7 +138,7 @@ def produce(
         raise click.UsageError("Give --key or --key-separator, not both.")
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty.")
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
+    target = queue.target()
     keys = _Keys(
         fixed=None if key is None else key.encode(),
         separator=None if key_separator is None else key_separator.encode(),
@@ -156,7 +152,7 @@ def produce(
         keys=keys,
     )
     with Progress() as progress:
-        ending = run(_produce(target, compression, job, progress))
+        ending = asyncio.run(_produce(target, compression, job, progress))
         elapsed_s = progress.elapsed_s
     return report_ending(ending, elapsed_s, as_json)
 

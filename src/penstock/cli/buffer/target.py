@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,17 +19,14 @@ from penstock.buffer import (
     read_layout,
     shard_config,
 )
+from penstock.cli.options import injected, json_option
 from penstock.config import Setting, from_env, load_mapping, merge, unknown_key
 from penstock.errors import ConfigError, NotFound
 from penstock.objects import ObjectStore, StoreConfig, open_store
 
-__all__ = ["Queue", "Target", "queue_options", "queues_of", "run"]
-
 ENVIRONMENT = "PENSTOCK_BUFFER__"
 
 C = TypeVar("C", ProducerConfig, ConsumerConfig)
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,34 +124,49 @@ def _queue(store: ObjectStore, config: ConsumerConfig, shard: int | None) -> Que
     return Queue(shard=shard, config=config, reader=reader)
 
 
-def queue_options(command: F) -> F:
-    """The argument and the options that every verb about a queue takes."""
-    for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable output."),
-        click.option(
-            "--store-option",
-            "store_options",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A setting of the store, such as endpoint or region; may be repeated.",
-        ),
-        click.option(
-            "--config",
-            type=click.Path(dir_okay=False),
-            metavar="FILE.yaml",
-            help=f"Settings of the queue; {ENVIRONMENT}* variables and flags win over it.",
-        ),
-        click.option("--prefix", metavar="PATH", help="Folder of the batches [default: ingest]."),
-        click.option("--manifest", metavar="PATH", help="Key of the manifest [default: ingest/manifest]."),
-        click.argument("store", required=False),
-    ):
-        command = decorate(command)
-    return command
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Which queue a command is about, as the command line says it."""
+
+    store: str | None
+    manifest: str | None
+    prefix: str | None
+    config: str | None
+    store_options: tuple[str, ...] = field(repr=False)
+
+    def target(self) -> Target:
+        """Join them with the file and the environment. Raises `ConfigError`."""
+        return Target.of(
+            self.store,
+            config=self.config,
+            manifest=self.manifest,
+            prefix=self.prefix,
+            store_options=self.store_options,
+        )
 
 
-def run(work: Coroutine[None, None, T]) -> T:
-    """Run a command's work on an event loop of its own."""
-    return asyncio.run(work)
+queue_options = injected(
+    "queue",
+    QueueOptions,
+    click.argument("store", required=False),
+    click.option("--manifest", metavar="PATH", help="Key of the manifest [default: ingest/manifest]."),
+    click.option("--prefix", metavar="PATH", help="Folder of the batches [default: ingest]."),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        metavar="FILE.yaml",
+        help=f"Settings of the queue; {ENVIRONMENT}* variables and flags win over it.",
+    ),
+    click.option(
+        "--store-option",
+        "store_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of the store, such as endpoint or region; may be repeated.",
+    ),
+    json_option,
+)
+"""Hands a command about a queue its `queue`, and `as_json`."""
 
 
 def _file_layer(path: str | None) -> dict[str, Setting]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from penstock.cli.failure import ExitCode
-from penstock.cli.output import Check, Status, print_json
-from penstock.cli.pipeline_file import pipeline_argument, read_pipeline, session_options, settings
-from penstock.errors import ConfigError, PenstockError
+from penstock.cli.output import Check, Status, print_check, print_json
+from penstock.cli.pipeline_file import PipelineFile, SparkOptions, pipeline_argument, session_options
+from penstock.errors import PenstockError
 from penstock.spark import check_spark
 from penstock.units import parse_duration
 
@@ -46,11 +45,8 @@ if TYPE_CHECKING:
     "--json", "as_json", is_flag=True, help="One JSON object per line and event, on standard output."
 )
 def run(
-    file: Path,
-    changes: tuple[str, ...],
-    master: str | None,
-    remote: str | None,
-    conf: tuple[str, ...],
+    pipeline: PipelineFile,
+    spark: SparkOptions,
     once: bool,
     check: bool,
     restarts: int,
@@ -64,10 +60,9 @@ def run(
     SIGKILL at any time: what was under way is run again at the next start, and arrives once. The file is
     checked before Spark starts.
     """
-    if master is not None and remote is not None:
-        raise ConfigError("give --master or --remote, not both")
+    spark.check()
     stop_timeout_s = parse_duration(stop_timeout)
-    spec = read_pipeline(file, changes)
+    spec = pipeline.read()
     check_spark()
     from penstock.cli.run.session import CommandSession, end_children
     from penstock.spark import check_options
@@ -77,9 +72,9 @@ def run(
     _set_up_logging(verbose)
     sessions = CommandSession(
         spec.name,
-        master=master,
-        remote=remote,
-        conf={**spec.spark, **settings(conf, "--conf")},
+        master=spark.master,
+        remote=spark.remote,
+        conf=spark.settings_over(spec),
         verbose=verbose,
     )
     if check:
@@ -128,7 +123,6 @@ def _set_up_logging(verbose: bool) -> None:
     logging.basicConfig(handlers=[handler])
 
 
-_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _WIDTH = 16
 
 
@@ -141,7 +135,7 @@ def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool
         for finding in check_pipeline(spec, sessions.open, own_java=sessions.starts_java):
             checks.append(_check(finding))
             if not as_json:
-                _print_check(checks[-1])
+                print_check(checks[-1], _WIDTH)
                 if checks[-1].name == "java":
                     click.echo("starting Spark", err=True)
     finally:
@@ -156,10 +150,3 @@ def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool
 
 def _check(finding: CheckFinding) -> Check:
     return Check(status=Status(finding.status), name=finding.name, text=finding.text, advice=finding.advice)
-
-
-def _print_check(check: Check) -> None:
-    label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])
-    click.echo(f"{label}  {check.name:<{_WIDTH}}  {check.text}")
-    if check.advice:
-        click.echo(f"{'':4}  {'':<{_WIDTH}}  -> {check.advice}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import click
 
 from penstock import errors
 from penstock.cli.failure import ExitCode, exit_code
+from penstock.cli.options import injected, json_option
 from penstock.topics import RouterCycle, RouterNotFound
 
 try:
@@ -22,7 +23,6 @@ except ModuleNotFoundError as missing:
 
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., object])
 
 _HINTS: tuple[tuple[type[errors.PenstockError], str], ...] = (
     (errors.PermissionDenied, "give the key with --key or TOPICS_API_KEY; the server decides what it may do"),
@@ -48,56 +48,58 @@ class Server:
         """A client of it. Raises `ConfigError` for an address or a key that cannot be one."""
         return Client(self.url, key=self.key, timeout=self.timeout, retry_deadline=self.retry_for)
 
+    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Open a client, do `work` with it on an event loop of its own, and close it.
 
-def server_options(command: F) -> F:
-    """The options that every verb about a running server takes."""
-    return address_options(
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")(command)
-    )
+        What a server refuses is reported with a hint, and ends the command with the exit code for it.
+        """
 
+        async def with_client() -> T:
+            async with self.client() as client:
+                return await work(client)
 
-def address_options(command: F) -> F:
-    """Where the server is and how patient to be with it, for a verb that has its `--json` from elsewhere."""
-    for decorate in (
-        click.option(
-            "--retry-for",
-            default="10s",
-            show_default=True,
-            metavar="DURATION",
-            help="How long to go on trying while the server is away or busy.",
-        ),
-        click.option(
-            "--timeout",
-            default="30s",
-            show_default=True,
-            metavar="DURATION",
-            help="How long one attempt may take.",
-        ),
-        click.option(
-            "--key",
-            envvar="TOPICS_API_KEY",
-            metavar="KEY",
-            help="The API key; TOPICS_API_KEY keeps it out of sight.",
-        ),
-        click.option(
-            "--url",
-            envvar="TOPICS_URL",
-            default=DEFAULT_URL,
-            show_default=True,
-            metavar="URL",
-            help="Where the server is; TOPICS_URL unless given.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+        try:
+            return asyncio.run(with_client())
+        except errors.PenstockError as error:
+            raise click.exceptions.Exit(complain(error)) from error
 
 
-def run(work: Coroutine[None, None, T]) -> T:
-    """Run a command's work on an event loop of its own; what a server refuses comes with a hint."""
-    try:
-        return asyncio.run(work)
-    except errors.PenstockError as error:
-        raise click.exceptions.Exit(complain(error)) from error
+ADDRESS_OPTIONS = (
+    click.option(
+        "--url",
+        envvar="TOPICS_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        metavar="URL",
+        help="Where the server is; TOPICS_URL unless given.",
+    ),
+    click.option(
+        "--key",
+        envvar="TOPICS_API_KEY",
+        metavar="KEY",
+        help="The API key; TOPICS_API_KEY keeps it out of sight.",
+    ),
+    click.option(
+        "--timeout",
+        default="30s",
+        show_default=True,
+        metavar="DURATION",
+        help="How long one attempt may take.",
+    ),
+    click.option(
+        "--retry-for",
+        default="10s",
+        show_default=True,
+        metavar="DURATION",
+        help="How long to go on trying while the server is away or busy.",
+    ),
+)
+
+address_options = injected("server", Server, *ADDRESS_OPTIONS)
+"""Hands a command its `server`, for one that has its `--json` from elsewhere."""
+
+server_options = injected("server", Server, *ADDRESS_OPTIONS, json_option)
+"""Hands a command about a running server its `server`, and `as_json`."""
 
 
 def complain(error: errors.PenstockError) -> int:

@@ -7,15 +7,14 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import click
 
-from penstock.cli.failure import ExitCode
+from penstock.cli.failure import ExitCode, needs
+from penstock.cli.options import json_option
 from penstock.cli.output import Progress, print_json, print_pairs, time_text
-from penstock.errors import Unsupported
 from penstock.storage import FileSystem, OsFileSystem
 from penstock.topics import (
     BackupManifest,
@@ -60,14 +59,9 @@ def serve() -> int:
     The port answers at once; until the log is replayed, requests get 503. A stop lets what is under way
     finish, for ten seconds at most, and ends with exit code 0.
     """
-    try:
+    with needs("the server", extras="topics"):
         from penstock.http import run, settle
         from penstock.servers import ServerSettings, serve_topics, unknown_variables
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise Unsupported(
-            f"the server needs the package {package}: pip install 'penstock[topics]'"
-        ) from error
     from penstock.topics import Engine
 
     settings = ServerSettings.from_env(os.environ)
@@ -89,16 +83,12 @@ def _say_where(host: str, port: int) -> None:
     _LOG.info("listening on http://%s:%d", name, port)
 
 
-F = TypeVar("F", bound=Callable[..., object])
-
-
-def cold_option(command: F) -> F:
-    return click.option(
-        "--cold",
-        envvar="TOPICS_COLD_DIR",
-        metavar="PLACE",
-        help="Where old segments are: a directory or a store; TOPICS_COLD_DIR unless given.",
-    )(command)
+cold_option = click.option(
+    "--cold",
+    envvar="TOPICS_COLD_DIR",
+    metavar="PLACE",
+    help="Where old segments are: a directory or a store; TOPICS_COLD_DIR unless given.",
+)
 
 
 @contextmanager
@@ -117,7 +107,7 @@ def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]
 @click.command()
 @click.argument("data_dir", type=click.Path(file_okay=False))
 @cold_option
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
     """Check snapshots, segments and log of DATA_DIR against their checksums, and name file and bytes.
 
@@ -177,7 +167,7 @@ def _report_object(report: VerifyReport, *, running: bool) -> dict[str, object]:
 @click.argument("data_dir", type=click.Path(file_okay=False))
 @click.argument("target", type=click.Path(file_okay=False))
 @cold_option
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def backup(data_dir: str, target: str, cold: str | None, as_json: bool) -> int:
     """Copy DATA_DIR to TARGET, a new or empty directory, as it is at one moment; the server may run.
 
@@ -217,7 +207,7 @@ def manifest_pairs(manifest: BackupManifest) -> list[tuple[str, str]]:
 @click.command()
 @click.argument("backup", type=click.Path(file_okay=False))
 @click.argument("data_dir", type=click.Path(file_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@json_option
 def restore(backup: str, data_dir: str, as_json: bool) -> int:
     """Fill DATA_DIR, which must be empty or not exist, from BACKUP; then start a server on it.
 

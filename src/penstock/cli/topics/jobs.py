@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
 from penstock.cli.failure import ExitCode
+from penstock.cli.options import Command, injected, json_option, milliseconds
 from penstock.cli.output import print_json, print_table, time_text
-from penstock.cli.topics.client import Server, run, server_options
-from penstock.errors import ConfigError
-from penstock.topics import AckResult, ClaimedJob, ClaimResult, ExtendResult, JobRef, NackResult, counted
-from penstock.units import parse_duration
-
-F = TypeVar("F", bound=Callable[..., object])
+from penstock.cli.topics.client import ADDRESS_OPTIONS, Server
+from penstock.topics import AckResult, ClaimedJob, ExtendResult, JobRef, NackResult, counted
 
 
-def node_option(command: F) -> F:
-    """Who claims, and therefore who may ack."""
-    return click.option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker(Server):
+    """A server, and the name under which jobs are claimed: only that node may ack them."""
+
+    node: str
+
+
+worker_options = injected(
+    "worker",
+    Worker,
+    *ADDRESS_OPTIONS,
+    json_option,
+    click.option(
         "--node",
         envvar="TOPICS_NODE",
         default=socket.gethostname,
         metavar="NAME",
         help="The name of the worker; TOPICS_NODE, else this machine's name.",
-    )(command)
+    ),
+)
+"""Hands a command its `worker`, and `as_json`."""
 
 
-def job_arguments(command: F) -> F:
+def job_arguments(command: Command) -> Command:
     """`SEQ`, or `SEQ:LEASE_ID` for exactly that delivery."""
     return click.argument("jobs", nargs=-1, required=True, metavar="JOB...", callback=_job_refs)(command)
 
@@ -44,14 +53,6 @@ def _job_ref(text: str) -> JobRef:
     if not seq.isascii() or not seq.isdigit() or (colon and not lease_id):
         raise click.BadParameter(f"{text!r} is no job: write SEQ, or SEQ:LEASE_ID as the claim printed it.")
     return (int(seq), lease_id) if colon else int(seq)
-
-
-def milliseconds(option: str, text: str) -> int:
-    """A duration that was given for an option."""
-    try:
-        return round(parse_duration(text) * 1000)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), param_hint=f"'{option}'") from error
 
 
 def report(result: AckResult | NackResult | ExtendResult, sentence: str, *, as_json: bool) -> int:
@@ -73,20 +74,15 @@ def _tell_skipped(skipped: Sequence[int]) -> None:
 
 @click.command()
 @click.argument("queue")
-@server_options
-@node_option
+@worker_options
 @click.option(
     "--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at most."
 )
 @click.option("--lease", metavar="DURATION", help="How long to hold them [default: the queue's].")
 def claim(
     queue: str,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    worker: Worker,
     as_json: bool,
-    node: str,
     most: int,
     lease: str | None,
 ) -> int:
@@ -95,8 +91,7 @@ def claim(
     With --json there is one job to a line.
     """
     lease_ms = None if lease is None else milliseconds("--lease", lease)
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
-    result = run(_claim(server, queue, node, most, lease_ms))
+    result = worker.run(lambda client: client.claim(queue, worker.node, max=most, lease_ms=lease_ms))
     if as_json:
         for fragment in result.fragments:
             click.echo(fragment)
@@ -106,11 +101,6 @@ def claim(
     else:
         click.echo(f"nothing to do in {queue}", err=True)
     return ExitCode.OK
-
-
-async def _claim(server: Server, queue: str, node: str, most: int, lease_ms: int | None) -> ClaimResult:
-    async with server.client() as client:
-        return await client.claim(queue, node, max=most, lease_ms=lease_ms)
 
 
 def _job_row(job: ClaimedJob) -> tuple[str, ...]:
@@ -125,47 +115,32 @@ def _job_row(job: ClaimedJob) -> tuple[str, ...]:
 @click.command()
 @click.argument("queue")
 @job_arguments
-@server_options
-@node_option
+@worker_options
 def ack(
     queue: str,
     jobs: Sequence[JobRef],
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    worker: Worker,
     as_json: bool,
-    node: str,
 ) -> int:
     """Delete jobs of QUEUE that are done: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
 
     Exits with 2 if some of them are not held by this node.
     """
-    result = run(_ack(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), queue, node, jobs))
+    result = worker.run(lambda client: client.ack(queue, worker.node, jobs))
     sentence = f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
     return report(result, sentence, as_json=as_json)
-
-
-async def _ack(server: Server, queue: str, node: str, jobs: Sequence[JobRef]) -> AckResult:
-    async with server.client() as client:
-        return await client.ack(queue, node, jobs)
 
 
 @click.command()
 @click.argument("queue")
 @job_arguments
-@server_options
-@node_option
+@worker_options
 @click.option("--delay", metavar="DURATION", default="0s", help="Ready again after this [default: at once].")
 def nack(
     queue: str,
     jobs: Sequence[JobRef],
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    worker: Worker,
     as_json: bool,
-    node: str,
     delay: str,
 ) -> int:
     """Give jobs of QUEUE back: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
@@ -173,32 +148,21 @@ def nack(
     Exits with 2 if some of them are not held by this node.
     """
     delay_ms = milliseconds("--delay", delay)
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
-    result = run(_nack(server, queue, node, jobs, delay_ms))
+    result = worker.run(lambda client: client.nack(queue, worker.node, jobs, delay_ms=delay_ms))
     sentence = f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
     return report(result, sentence, as_json=as_json)
-
-
-async def _nack(server: Server, queue: str, node: str, jobs: Sequence[JobRef], delay_ms: int) -> NackResult:
-    async with server.client() as client:
-        return await client.nack(queue, node, jobs, delay_ms=delay_ms)
 
 
 @click.command()
 @click.argument("queue")
 @job_arguments
-@server_options
-@node_option
+@worker_options
 @click.option("--lease", metavar="DURATION", required=True, help="How long from now.")
 def extend(
     queue: str,
     jobs: Sequence[JobRef],
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    worker: Worker,
     as_json: bool,
-    node: str,
     lease: str,
 ) -> int:
     """Hold jobs of QUEUE longer: SEQ, or SEQ:LEASE_ID if only that delivery is meant.
@@ -206,14 +170,6 @@ def extend(
     Exits with 2 if some of them are not held by this node.
     """
     lease_ms = milliseconds("--lease", lease)
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
-    result = run(_extend(server, queue, node, jobs, lease_ms))
+    result = worker.run(lambda client: client.extend(queue, worker.node, jobs, lease_ms=lease_ms))
     until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
     return report(result, f"held: {counted(len(result.deadlines_ms), 'job')}{until}", as_json=as_json)
-
-
-async def _extend(
-    server: Server, queue: str, node: str, jobs: Sequence[JobRef], lease_ms: int
-) -> ExtendResult:
-    async with server.client() as client:
-        return await client.extend(queue, node, jobs, lease_ms=lease_ms)

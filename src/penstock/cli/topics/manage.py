@@ -9,10 +9,11 @@ import click
 import msgspec
 
 from penstock.cli.failure import ExitCode
+from penstock.cli.options import milliseconds, size_bytes
 from penstock.cli.output import print_json, print_pairs, print_table, time_text
-from penstock.cli.topics.client import Server, run, server_options
-from penstock.errors import ConfigError
+from penstock.cli.topics.client import Server, server_options
 from penstock.topics import (
+    Client,
     DeleteResult,
     Durability,
     Health,
@@ -26,7 +27,7 @@ from penstock.topics import (
     TopicSummary,
     counted,
 )
-from penstock.units import format_duration, format_size, parse_duration, parse_size
+from penstock.units import format_duration, format_size
 
 
 @click.command()
@@ -71,10 +72,7 @@ from penstock.units import format_duration, format_size, parse_duration, parse_s
 @click.option("--dedupe-node/--no-dedupe-node", default=None, help="Whether readers skip what they wrote.")
 def put(
     topic: str,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
     keep: bool,
     **settings: str | int | bool | None,
@@ -83,8 +81,8 @@ def put(
 
     A tighter cap or lifetime takes effect at once.
     """
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
-    result = run(_put(server, topic, _changes(settings), keep))
+    changes = _changes(settings)
+    result = server.run(lambda client: _put(client, topic, changes, keep))
     if as_json:
         print_json({"topic": result.topic, "created": result.created, "config": result.config})
     else:
@@ -92,15 +90,14 @@ def put(
     return ExitCode.OK
 
 
-async def _put(server: Server, topic: str, changes: dict[str, object], keep: bool) -> PutResult:
-    async with server.client() as client:
-        config = TopicConfig()
-        if keep:
-            try:
-                config = (await client.state(topic, touch=False)).config
-            except TopicNotFound:
-                pass
-        return await client.put_topic(topic, msgspec.structs.replace(config, **changes))
+async def _put(client: Client, topic: str, changes: dict[str, object], keep: bool) -> PutResult:
+    config = TopicConfig()
+    if keep:
+        try:
+            config = (await client.state(topic, touch=False)).config
+        except TopicNotFound:
+            pass
+    return await client.put_topic(topic, msgspec.structs.replace(config, **changes))
 
 
 def _changes(given: dict[str, str | int | bool | None]) -> dict[str, object]:
@@ -118,24 +115,10 @@ def _changes(given: dict[str, str | int | bool | None]) -> dict[str, object]:
         ("claim_jitter", "claim_jitter_ms"),
     ):
         if option in changes:
-            changes[name] = _milliseconds(f"--{option.replace('_', '-')}", str(changes.pop(option)))
+            changes[name] = milliseconds(f"--{option.replace('_', '-')}", str(changes.pop(option)))
     if "cap_bytes" in changes:
-        changes["cap_bytes"] = _size("--cap-bytes", str(changes["cap_bytes"]))
+        changes["cap_bytes"] = size_bytes("--cap-bytes", str(changes["cap_bytes"]))
     return changes
-
-
-def _milliseconds(option: str, text: str) -> int:
-    try:
-        return round(parse_duration(text) * 1000)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), param_hint=f"'{option}'") from error
-
-
-def _size(option: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), param_hint=f"'{option}'") from error
 
 
 def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
@@ -170,9 +153,9 @@ def _cap(config: TopicConfig) -> str:
 @click.command()
 @click.argument("prefix", default="")
 @server_options
-def ls(prefix: str, url: str, key: str | None, timeout: str, retry_for: str, as_json: bool) -> int:
+def ls(prefix: str, server: Server, as_json: bool) -> int:
     """List the topics whose names begin with PREFIX and that the key may see."""
-    found = run(_list_topics(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), prefix))
+    found = server.run(lambda client: _list_topics(client, prefix))
     if as_json:
         print_json({"topics": found})
     elif found:
@@ -183,9 +166,8 @@ def ls(prefix: str, url: str, key: str | None, timeout: str, retry_for: str, as_
     return ExitCode.OK
 
 
-async def _list_topics(server: Server, prefix: str) -> list[TopicSummary]:
-    async with server.client() as client:
-        return [summary async for summary in client.topics(prefix)]
+async def _list_topics(client: Client, prefix: str) -> list[TopicSummary]:
+    return [summary async for summary in client.topics(prefix)]
 
 
 def _topic_row(summary: TopicSummary) -> tuple[str, ...]:
@@ -203,25 +185,20 @@ def _topic_row(summary: TopicSummary) -> tuple[str, ...]:
 @click.command()
 @click.argument("topic", required=False)
 @server_options
-def stat(topic: str | None, url: str, key: str | None, timeout: str, retry_for: str, as_json: bool) -> int:
+def stat(topic: str | None, server: Server, as_json: bool) -> int:
     """Show TOPIC, or without one the server: is it up and ready, and what has it got.
 
     Asking does not count as reading. Exits with 3 if the server is not ready.
     """
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     if topic is None:
         return _show_server(server, as_json)
-    state = run(_state(server, topic))
+    name = topic
+    state = server.run(lambda client: client.state(name, touch=False))
     if as_json:
         print_json(dataclasses.asdict(state) | {"config": state.config})
     else:
         print_pairs([*_state_pairs(state), *config_pairs(state.config)], state.topic)
     return ExitCode.OK
-
-
-async def _state(server: Server, topic: str) -> TopicState:
-    async with server.client() as client:
-        return await client.state(topic, touch=False)
 
 
 def _state_pairs(state: TopicState) -> list[tuple[str, str]]:
@@ -241,7 +218,7 @@ def _state_pairs(state: TopicState) -> list[tuple[str, str]]:
 
 
 def _show_server(server: Server, as_json: bool) -> int:
-    health, waiting, metrics = run(_ask(server))
+    health, waiting, metrics = server.run(_ask)
     if as_json:
         print_json({"url": server.url, "health": health, "ready": waiting is None, "metrics": metrics})
     else:
@@ -249,15 +226,14 @@ def _show_server(server: Server, as_json: bool) -> int:
     return ExitCode.OK if waiting is None else ExitCode.UNAVAILABLE
 
 
-async def _ask(server: Server) -> tuple[Health, NotReady | None, dict[str, object]]:
-    async with server.client() as client:
-        health = await client.health()
-        waiting: NotReady | None = None
-        try:
-            await client.ready()
-        except NotReady as error:
-            waiting = error
-        return health, waiting, await client.metrics()
+async def _ask(client: Client) -> tuple[Health, NotReady | None, dict[str, object]]:
+    health = await client.health()
+    waiting: NotReady | None = None
+    try:
+        await client.ready()
+    except NotReady as error:
+        waiting = error
+    return health, waiting, await client.metrics()
 
 
 def _server_pairs(
@@ -290,10 +266,7 @@ def _server_pairs(
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before --topic.")
 def delete(
     topic: str,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
     before: int | None,
     tag: str | None,
@@ -307,13 +280,13 @@ def delete(
     Readers see no gap where records were deleted.
     """
     _check_selection(before, tag, tag_prefix, whole=whole, if_empty=if_empty)
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     if whole:
         if not yes and not if_empty:
             _confirm(topic)
-        _tell_removed(run(_remove(server, topic, if_empty)), as_json)
+        _tell_removed(server.run(lambda client: client.remove_topic(topic, if_empty=if_empty)), as_json)
         return ExitCode.OK
-    _tell_deleted(run(_delete(server, topic, before, _predicate(tag, tag_prefix))), as_json)
+    match = _predicate(tag, tag_prefix)
+    _tell_deleted(server.run(lambda client: client.delete(topic, before_seq=before, match=match)), as_json)
     return ExitCode.OK
 
 
@@ -341,18 +314,6 @@ def _predicate(tag: str | None, tag_prefix: str | None) -> Predicate | None:
     if tag_prefix is not None:
         return Predicate(value=tag_prefix, is_prefix=True)
     return None if tag is None else Predicate(value=tag)
-
-
-async def _delete(
-    server: Server, topic: str, before_seq: int | None, match: Predicate | None
-) -> DeleteResult:
-    async with server.client() as client:
-        return await client.delete(topic, before_seq=before_seq, match=match)
-
-
-async def _remove(server: Server, topic: str, if_empty: bool) -> RemoveResult:
-    async with server.client() as client:
-        return await client.remove_topic(topic, if_empty=if_empty)
 
 
 def _tell_deleted(result: DeleteResult, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import time_text
-from penstock.cli.topics.client import Server, run, server_options
+from penstock.cli.topics.client import Server, server_options
 from penstock.topics import (
     DIFF_LIMIT_MAX,
     SEQ_MAX,
@@ -84,10 +84,7 @@ class _Reading:
 @click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
 def diff(
     topic: str,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
     after: int | str,
     follow: bool,
@@ -118,27 +115,26 @@ def diff(
         meta=not no_meta,
         fail_on_gap=fail_on_gap,
     )
-    return run(_print_pages(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), topic, job))
+    return server.run(lambda client: _print_pages(client, topic, job))
 
 
-async def _print_pages(server: Server, topic: str, job: _Reading) -> int:
+async def _print_pages(client: Client, topic: str, job: _Reading) -> int:
     output, code = sys.stdout.buffer, ExitCode.OK
-    async with server.client() as client:
-        async for page in _pages(client, topic, job):
-            if page.tombstone is not None:
-                tell_gap(topic, page.tombstone, job.form)
-                if job.fail_on_gap:
-                    return ExitCode.PROBLEM
-            wanted = page.fragments if job.left is None else page.fragments[: job.left]
-            readable = readable_of(topic, wanted)
-            output.writelines(line_of(fragment, job.form) for fragment in readable)
-            output.flush()
-            if len(readable) < len(wanted):
-                code = ExitCode.PROBLEM
-            if job.left is not None:
-                job.left -= len(wanted)
-                if job.left <= 0:
-                    break
+    async for page in _pages(client, topic, job):
+        if page.tombstone is not None:
+            tell_gap(topic, page.tombstone, job.form)
+            if job.fail_on_gap:
+                return ExitCode.PROBLEM
+        wanted = page.fragments if job.left is None else page.fragments[: job.left]
+        readable = readable_of(topic, wanted)
+        output.writelines(line_of(fragment, job.form) for fragment in readable)
+        output.flush()
+        if len(readable) < len(wanted):
+            code = ExitCode.PROBLEM
+        if job.left is not None:
+            job.left -= len(wanted)
+            if job.left <= 0:
+                break
     return code
 
 
@@ -239,10 +235,7 @@ def tell_gap(topic: str, gap: Tombstone, form: str) -> None:
 @click.option("--fail-on-gap", is_flag=True, help="Stop with exit code 1 where records are gone.")
 def watch(
     topics: tuple[str, ...],
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
     from_start: bool,
     limit: int | None,
@@ -260,13 +253,13 @@ def watch(
     if raw and as_json:
         raise click.UsageError("Give --raw or --json, not both.")
     form = "raw" if raw else "json" if as_json else "text"
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     start: int | Literal["tail"] = 0 if from_start else "tail"
-    return run(_print_events(server, dict.fromkeys(topics, start), form, limit, tag, nodes, fail_on_gap))
+    starts = dict.fromkeys(topics, start)
+    return server.run(lambda client: _print_events(client, starts, form, limit, tag, nodes, fail_on_gap))
 
 
 async def _print_events(
-    server: Server,
+    client: Client,
     starts: dict[str, int | Literal["tail"]],
     form: str,
     limit: int | None,
@@ -275,17 +268,16 @@ async def _print_events(
     fail_on_gap: bool,
 ) -> int:
     match = None if tag is None else parse_match(tag)
-    async with server.client() as client:
-        async for event in client.watch(starts, node=nodes, include_tags=True, match=match):
-            if event.kind == "gap" and event.tombstone is not None:
-                tell_gap(event.topic, event.tombstone, form)
-                if fail_on_gap:
-                    return ExitCode.PROBLEM
-            shown = _print_event(event, form, limit)
-            if limit is not None:
-                limit -= shown
-                if limit <= 0:
-                    break
+    async for event in client.watch(starts, node=nodes, include_tags=True, match=match):
+        if event.kind == "gap" and event.tombstone is not None:
+            tell_gap(event.topic, event.tombstone, form)
+            if fail_on_gap:
+                return ExitCode.PROBLEM
+        shown = _print_event(event, form, limit)
+        if limit is not None:
+            limit -= shown
+            if limit <= 0:
+                break
     return ExitCode.OK
 
 

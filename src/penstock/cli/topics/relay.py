@@ -12,10 +12,10 @@ import click
 import msgspec
 
 from penstock.buffer import ProducerConfig
-from penstock.cli.buffer.target import Target, queue_options
+from penstock.cli.buffer.target import QueueOptions, queue_options
 from penstock.cli.failure import ExitCode, exit_code
 from penstock.cli.output import Progress, print_json, print_pairs
-from penstock.cli.topics.client import Server, address_options, complain, run
+from penstock.cli.topics.client import Server, address_options, complain
 from penstock.errors import NotFound, PenstockError
 from penstock.services import (
     GAPS,
@@ -32,8 +32,6 @@ from penstock.services import (
 )
 from penstock.topics import Client, Durability, TopicConfig, counted
 from penstock.units import format_count, format_size
-
-__all__ = ["relay"]
 
 _EVENT_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 5.0
@@ -89,16 +87,9 @@ def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
 @click.option("--flush-bytes", metavar="SIZE", help="The size at which a batch is closed [default: 64MiB].")
 def relay(
     topic: str,
-    store: str | None,
-    manifest: str | None,
-    prefix: str | None,
-    config: str | None,
-    store_options: tuple[str, ...],
+    queue: QueueOptions,
     as_json: bool,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     once: bool,
     start: Start,
     on_gap: OnGap,
@@ -115,21 +106,25 @@ def relay(
     Batch and position are stored in one write, so it may be stopped, killed and started again at any time.
     Ctrl-C or SIGTERM ends it after the batch that is under way.
     """
-    target = Target.of(store, config=config, manifest=manifest, prefix=prefix, store_options=store_options)
-    queue = target.build(
+    destination = queue.target().build(
         ProducerConfig,
         batch_compression=compression,
         flush_interval=flush_interval,
         flush_size_bytes=flush_bytes,
     )
     plan = RelayConfig(
-        topic=topic, queue=queue, app=app, start=start, on_gap=on_gap, value=value, retry_for=retry_for
+        topic=topic,
+        queue=destination,
+        app=app,
+        start=start,
+        on_gap=on_gap,
+        value=value,
+        retry_for=server.retry_for,
     )
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     style: _Style = "events" if events else "json" if as_json else "words"
     with Progress() as progress:
         show = _Events().show if events else lambda report: progress.show(_line(report))
-        return run(_relay(server, plan, show, style, once=once, create=create))
+        return server.run(lambda client: _relay(client, plan, show, style, once=once, create=create))
 
 
 class _Events:
@@ -147,7 +142,7 @@ class _Events:
 
 
 async def _relay(
-    server: Server,
+    client: Client,
     plan: RelayConfig,
     show: Callable[[RelayReport], None],
     style: _Style,
@@ -156,32 +151,31 @@ async def _relay(
     create: bool,
 ) -> int:
     caught: list[signal.Signals] = []
-    async with server.client() as client:
-        job = Relay(client, plan, on_progress=show)
-        making = asyncio.create_task(_make_topic(client, plan.topic)) if create else None
+    job = Relay(client, plan, on_progress=show)
+    making = asyncio.create_task(_make_topic(client, plan.topic)) if create else None
 
-        def on_signal(number: signal.Signals) -> None:
-            caught.append(number)
-            job.stop()
-            if making is not None:
-                making.cancel()
-            if len(caught) > 1:  # asked twice: do not insist on finishing
-                raise KeyboardInterrupt
+    def on_signal(number: signal.Signals) -> None:
+        caught.append(number)
+        job.stop()
+        if making is not None:
+            making.cancel()
+        if len(caught) > 1:  # asked twice: do not insist on finishing
+            raise KeyboardInterrupt
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-        failure: PenstockError | None = None
-        telling = asyncio.create_task(_tell_alive()) if style == "events" else None
-        try:
-            if making is None or not await _is_cancelled(making):
-                await job.run(once=once)
-        except PenstockError as error:
-            failure = error
-        finally:
-            if telling is not None:
-                telling.cancel()
-        if failure is None or job.report.batches:
-            _tell(job.report, caught[0] if caught else None, style)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    failure: PenstockError | None = None
+    telling = asyncio.create_task(_tell_alive()) if style == "events" else None
+    try:
+        if making is None or not await _is_cancelled(making):
+            await job.run(once=once)
+    except PenstockError as error:
+        failure = error
+    finally:
+        if telling is not None:
+            telling.cancel()
+    if failure is None or job.report.batches:
+        _tell(job.report, caught[0] if caught else None, style)
     if failure is not None:
         return _complain(failure)
     if not caught or not once:

@@ -8,11 +8,11 @@ import click
 
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import print_json, print_pairs, print_table
-from penstock.cli.topics.client import Server, run, server_options
+from penstock.cli.topics.client import Server, server_options
 from penstock.topics import (
+    Client,
     RouterConfig,
     RouterPut,
-    RouterRemoved,
     RouterState,
     RouterSummary,
     canonical,
@@ -48,10 +48,7 @@ def put(
     exactly_once: bool,
     allow_cycle: bool,
     no_create: bool,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
 ) -> int:
     """Have the router NAME copy what is written to SOURCE from now on into DEST.
@@ -68,18 +65,13 @@ def put(
         allow_cycle=allow_cycle,
         guarantee="exactly_once" if exactly_once else "at_least_once",
     )
-    result = run(_put(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), name, config))
+    result = server.run(lambda client: client.put_router(name, config))
     if as_json:
         print_json(_members(result))
     else:
         done = "created" if result.created else "changed"
         print_pairs(_pairs(result.config), f"{done} {result.router}")
     return ExitCode.OK
-
-
-async def _put(server: Server, name: str, config: RouterConfig) -> RouterPut:
-    async with server.client() as client:
-        return await client.put_router(name, config)
 
 
 @router.command()
@@ -91,15 +83,11 @@ def ls(
     prefix: str,
     source: str | None,
     dest: str | None,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
 ) -> int:
     """List the routers whose names begin with PREFIX and that the key may see."""
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
-    found = run(_list(server, prefix, source, dest))
+    found = server.run(lambda client: _list(client, prefix, source, dest))
     if as_json:
         print_json({"routers": found})
     elif found:
@@ -110,9 +98,8 @@ def ls(
     return ExitCode.OK
 
 
-async def _list(server: Server, prefix: str, source: str | None, dest: str | None) -> list[RouterSummary]:
-    async with server.client() as client:
-        return [summary async for summary in client.routers(prefix, source=source, dest=dest)]
+async def _list(client: Client, prefix: str, source: str | None, dest: str | None) -> list[RouterSummary]:
+    return [summary async for summary in client.routers(prefix, source=source, dest=dest)]
 
 
 def _row(summary: RouterSummary) -> tuple[str, ...]:
@@ -123,9 +110,9 @@ def _row(summary: RouterSummary) -> tuple[str, ...]:
 @router.command()
 @click.argument("name")
 @server_options
-def stat(name: str, url: str, key: str | None, timeout: str, retry_for: str, as_json: bool) -> int:
+def stat(name: str, server: Server, as_json: bool) -> int:
     """Show the router NAME, after it has copied what there is."""
-    state = run(_state(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), name))
+    state = server.run(lambda client: client.router(name))
     if as_json:
         print_json(_members(state))
     else:
@@ -133,27 +120,17 @@ def stat(name: str, url: str, key: str | None, timeout: str, retry_for: str, as_
     return ExitCode.OK
 
 
-async def _state(server: Server, name: str) -> RouterState:
-    async with server.client() as client:
-        return await client.router(name)
-
-
 @router.command()
 @click.argument("name")
 @server_options
-def delete(name: str, url: str, key: str | None, timeout: str, retry_for: str, as_json: bool) -> int:
+def delete(name: str, server: Server, as_json: bool) -> int:
     """Delete the router NAME. What it copied stays."""
-    result = run(_remove(Server(url=url, key=key, timeout=timeout, retry_for=retry_for), name))
+    result = server.run(lambda client: client.remove_router(name))
     if as_json:
         print_json(dataclasses.asdict(result))
     else:
         click.echo(f"removed {name}" if result.deleted else f"there was no router {name}")
     return ExitCode.OK
-
-
-async def _remove(server: Server, name: str) -> RouterRemoved:
-    async with server.client() as client:
-        return await client.remove_router(name)
 
 
 def _members(told: RouterPut | RouterState) -> dict[str, object]:

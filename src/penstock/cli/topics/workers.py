@@ -15,9 +15,9 @@ from typing import Final
 import click
 
 from penstock.cli.failure import ExitCode
+from penstock.cli.options import milliseconds
 from penstock.cli.output import print_json
-from penstock.cli.topics.client import Server, run, server_options
-from penstock.cli.topics.jobs import milliseconds, node_option
+from penstock.cli.topics.jobs import Worker, worker_options
 from penstock.errors import ConfigError, PenstockError
 from penstock.topics import ClaimedJob, Client, counted
 
@@ -161,8 +161,7 @@ _EXIT_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitC
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("queue")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-@server_options
-@node_option
+@worker_options
 @click.option("--max", "most", type=click.IntRange(1, 1000), default=1, show_default=True, help="At a time.")
 @click.option("--lease", metavar="DURATION", help="How long to hold a job; extended while it runs.")
 @click.option("--delay", metavar="DURATION", default="0s", help="When a job that failed is tried again.")
@@ -170,12 +169,8 @@ _EXIT_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitC
 def work(
     queue: str,
     command: Sequence[str],
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    worker: Worker,
     as_json: bool,
-    node: str,
     most: int,
     lease: str | None,
     delay: str,
@@ -191,10 +186,11 @@ def work(
     """
     if shutil.which(command[0]) is None:
         raise ConfigError(f"there is no command {command[0]!r} that could be run for the jobs")
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     lease_ms = None if lease is None else milliseconds("--lease", lease)
     delay_ms = milliseconds("--delay", delay)
-    tally, code = run(_work(server, queue, node, most, lease_ms, delay_ms, drain, command))
+    tally, code = worker.run(
+        lambda client: _work(client, queue, worker.node, most, lease_ms, delay_ms, drain, command)
+    )
     if as_json:
         print_json(dataclasses.asdict(tally))
     else:
@@ -204,7 +200,7 @@ def work(
 
 
 async def _work(
-    server: Server,
+    client: Client,
     queue: str,
     node: str,
     most: int,
@@ -213,40 +209,39 @@ async def _work(
     drain: bool,
     command: Sequence[str],
 ) -> tuple[Tally, ExitCode]:
-    async with server.client() as client:
-        if lease_ms is None:
-            lease_ms = (await client.state(queue, touch=False)).config.lease_ms
-        stop = asyncio.Event()
-        workers = Workers(
-            client,
-            queue,
-            node,
-            lease_ms=lease_ms,
-            delay_ms=delay_ms,
-            command=command,
-            on_failure=stop.set,
-        )
-        leaving = _Leaving(workers, stop)
-        async with contextlib.aclosing(client.work(queue, node, max=most, lease_ms=lease_ms)) as jobs:
-            # The stream gives out no more jobs than may run at a time.
-            coming = asyncio.ensure_future(anext(jobs))
-            stopping = asyncio.ensure_future(stop.wait())
+    if lease_ms is None:
+        lease_ms = (await client.state(queue, touch=False)).config.lease_ms
+    stop = asyncio.Event()
+    workers = Workers(
+        client,
+        queue,
+        node,
+        lease_ms=lease_ms,
+        delay_ms=delay_ms,
+        command=command,
+        on_failure=stop.set,
+    )
+    leaving = _Leaving(workers, stop)
+    async with contextlib.aclosing(client.work(queue, node, max=most, lease_ms=lease_ms)) as jobs:
+        # The stream gives out no more jobs than may run at a time.
+        coming = asyncio.ensure_future(anext(jobs))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set() and not (drain and await workers.is_idle()):
+                await asyncio.wait(
+                    [coming, stopping], timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if coming.done():
+                    workers.start(coming.result())
+                    coming = asyncio.ensure_future(anext(jobs))
+        finally:
             try:
-                while not stop.is_set() and not (drain and await workers.is_idle()):
-                    await asyncio.wait(
-                        [coming, stopping], timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if coming.done():
-                        workers.start(coming.result())
-                        coming = asyncio.ensure_future(anext(jobs))
+                await workers.finish()
             finally:
-                try:
-                    await workers.finish()
-                finally:
-                    coming.cancel()
-                    stopping.cancel()
-                    await asyncio.gather(coming, stopping, return_exceptions=True)
-        return workers.tally, leaving.code
+                coming.cancel()
+                stopping.cancel()
+                await asyncio.gather(coming, stopping, return_exceptions=True)
+    return workers.tally, leaving.code
 
 
 class _Leaving:

@@ -14,7 +14,7 @@ import msgspec
 from penstock.cli.failure import ExitCode
 from penstock.cli.input import Lines, open_source, read_chunks
 from penstock.cli.output import Progress, print_json, print_pairs
-from penstock.cli.topics.client import Server, complain, run, server_options
+from penstock.cli.topics.client import Server, complain, server_options
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
 from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, counted
@@ -188,10 +188,7 @@ class _Account:
 @click.option("--no-create", is_flag=True, help="Fail if the topic does not exist.")
 def write(
     topic: str,
-    url: str,
-    key: str | None,
-    timeout: str,
-    retry_for: str,
+    server: Server,
     as_json: bool,
     path: str,
     batch_records: int,
@@ -205,11 +202,11 @@ def write(
     Writes one batch after the other, so the order of the lines is kept, and stops at the first failure.
     Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every record is.
     """
-    server = Server(url=url, key=key, timeout=timeout, retry_for=retry_for)
     options = _Options(tag=tag, node=node, create=False if no_create else None)
     batcher = Batcher(records_max=batch_records, envelope=envelope, on_gap=_tell_gap)
     with Progress() as progress:
-        account = run(_write(server, topic, open_source(path), batcher, options, progress))
+        source = open_source(path)
+        account = server.run(lambda client: _write(client, topic, source, batcher, options, progress))
         elapsed_s = progress.elapsed_s
     return _report(topic, account, elapsed_s, as_json)
 
@@ -226,21 +223,20 @@ class _Options:
 
 
 async def _write(
-    server: Server, topic: str, descriptor: int, batcher: Batcher, options: _Options, progress: Progress
+    client: Client, topic: str, descriptor: int, batcher: Batcher, options: _Options, progress: Progress
 ) -> _Account:
     account = _Account()
     stop = _stop_on_signal(account)
-    async with server.client() as client:
-        try:
-            async for batch in _batches(descriptor, batcher, stop):
-                await _send(client, topic, batch, options, account)
-                if account.error is not None:
-                    break
-                size = format_size(account.written_bytes)
-                progress.show(f"{format_count(account.written)} records written, {size}")
-        except PenstockError as error:
-            account.error = error
-            account.not_written_from = batcher.next_line
+    try:
+        async for batch in _batches(descriptor, batcher, stop):
+            await _send(client, topic, batch, options, account)
+            if account.error is not None:
+                break
+            size = format_size(account.written_bytes)
+            progress.show(f"{format_count(account.written)} records written, {size}")
+    except PenstockError as error:
+        account.error = error
+        account.not_written_from = batcher.next_line
     return account
 
 

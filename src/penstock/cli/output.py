@@ -158,6 +158,13 @@ def fail(name: str, text: str, advice: str) -> Check:
     return Check(status=Status.FAIL, name=name, text=text, advice=advice)
 
 
+def print_finding(kind: str, text: str, advice: str | None = None) -> None:
+    """Print a finding about stored data, and below it what to do, if anything. `kind` is problem or note."""
+    click.echo(f"{click.style(f'{kind:<8}', fg='red' if kind == 'problem' else 'yellow')} {text}")
+    if advice:
+        click.echo(f"{'':8}   -> {advice}")
+
+
 def print_check(check: Check, width: int) -> None:
     """Print a check, its name in a column of `width`, and below it what to do."""
     label = click.style(f"{check.status.value:<4}", fg=_COLOURS[check.status])

@@ -11,7 +11,7 @@ import click
 from penstock.buffer import Severity
 from penstock.cli.failure import ExitCode
 from penstock.cli.options import json_option
-from penstock.cli.output import Progress, print_json, print_table
+from penstock.cli.output import Progress, print_finding, print_json, print_table
 from penstock.cli.pipeline_file import (
     PipelineFile,
     SparkOptions,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         AuditReport,
         Balance,
         CompactionReport,
-        Finding,
         PipelineSpec,
         Redrive,
         Redriven,
@@ -116,7 +115,7 @@ def _print_audit(report: AuditReport) -> None:
             click.echo(f"  {sink.name}: {count:,} {reason}")
     _print_rest(found)
     for finding in sorted(found.findings, key=lambda finding: finding.severity is Severity.NOTE):
-        _print_finding(finding)
+        print_finding(finding.severity.value, f"{finding.subject}: {finding.text}", finding.advice)
     verdict = (
         click.style("balanced", fg="green") if report.balanced else click.style("NOT balanced", fg="red")
     )
@@ -146,14 +145,6 @@ def _print_rest(found: Balance) -> None:
         if shard.batches:
             name = f"shard {shard.shard}" if len(found.shards) > 1 else "in flight"
             click.echo(f"  {name}: {shard.batches:,} batches, {shard.records:,} records from {shard.next} on")
-
-
-def _print_finding(finding: Finding) -> None:
-    wrong = finding.severity is Severity.PROBLEM
-    label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
-    click.echo(f"{label} {finding.subject}: {finding.text}")
-    if finding.advice:
-        click.echo(f"{'':8}   -> {finding.advice}")
 
 
 LIMIT = 100_000

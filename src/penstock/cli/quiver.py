@@ -15,7 +15,7 @@ import click
 
 from penstock.cli.failure import ExitCode
 from penstock.cli.options import injected, json_option
-from penstock.cli.output import Progress, print_json, print_pairs, print_table, time_text
+from penstock.cli.output import Progress, print_finding, print_json, print_pairs, print_table, time_text
 from penstock.errors import Corrupt, InvalidInput, NotFound
 from penstock.quiver import (
     AckEvent,
@@ -417,11 +417,8 @@ def _print_fsck(path: str, checked: list[CheckedCore], done: list[str]) -> None:
         click.echo(f"{click.style('repaired', fg='green')} {text}")
     findings = [finding for each in checked for finding in each.findings]
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
-        wrong = finding.severity is Severity.PROBLEM
-        label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
-        click.echo(f"{label} core {finding.core}: {finding.subject}: {finding.text}")
-        if finding.advice:
-            click.echo(f"{'':8}   -> {finding.advice}")
+        text = f"core {finding.core}: {finding.subject}: {finding.text}"
+        print_finding(finding.severity.value, text, finding.advice)
     count = sum(len(each.problems) for each in checked)
     verdict = f"{count} problem{'s' * (count != 1)} found" if count else "clean"
     totals = [

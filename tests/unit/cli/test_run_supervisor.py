@@ -15,7 +15,8 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.run import display as run_display
 from penstock.cli.run import supervisor as run_supervisor
 from penstock.cli.run.display import View
-from penstock.cli.run.supervisor import LeaveNow, StopSignals, Supervisor, backoff_s, cause_of, is_passing
+from penstock.cli.run.supervisor import Supervisor, backoff_s, cause_of, is_passing
+from penstock.cli.signals import LeaveNow, StopSignals
 from penstock.errors import (
     ConfigError,
     Conflict,

@@ -22,7 +22,7 @@ from penstock.buffer import (
 )
 from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
 from penstock.cli.failure import ExitCode
-from penstock.cli.output import Progress, print_json, time_text
+from penstock.cli.output import Progress, print_finding, print_json, time_text
 
 
 @click.command()
@@ -68,11 +68,7 @@ async def _audit(target: Target, deep: bool, progress: Progress) -> tuple[str, s
 
 def _print_findings(findings: list[Finding]) -> None:
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.NOTE):
-        wrong = finding.severity is Severity.PROBLEM
-        label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
-        click.echo(f"{label} {finding.subject}: {finding.text}")
-        if finding.advice:
-            click.echo(f"{'':8}   -> {finding.advice}")
+        print_finding(finding.severity.value, f"{finding.subject}: {finding.text}", finding.advice)
 
 
 def _finding_object(finding: Finding) -> dict[str, str]:

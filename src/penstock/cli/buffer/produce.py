@@ -17,6 +17,7 @@ from penstock.cli.buffer.target import QueueOptions, Target, queue_options
 from penstock.cli.failure import ExitCode, exit_code, report
 from penstock.cli.input import FRAMINGS, Framing, open_source, read_chunks
 from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.signals import LoopStop, signal_code
 from penstock.errors import ConfigError, OutcomeUnknown, PenstockError
 from penstock.objects import open_store
 from penstock.units import format_count, format_duration, format_size
@@ -179,17 +180,7 @@ class _Input:
 
 async def _produce(target: Target, compression: str | None, job: _Input, progress: Progress) -> Ending:
     stop = asyncio.Event()
-    caught: list[signal.Signals] = []
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        caught.append(number)
-        stop.set()
-        if len(caught) > 1:  # asked twice: do not insist on finishing
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
+    stopping = LoopStop(stop.set)
     tally = Tally()
     async with target.open(ProducerConfig, existing=False, batch_compression=compression) as config:
         try:
@@ -205,7 +196,7 @@ async def _produce(target: Target, compression: str | None, job: _Input, progres
         tally.settle_all()
     return Ending(
         tally=tally,
-        signal=caught[0] if caught else None,
+        signal=stopping.first,
         input_error=input_error,
         unread_bytes=job.framing.pending,
     )
@@ -361,7 +352,7 @@ def _complain(ending: Ending) -> int:
         report(ending.input_error)
         return exit_code(ending.input_error)
     if ending.signal is not None:
-        return ExitCode.INTERRUPTED if ending.signal is signal.SIGINT else ExitCode.TERMINATED
+        return signal_code(ending.signal)
     return ExitCode.OK
 
 

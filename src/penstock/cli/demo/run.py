@@ -263,7 +263,7 @@ def session_members(sessions: list[int]) -> list[int]:
 
 @contextmanager
 def started_processes(plan: Plan) -> Iterator[Processes]:
-    """A processes that does not outlive the block."""
+    """Yield the processes of a run; none of them outlives the block."""
     processes = Processes(plan)
     try:
         yield processes

@@ -12,6 +12,7 @@ import click
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Check, Status, print_check, print_json
 from penstock.cli.pipeline_file import PipelineFile, SparkOptions, pipeline_argument, session_options
+from penstock.cli.signals import LeaveNow, StopSignals
 from penstock.errors import PenstockError
 from penstock.spark import check_spark
 from penstock.units import parse_duration
@@ -81,7 +82,7 @@ def run(
         return report_checks(spec, sessions, as_json=as_json)
 
     from penstock.cli.run.display import choose_display
-    from penstock.cli.run.supervisor import LeaveNow, StopSignals, Supervisor, cause_of
+    from penstock.cli.run.supervisor import Supervisor, cause_of
     from penstock.spark import Pipeline
 
     signals = StopSignals()

@@ -14,7 +14,7 @@ import click
 
 from penstock.cli.failure import ExitCode, needs
 from penstock.cli.options import json_option
-from penstock.cli.output import Progress, print_json, print_pairs, time_text
+from penstock.cli.output import Progress, print_finding, print_json, print_pairs, time_text
 from penstock.storage import FileSystem, OsFileSystem
 from penstock.topics import (
     BackupManifest,
@@ -127,11 +127,8 @@ def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
 
 def _print_findings(report: VerifyReport) -> None:
     for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
-        wrong = finding.severity is Severity.PROBLEM
-        label = click.style(f"{finding.severity.value:<8}", fg="red" if wrong else "yellow")
-        click.echo(f"{label} {finding}")
-        if finding.topic is not None:
-            click.echo(f"{'':8}   -> {_lost(finding)}")
+        advice = None if finding.topic is None else _lost(finding)
+        print_finding(finding.severity.value, str(finding), advice)
     count = len(report.problems)
     verdict = f"{counted(count, 'problem')} found" if count else "clean"
     parts = [

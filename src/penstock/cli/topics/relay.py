@@ -15,6 +15,7 @@ from penstock.buffer import ProducerConfig
 from penstock.cli.buffer.target import QueueOptions, queue_options
 from penstock.cli.failure import ExitCode, exit_code
 from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.signals import LoopStop, signal_code
 from penstock.cli.topics.client import Server, address_options, complain
 from penstock.errors import NotFound, PenstockError
 from penstock.services import (
@@ -150,20 +151,15 @@ async def _relay(
     once: bool,
     create: bool,
 ) -> int:
-    caught: list[signal.Signals] = []
     job = Relay(client, plan, on_progress=show)
     making = asyncio.create_task(_make_topic(client, plan.topic)) if create else None
 
-    def on_signal(number: signal.Signals) -> None:
-        caught.append(number)
+    def stop() -> None:
         job.stop()
         if making is not None:
             making.cancel()
-        if len(caught) > 1:  # asked twice: do not insist on finishing
-            raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    stopping = LoopStop(stop)
     failure: PenstockError | None = None
     telling = asyncio.create_task(_tell_alive()) if style == "events" else None
     try:
@@ -175,12 +171,12 @@ async def _relay(
         if telling is not None:
             telling.cancel()
     if failure is None or job.report.batches:
-        _tell(job.report, caught[0] if caught else None, style)
+        _tell(job.report, stopping.first, style)
     if failure is not None:
         return _complain(failure)
-    if not caught or not once:
+    if stopping.first is None or not once:
         return ExitCode.OK  # without --once a signal is how it ends
-    return ExitCode.INTERRUPTED if caught[0] is signal.SIGINT else ExitCode.TERMINATED
+    return signal_code(stopping.first)
 
 
 async def _tell_alive() -> None:

@@ -17,6 +17,7 @@ import click
 from penstock.cli.failure import ExitCode
 from penstock.cli.options import milliseconds
 from penstock.cli.output import print_json
+from penstock.cli.signals import signal_code
 from penstock.cli.topics.jobs import Worker, worker_options
 from penstock.errors import ConfigError, PenstockError
 from penstock.topics import ClaimedJob, Client, counted
@@ -155,7 +156,6 @@ def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 _LOOK_EVERY_S: Final = 0.5
-_EXIT_CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -252,12 +252,12 @@ class _Leaving:
         self._stop = stop
         self._is_told = False
         self.code = ExitCode.OK
-        for number in _EXIT_CODES:
+        for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
 
     def _hear(self, number: signal.Signals) -> None:
         if self._is_told:
-            self.code = _EXIT_CODES[number]
+            self.code = signal_code(number)
             self._workers.abandon()
         self._is_told = True
         self._stop.set()

@@ -14,6 +14,7 @@ import msgspec
 from penstock.cli.failure import ExitCode
 from penstock.cli.input import Lines, open_source, read_chunks
 from penstock.cli.output import Progress, print_json, print_pairs
+from penstock.cli.signals import LoopStop, signal_code
 from penstock.cli.topics.client import Server, complain, server_options
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
@@ -226,7 +227,8 @@ async def _write(
     client: Client, topic: str, descriptor: int, batcher: Batcher, options: _Options, progress: Progress
 ) -> _Account:
     account = _Account()
-    stop = _stop_on_signal(account)
+    stop = asyncio.Event()
+    stopping = LoopStop(stop.set)
     try:
         async for batch in _batches(descriptor, batcher, stop):
             await _send(client, topic, batch, options, account)
@@ -237,21 +239,8 @@ async def _write(
     except PenstockError as error:
         account.error = error
         account.not_written_from = batcher.next_line
+    account.stopped_by = stopping.first
     return account
-
-
-def _stop_on_signal(account: _Account) -> asyncio.Event:
-    stop = asyncio.Event()
-
-    def on_signal(number: signal.Signals) -> None:
-        if account.stopped_by is not None:  # asked twice: do not insist on finishing
-            raise KeyboardInterrupt
-        account.stopped_by = number
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-    return stop
 
 
 async def _batches(descriptor: int, batcher: Batcher, stop: asyncio.Event) -> AsyncIterator[Batch]:
@@ -323,5 +312,5 @@ def _complain(account: _Account) -> int:
         return complain(account.error)
     if account.stopped_by is not None:
         click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)
-        return ExitCode.INTERRUPTED if account.stopped_by is signal.SIGINT else ExitCode.TERMINATED
+        return signal_code(account.stopped_by)
     return ExitCode.OK

@@ -1,13 +1,109 @@
+"""The demo's totals, and what people are shown of them."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from penstock.cli.demo.producer import Sums
-from penstock.cli.demo.report import Balance, print_next, print_totals
+from penstock.cli.demo.producer import BAD_AT, Journal, Sums, event, is_bad
+from penstock.cli.demo.report import Balance, Records, close_books, print_next, print_totals
 from penstock.cli.demo.run import Live, Outcome, Plan
+
+END = 2 * BAD_AT
+LATER = END - 5
+"""From here on nothing was acknowledged."""
+
+
+def events(producer: int = 0) -> list[bytes]:
+    return [event(producer, number, END, 0) for number in range(END)]
+
+
+GOOD = [value for number, value in enumerate(events()) if not is_bad(number)]
+BAD = [value for number, value in enumerate(events()) if is_bad(number)]
+
+
+def books(rows: list[bytes], letters: list[bytes], clicks: int | None = None) -> Balance:
+    acked = events()[:LATER]
+    journals = {0: Journal(offered_end=END, acked=Sums.of(acked), intervals=((0, LATER),))}
+    return close_books(
+        journals,
+        Records.of(pa.chunked_array([rows], pa.binary())),
+        Records.of(pa.chunked_array([letters], pa.binary())),
+        len(rows) if clicks is None else clicks,
+    )
+
+
+def test_books_in_order_balance() -> None:
+    balance = books(GOOD, BAD)
+    assert balance.balanced
+    assert (balance.rows, balance.letters) == (END - 1, 1)
+    assert balance.acknowledged == balance.stored == Sums.of(events()[:LATER])
+
+
+def test_records_without_an_acknowledgement_may_be_there_or_not() -> None:
+    some = books(GOOD[:-2], BAD)
+    assert some.balanced
+    assert (some.unacknowledged, some.never_durable) == (3, 2)
+    none = books(GOOD[:-5], BAD)
+    assert none.balanced
+    assert (none.unacknowledged, none.never_durable) == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows, letters: (rows[1:], letters),
+        lambda rows, letters: (rows, letters[1:]),
+        lambda rows, letters: (rows + rows[:1], letters),
+        lambda rows, letters: (rows, letters * 2),
+        lambda rows, letters: (rows + rows[-1:], letters),
+        lambda rows, letters: (rows[1:] + rows[1:2], letters),
+        lambda rows, letters: ([rows[0].replace(b"user-0", b"user-1"), *rows[1:]], letters),
+        lambda rows, letters: ([rows[0] + b" ", *rows[1:]], letters),
+        lambda rows, letters: ([*rows, event(9, 0, END, 0)], letters),
+        lambda rows, letters: ([*rows, event(0, END, END, 0)], letters),
+        lambda rows, letters: (rows, [*letters, b"no event at all"]),
+        lambda rows, letters: (rows + letters, []),
+        lambda rows, letters: (rows[1:], letters + rows[:1]),
+    ],
+    ids=[
+        "row lost",
+        "letter lost",
+        "row twice",
+        "letter twice",
+        "unacknowledged row twice",
+        "one lost and another twice",
+        "changed",
+        "longer",
+        "of an unknown producer",
+        "never offered",
+        "foreign letter",
+        "bad record among the rows",
+        "good record among the letters",
+    ],
+)
+def test_a_record_that_is_lost_doubled_changed_foreign_or_misplaced_does_not_balance(
+    change: Callable[[list[bytes], list[bytes]], tuple[list[bytes], list[bytes]]],
+) -> None:
+    assert not books(*change(GOOD, BAD)).balanced
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_totals_that_count_a_row_twice_or_not_at_all_do_not_balance(difference: int) -> None:
+    assert not books(GOOD, BAD, len(GOOD) + difference).balanced
+
+
+def test_acknowledged_ranges_may_have_holes() -> None:
+    journal = Journal(offered_end=6, acked=Sums.of(events()[1:2] + events()[3:5]), intervals=((1, 2), (3, 5)))
+    rows = Records.of(pa.chunked_array([events()[:6]], pa.binary()))
+    balance = close_books({0: journal}, rows, Records.of(pa.chunked_array([], pa.binary())), 6)
+    assert balance.balanced
+    assert balance.unacknowledged == 3
+
 
 SUMS = Sums(records=90, size_bytes=900, checksum=0xABC)
 BALANCE = Balance(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.buffer import Severity
 from penstock.cli.failure import ExitCode
 from penstock.cli.options import json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_table
@@ -105,6 +104,8 @@ def _reasons(sink: SinkTotals) -> dict[str, int]:
 
 
 def _print_audit(report: AuditReport) -> None:
+    from penstock.buffer import Severity
+
     found = report.balance
     click.echo(click.style(f"{report.pipeline}, query {report.query or '-'}", bold=True))
     if report.query is None:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -18,15 +18,8 @@ from penstock.cli.options import injected, json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_pairs, print_table, time_text
 from penstock.errors import Corrupt, InvalidInput, NotFound
 from penstock.quiver import (
-    AckEvent,
-    CheckedCore,
-    SegmentInfo,
-    SegmentReader,
-    SegmentSource,
     Severity,
     Signal,
-    Subscriber,
-    TimestampUnit,
     check,
     core_directories,
     drop_subscriber,
@@ -37,11 +30,21 @@ from penstock.quiver import (
     open_source,
     read_history,
     repair,
-    select,
     slot_name,
 )
 from penstock.storage import OsFileSystem
 from penstock.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from penstock.quiver import (
+        AckEvent,
+        CheckedCore,
+        SegmentInfo,
+        SegmentReader,
+        SegmentSource,
+        Subscriber,
+        TimestampUnit,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class SegmentChoice:
 
     def among(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
         """Return those that the options ask for. Raises `InvalidInput` for a time that is none."""
+        from penstock.quiver import select  # loads the dataset half of Arrow, which most commands do without
+
         chosen = select(infos, since=_moment(self.since, "--since"), until=_moment(self.until, "--until"))
         return [
             info

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,20 +17,10 @@ from penstock.cli.failure import ExitCode, needs
 from penstock.cli.options import json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_pairs, time_text
 from penstock.storage import FileSystem, OsFileSystem
-from penstock.topics import (
-    BackupManifest,
-    Finding,
-    SegmentRoot,
-    Severity,
-    VerifyReport,
-    counted,
-    is_in_use,
-    open_cold_store,
-)
-from penstock.topics import backup as back_up
-from penstock.topics import restore as put_back
-from penstock.topics import verify as verify_directory
 from penstock.units import format_size
+
+if TYPE_CHECKING:
+    from penstock.topics import BackupManifest, Finding, SegmentRoot, VerifyReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,6 +88,8 @@ def open_cold(place: str | None, fs: FileSystem) -> Iterator[SegmentRoot | None]
     if not place:
         yield None
         return
+    from penstock.topics import open_cold_store
+
     tier = open_cold_store(place, fs)
     try:
         yield tier
@@ -114,6 +107,9 @@ def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
     A backup can be checked as well. Changes nothing and may run beside the server. Records in the cold tier
     are checked if --cold names it. Exits with 5 if anything is damaged.
     """
+    from penstock.topics import is_in_use
+    from penstock.topics import verify as verify_directory
+
     fs = OsFileSystem()
     directory = os.path.abspath(data_dir)
     with Progress() as progress, open_cold(cold, fs) as tier:
@@ -126,6 +122,8 @@ def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
 
 
 def _print_findings(report: VerifyReport) -> None:
+    from penstock.topics import Severity, counted
+
     for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
         advice = None if finding.topic is None else _lost(finding)
         print_finding(finding.severity.value, str(finding), advice)
@@ -170,6 +168,8 @@ def backup(data_dir: str, target: str, cold: str | None, as_json: bool) -> int:
 
     Records of the cold tier are copied too. TARGET/backup.json appears when the copy is complete and checked.
     """
+    from penstock.topics import backup as back_up
+
     fs = OsFileSystem()
     with Progress() as progress, open_cold(cold, fs) as tier:
         manifest = back_up(
@@ -210,6 +210,8 @@ def restore(backup: str, data_dir: str, as_json: bool) -> int:
 
     Every file is compared with what was backed up before anything is put in place.
     """
+    from penstock.topics import restore as put_back
+
     with Progress() as progress:
         manifest = put_back(
             OsFileSystem(), os.path.abspath(backup), os.path.abspath(data_dir), on_progress=progress.show

@@ -67,7 +67,7 @@ def run(
         from penstock.collector import load_plan
     plan = load_plan(file, {**os.environ, **variables})
     if check:
-        return _tell_check(plan, as_json)
+        return _print_check(plan, as_json)
     logging.basicConfig(
         level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -79,7 +79,7 @@ def run(
     return _run(plan, core_id or 0, as_json)
 
 
-def _tell_check(plan: Plan, as_json: bool) -> int:
+def _print_check(plan: Plan, as_json: bool) -> int:
     nodes = [
         {"name": node.name, "plugin": str(node.plugin), "destinations": list(node.destinations)}
         for node in plan.graph.nodes.values()
@@ -107,13 +107,13 @@ def _run(plan: Plan, core_id: int, as_json: bool) -> int:
             for sentence in plan.warnings():
                 _LOG.warning("%s", sentence)
         async with Collector(plan, core_id=core_id) as collector:
-            _tell_ready(collector, core_id, as_json)
+            _print_ready(collector, core_id, as_json)
             await stop.wait()
             _LOG.info("stopping: no more requests are taken, what is kept is delivered as far as possible")
             hurrying = asyncio.create_task(_hurry(collector, stop))
             await collector.stop()
             hurrying.cancel()
-        _tell(as_json, {"event": "stopped", "core": core_id}, "stopped")
+        _print_event(as_json, {"event": "stopped", "core": core_id}, "stopped")
 
     _reuse_memory()
     run_with_signals(main)
@@ -144,15 +144,17 @@ def _reuse_memory() -> None:
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _tell_ready(collector: Collector, core_id: int, as_json: bool) -> None:
+def _print_ready(collector: Collector, core_id: int, as_json: bool) -> None:
     for name, addresses in collector.addresses.items():
         for address in addresses:
             _LOG.info("%s listens on %s", name, address)
     where = {name: [str(address) for address in found] for name, found in collector.addresses.items()}
-    _tell(as_json, {"event": "ready", "core": core_id, "pid": os.getpid(), "addresses": where}, "ready")
+    _print_event(
+        as_json, {"event": "ready", "core": core_id, "pid": os.getpid(), "addresses": where}, "ready"
+    )
 
 
-def _tell(as_json: bool, event: Mapping[str, object], words: str) -> None:
+def _print_event(as_json: bool, event: Mapping[str, object], words: str) -> None:
     if as_json:
         click.echo(json.dumps(event))
         sys.stdout.flush()

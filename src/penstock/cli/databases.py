@@ -35,7 +35,7 @@ D_co = TypeVar("D_co", covariant=True)
 
 
 def address(store: str) -> str:
-    """A directory as a URL; a URL as it is."""
+    """Return a directory as a URL, and a URL as it is."""
     return store if "://" in store else f"file://{os.path.abspath(store)}"
 
 
@@ -82,7 +82,7 @@ class Feeding:
     on_bad_batch: str
 
     def config(self) -> FeedConfig | None:
-        """What the options say of the queue; None without one. Raises `ConfigError`."""
+        """Return what the options say of the queue; None without one. Raises `ConfigError`."""
         from penstock.services import FeedConfig
 
         if self.queue is None:
@@ -122,7 +122,7 @@ def feeding_options(what: str) -> Decorator:
 
 
 def start_logging() -> None:
-    """To standard error, where supervisors look for it."""
+    """Log to standard error, where supervisors look for it."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
 
 
@@ -140,7 +140,7 @@ class _Serve(Protocol[D_co]):
 
 
 class DatabaseService(Generic[D]):
-    """A server and its feed, and what people are told of them."""
+    """A server and its feed, and what is printed about them."""
 
     def __init__(
         self,
@@ -151,8 +151,7 @@ class DatabaseService(Generic[D]):
         queue: FeedConfig | None,
         as_json: bool,
     ) -> None:
-        """`fed` makes a database that can be fed of one that was opened; `about` says what is in it, for
-        people and for programs."""
+        """`fed` makes an open database one that can be fed; `about` says what is in it, in words and JSON."""
         self._serve = serve
         self._fed_database = fed
         self._about = about
@@ -162,7 +161,7 @@ class DatabaseService(Generic[D]):
         self._feed: Feed | None = None
 
     def run(self) -> None:
-        """Until a signal, or what stops it, which is raised."""
+        """Serve until a signal, or until an error stops it, which is raised."""
         from penstock.http import run
         from penstock.servers import shorten_slice
 
@@ -171,9 +170,9 @@ class DatabaseService(Generic[D]):
             try:
                 run(self._main)
             except PenstockError as error:
-                self._tell("stopped", error=str(error), **self._fed())
+                self._print_event("stopped", error=str(error), **self._fed())
                 raise
-            self._tell("stopped", error=None, **self._fed())
+            self._print_event("stopped", error=None, **self._fed())
 
     def _main(self, stop: asyncio.Event) -> Coroutine[None, None, None]:
         source = None if self._queue is None else self._make_feed
@@ -191,12 +190,12 @@ class DatabaseService(Generic[D]):
     def _bound(self, host: str, port: int) -> None:
         name = f"[{host}]" if ":" in host else host
         _LOG.info("listening on http://%s:%d", name, port)
-        self._tell("listening", host=host, port=port)
+        self._print_event("listening", host=host, port=port)
 
     def _ready(self, database: D) -> None:
         words, figures = self._about(database)
         _LOG.info("%s", words)
-        self._tell("ready", **figures)
+        self._print_event("ready", **figures)
 
     def _show(self, report: FeedReport) -> None:
         aside = report.refused + report.stored_in_part
@@ -217,7 +216,7 @@ class DatabaseService(Generic[D]):
             "through": report.through,
         }
 
-    def _tell(self, event: str, **more: object) -> None:
+    def _print_event(self, event: str, **more: object) -> None:
         if self._as_json:
             click.echo(msgspec.json.encode({"event": event, **more}).decode())
 

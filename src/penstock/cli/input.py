@@ -30,7 +30,7 @@ def open_source(path: str) -> int:
 async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
     """Chunks until the end of the input or until `stop` is set, whichever comes first.
 
-    The thread reads the descriptor itself: it may hang in a read of a terminal for ever, and must then
+    The thread reads the descriptor itself: a read of a terminal may never return, and must then
     hold no lock that the interpreter wants when it exits.
     """
     loop = asyncio.get_running_loop()

@@ -152,7 +152,7 @@ _GROUPS = {
 
 
 class _ReaderGone(Exception):
-    """Whoever read our output has gone, as in `penstock … | head`."""
+    """The reader of the output has closed it, as in `penstock … | head`."""
 
 
 class _Root(LazyGroup):
@@ -160,7 +160,7 @@ class _Root(LazyGroup):
         return _GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Keeps a broken pipe away from click, which would call it a failure."""
+        """Keep a broken pipe from click, which would report it as a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

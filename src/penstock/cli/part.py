@@ -1,7 +1,7 @@
 """Runs `penstock ARGUMENTS…` as a part of a fleet: it ends when the fleet does, however that ends.
 
 Standard input is a pipe whose other end the fleet holds and never writes to. When that is closed, by a kill
-as well, this process and everything in its group is killed: whatever it was doing, the next start goes on
+as well, this process and everything in its group is killed: whatever it was doing, the next start continues
 from what is durable.
 """
 

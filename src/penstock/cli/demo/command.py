@@ -252,7 +252,7 @@ class _Panel:
         from rich.text import Text
 
         self.show(live)
-        self._console.print(Text(_told(live, sentence)))
+        self._console.print(Text(_stamped(live, sentence)))
 
 
 class _Lines:
@@ -265,10 +265,10 @@ class _Lines:
             click.echo(line(live), err=True)
 
     def say(self, live: Live, sentence: str) -> None:
-        click.echo(_told(live, sentence), err=True)
+        click.echo(_stamped(live, sentence), err=True)
 
 
-def _told(live: Live, sentence: str) -> str:
+def _stamped(live: Live, sentence: str) -> str:
     return f"{live.elapsed_s:5.1f}s  {sentence}"
 
 

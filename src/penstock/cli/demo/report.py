@@ -1,4 +1,4 @@
-"""The demo's totals: what producers were told, what the tables hold, and what people are shown of it."""
+"""The demo's totals: what was acknowledged, what the tables hold, and how both are printed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Balance:
     rows: int
     letters: int
     unacknowledged: int
-    """Stored, but their producer was killed before it could be told."""
+    """Stored, but their producer was killed before it got the acknowledgement."""
     duplicates: int
     foreign: int
     """Stored, but nobody produced them."""

@@ -1,4 +1,4 @@
-"""`penstock run`: a pipeline in the foreground, until it is told to stop; `--check` only checks it."""
+"""`penstock run`: a pipeline in the foreground, until it is asked to stop; `--check` only checks it."""
 
 from __future__ import annotations
 

@@ -132,9 +132,9 @@ class Display(Protocol):
         ...
 
     def say(self, event: str, sentence: str, view: View) -> None:
-        """Something happened that people want to read, and programs to know.
+        """Report an event, with a sentence for people.
 
-        Of `failed` people are told by whoever reports the error.
+        `failed` is left out for people: the error itself is reported when the command ends.
         """
         ...
 
@@ -231,7 +231,7 @@ class _Shown:
         """Nothing to take down."""
 
     def batch(self, done: BatchLine) -> None:
-        """People see the totals."""
+        """Show nothing: people see the totals."""
 
 
 class JsonLines(_Shown):

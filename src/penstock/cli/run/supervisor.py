@@ -98,7 +98,7 @@ class Supervisor:
         while True:
             done_before = self._totals.batches
             try:
-                return self._attempt_told()
+                return self._attempt_explained()
             except PenstockError as error:
                 self._drain()
                 if self._signals.asked:
@@ -121,7 +121,7 @@ class Supervisor:
         again = f"starting again in {delay} ({failures} of {self._restarts_max})"
         self._say("restarting", f"{error}; {again}", again)
 
-    def _attempt_told(self) -> ExitCode:
+    def _attempt_explained(self) -> ExitCode:
         """One attempt, whose every failure is one of ours."""
         try:
             return self._attempt()

@@ -1,4 +1,4 @@
-"""Which server a command talks to, and how its errors are told."""
+"""Which server a command talks to, and how its errors are reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Server:
         try:
             return asyncio.run(with_client())
         except errors.PenstockError as error:
-            raise click.exceptions.Exit(complain(error)) from error
+            raise click.exceptions.Exit(report_error(error)) from error
 
 
 ADDRESS_OPTIONS = (
@@ -102,8 +102,8 @@ server_options = injected("server", Server, *ADDRESS_OPTIONS, json_option)
 """Hands a command about a running server its `server`, and `as_json`."""
 
 
-def complain(error: errors.PenstockError) -> int:
-    """Tell an error of a server on standard error, and what to do; the exit code that goes with it.
+def report_error(error: errors.PenstockError) -> int:
+    """Report an error of a server on standard error, with what to do; return the exit code for it.
 
     A conflict is about what the topic is, not about who came first: the same request fails again.
     """

@@ -62,11 +62,11 @@ def report(result: AckResult | NackResult | ExtendResult, sentence: str, *, as_j
         print_json(dataclasses.asdict(result))
     else:
         click.echo(sentence)
-        _tell_skipped(skipped)
+        _print_skipped(skipped)
     return ExitCode.REJECTED if skipped else ExitCode.OK
 
 
-def _tell_skipped(skipped: Sequence[int]) -> None:
+def _print_skipped(skipped: Sequence[int]) -> None:
     if skipped:
         named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
         click.echo(f"skipped {counted(len(skipped), 'job')} that this node does not hold: {named}", err=True)

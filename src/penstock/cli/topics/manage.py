@@ -283,10 +283,10 @@ def delete(
     if whole:
         if not yes and not if_empty:
             _confirm(topic)
-        _tell_removed(server.run(lambda client: client.remove_topic(topic, if_empty=if_empty)), as_json)
+        _print_removed(server.run(lambda client: client.remove_topic(topic, if_empty=if_empty)), as_json)
         return ExitCode.OK
     match = _predicate(tag, tag_prefix)
-    _tell_deleted(server.run(lambda client: client.delete(topic, before_seq=before, match=match)), as_json)
+    _print_deleted(server.run(lambda client: client.delete(topic, before_seq=before, match=match)), as_json)
     return ExitCode.OK
 
 
@@ -316,7 +316,7 @@ def _predicate(tag: str | None, tag_prefix: str | None) -> Predicate | None:
     return None if tag is None else Predicate(value=tag)
 
 
-def _tell_deleted(result: DeleteResult, as_json: bool) -> None:
+def _print_deleted(result: DeleteResult, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(result))
         return
@@ -326,7 +326,7 @@ def _tell_deleted(result: DeleteResult, as_json: bool) -> None:
     )
 
 
-def _tell_removed(result: RemoveResult, as_json: bool) -> None:
+def _print_removed(result: RemoveResult, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(result))
         return

@@ -28,7 +28,7 @@ from penstock.topics import (
 
 
 class _Fields(msgspec.Struct):
-    """What people see of a record; `data` stays the text that it is."""
+    """The fields of a record that are printed; `data` stays the text that it is."""
 
     seq: int = msgspec.field(name="$seq")
     ts_ms: int = msgspec.field(name="$ts")
@@ -122,7 +122,7 @@ async def _print_pages(client: Client, topic: str, job: _Reading) -> int:
     output, code = sys.stdout.buffer, ExitCode.OK
     async for page in _pages(client, topic, job):
         if page.tombstone is not None:
-            tell_gap(topic, page.tombstone, job.form)
+            print_gap(topic, page.tombstone, job.form)
             if job.fail_on_gap:
                 return ExitCode.PROBLEM
         wanted = page.fragments if job.left is None else page.fragments[: job.left]
@@ -209,7 +209,7 @@ def _readable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def tell_gap(topic: str, gap: Tombstone, form: str) -> None:
+def print_gap(topic: str, gap: Tombstone, form: str) -> None:
     """Say which records are gone: among the records as JSON, else on standard error."""
     if form == "json":
         sys.stdout.buffer.write(msgspec.json.encode({"tombstone": dataclasses.asdict(gap)}) + b"\n")
@@ -270,7 +270,7 @@ async def _print_events(
     match = None if tag is None else parse_match(tag)
     async for event in client.watch(starts, node=nodes, include_tags=True, match=match):
         if event.kind == "gap" and event.tombstone is not None:
-            tell_gap(event.topic, event.tombstone, form)
+            print_gap(event.topic, event.tombstone, form)
             if fail_on_gap:
                 return ExitCode.PROBLEM
         shown = _print_event(event, form, limit)

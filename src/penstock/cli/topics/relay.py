@@ -16,7 +16,7 @@ from penstock.cli.buffer.target import QueueOptions, queue_options
 from penstock.cli.failure import ExitCode, exit_code
 from penstock.cli.output import Progress, print_json, print_pairs
 from penstock.cli.signals import LoopStop, signal_code
-from penstock.cli.topics.client import Server, address_options, complain
+from penstock.cli.topics.client import Server, address_options, report_error
 from penstock.errors import NotFound, PenstockError
 from penstock.services import (
     GAPS,
@@ -37,7 +37,7 @@ from penstock.units import format_count, format_size
 _EVENT_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 5.0
 _Style: TypeAlias = Literal["words", "json", "events"]
-"""How the end of it is told."""
+"""How the end of it is printed."""
 
 
 def _start(ctx: click.Context, option: click.Parameter, text: str) -> Start:
@@ -132,13 +132,13 @@ class _Events:
     """Progress for programs: once a second while it is behind, and whenever it has caught up."""
 
     def __init__(self) -> None:
-        self._told_s: float | None = None
+        self._printed_s: float | None = None
 
     def show(self, report: RelayReport) -> None:
         now_s = time.monotonic()
-        if self._told_s is not None and now_s - self._told_s < _EVENT_EVERY_S and report.lag:
+        if self._printed_s is not None and now_s - self._printed_s < _EVENT_EVERY_S and report.lag:
             return
-        self._told_s = now_s
+        self._printed_s = now_s
         _print_event("progress", report)
 
 
@@ -161,7 +161,7 @@ async def _relay(
 
     stopping = LoopStop(stop)
     failure: PenstockError | None = None
-    telling = asyncio.create_task(_tell_alive()) if style == "events" else None
+    telling = asyncio.create_task(_print_alive()) if style == "events" else None
     try:
         if making is None or not await _is_cancelled(making):
             await job.run(once=once)
@@ -171,7 +171,7 @@ async def _relay(
         if telling is not None:
             telling.cancel()
     if failure is None or job.report.batches:
-        _tell(job.report, stopping.first, style)
+        _print_ending(job.report, stopping.first, style)
     if failure is not None:
         return _complain(failure)
     if stopping.first is None or not once:
@@ -179,8 +179,8 @@ async def _relay(
     return signal_code(stopping.first)
 
 
-async def _tell_alive() -> None:
-    """Tell now and then that the loop runs, whatever the relay waits for: a fleet kills one that does not."""
+async def _print_alive() -> None:
+    """Print now and then that the loop runs, whatever the relay awaits: a fleet kills one that does not."""
     while True:
         await asyncio.sleep(_ALIVE_EVERY_S)
         click.echo(msgspec.json.encode({"event": "alive"}).decode())
@@ -195,7 +195,7 @@ async def _make_topic(client: Client, topic: str) -> None:
 
 
 async def _is_cancelled(task: asyncio.Task[None]) -> bool:
-    """Whether the task was told to end before it had done its work. Raises what it raises."""
+    """Return whether the task was cancelled before it had done its work. Raises what it raises."""
     await asyncio.wait([task])
     if task.cancelled():
         return True
@@ -204,11 +204,11 @@ async def _is_cancelled(task: asyncio.Task[None]) -> bool:
 
 
 def _complain(failure: PenstockError) -> int:
-    """A gap is told by its own words: what is damaged, or who holds the queue, is not the question."""
+    """Report a failure. A gap needs no hint: its own message says what to do."""
     if isinstance(failure, RelayGap | RelayTaken | TopicChanged):
         click.echo(f"error: {failure}", err=True)
         return exit_code(failure)
-    return complain(failure)
+    return report_error(failure)
 
 
 def _line(report: RelayReport) -> str:
@@ -236,7 +236,7 @@ def _print_event(name: str, report: RelayReport) -> None:
     click.echo(msgspec.json.encode(document).decode())
 
 
-def _tell(report: RelayReport, stopped_by: signal.Signals | None, style: _Style) -> None:
+def _print_ending(report: RelayReport, stopped_by: signal.Signals | None, style: _Style) -> None:
     if style == "events":
         _print_event("stopped", report)
         return

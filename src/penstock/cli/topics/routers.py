@@ -133,11 +133,11 @@ def delete(name: str, server: Server, as_json: bool) -> int:
     return ExitCode.OK
 
 
-def _members(told: RouterPut | RouterState) -> dict[str, object]:
+def _members(answer: RouterPut | RouterState) -> dict[str, object]:
     """As it is shown to machines: the filter as the server spells it."""
-    match = told.config.filter
-    config = dataclasses.asdict(told.config) | {"filter": None if match is None else canonical(match)}
-    return dataclasses.asdict(told) | {"config": config}
+    match = answer.config.filter
+    config = dataclasses.asdict(answer.config) | {"filter": None if match is None else canonical(match)}
+    return dataclasses.asdict(answer) | {"config": config}
 
 
 def _pairs(config: RouterConfig) -> list[tuple[str, str]]:

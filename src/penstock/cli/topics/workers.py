@@ -111,7 +111,7 @@ class Workers:
             await self._client.nack(self._queue, self._node, [job], delay_ms=self._delay_ms)
 
     async def _begin(self, job: ClaimedJob) -> asyncio.subprocess.Process:
-        """In a session of its own: Ctrl-C is for `penstock`, which waits for the command."""
+        """Start it in a new session: Ctrl-C is for `penstock`, which waits for the command."""
         facts = {"JOB_SEQ": str(job.seq), "JOB_DELIVERIES": str(job.deliveries), "JOB_TAG": job.tag or ""}
         try:
             return await asyncio.create_subprocess_exec(
@@ -250,14 +250,14 @@ class _Leaving:
     def __init__(self, workers: Workers, stop: asyncio.Event) -> None:
         self._workers = workers
         self._stop = stop
-        self._is_told = False
+        self._is_leaving = False
         self.code = ExitCode.OK
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
 
     def _hear(self, number: signal.Signals) -> None:
-        if self._is_told:
+        if self._is_leaving:
             self.code = signal_code(number)
             self._workers.abandon()
-        self._is_told = True
+        self._is_leaving = True
         self._stop.set()

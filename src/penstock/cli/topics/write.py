@@ -15,7 +15,7 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.input import Lines, open_source, read_chunks
 from penstock.cli.output import Progress, print_json, print_pairs
 from penstock.cli.signals import LoopStop, signal_code
-from penstock.cli.topics.client import Server, complain, server_options
+from penstock.cli.topics.client import Server, report_error, server_options
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
 from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, counted
@@ -72,7 +72,7 @@ class Batch:
 class Batcher:
     """Cuts lines into batches by count and by size. Blank lines are passed over.
 
-    Among envelopes a tombstone is no record: `on_gap` is told its line and what is gone.
+    Among envelopes a tombstone is no record: `on_gap` gets its line and what is gone.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ def write(
     Ctrl-C or SIGTERM stops reading; what was read is still written. Exits with 0 only if every record is.
     """
     options = _Options(tag=tag, node=node, create=False if no_create else None)
-    batcher = Batcher(records_max=batch_records, envelope=envelope, on_gap=_tell_gap)
+    batcher = Batcher(records_max=batch_records, envelope=envelope, on_gap=_print_gap)
     with Progress() as progress:
         source = open_source(path)
         account = server.run(lambda client: _write(client, topic, source, batcher, options, progress))
@@ -212,7 +212,7 @@ def write(
     return _report(topic, account, elapsed_s, as_json)
 
 
-def _tell_gap(line: int, gone: str) -> None:
+def _print_gap(line: int, gone: str) -> None:
     click.echo(f"gap: line {line:,} of the input tells of {gone}; there is nothing to write", err=True)
 
 
@@ -309,7 +309,7 @@ def _complain(account: _Account) -> int:
             click.echo(
                 f"its batch of {counted(account.unknown, 'record')} may be there all the same", err=True
             )
-        return complain(account.error)
+        return report_error(account.error)
     if account.stopped_by is not None:
         click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)
         return signal_code(account.stopped_by)

@@ -1,4 +1,4 @@
-"""The `penstock` command: one file per verb, heavy modules imported only by the verb that needs them."""
+"""The `penstock` command: a module per group, imported only when a verb of it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock topics …`: run the event-log server, and use one."""
+"""`penstock topics …`: run the event-log server, use one, and look after its data."""
 
 from __future__ import annotations
 

@@ -267,7 +267,8 @@ def timeseries_serve(
     the same database before.
     """
     with needs("the server", extras="databases,timeseries,topics"):
-        from penstock.servers import Acknowledge, Keyring, TimeSeriesSettings, serve_timeseries
+        from penstock.http import Keyring
+        from penstock.servers import Acknowledge, TimeSeriesSettings, serve_timeseries
     settings = TimeSeriesSettings(
         host=listening.host,
         port=listening.port,
@@ -379,7 +380,8 @@ def vector_serve(
     the same collection before. What is said about an existing collection has to be true.
     """
     with needs("the server", extras="databases,vector,topics"):
-        from penstock.servers import Keyring, VectorSettings, serve_vector
+        from penstock.http import Keyring
+        from penstock.servers import VectorSettings, serve_vector
     settings = VectorSettings(
         host=listening.host,
         port=listening.port,

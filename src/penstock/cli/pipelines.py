@@ -60,7 +60,7 @@ def audit(pipeline: PipelineFile, sink: str | None, deep: bool, as_json: bool) -
     Changes nothing, needs neither Java nor Spark, and may run beside the pipeline. Exits with 0 if every
     record is accounted for, else with 1 and the sequences that are not.
     """
-    from penstock.spark import audit as audit_pipeline
+    from penstock.spark import audit_pipeline
 
     spec = pipeline.read()
     with Progress() as progress:

@@ -10,9 +10,9 @@ from typing import Final
 import click
 
 from penstock.cli.failure import ExitCode
+from penstock.cli.output import print_json
 from penstock.cli.pipeline_file import overrides
 from penstock.cli.starting_file import DEFAULT_PIPELINE, default_mapping, pipeline_text
-from penstock.cli.output import print_json
 from penstock.cli.up_log import LogPrinter
 from penstock.config import from_env, load_mapping, merge
 from penstock.up import (

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import up_extras
 from penstock.cli.output import LineWriter
 from penstock.cli.starting_file import pipeline_text, starting_text
 from penstock.cli.up import find_file, write_default_pipeline

@@ -10,9 +10,9 @@ from tests.unit.quiver.ack_doubles import CORE, Core
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Corrupt
-from penstock.quiver.ack_record import AckRecord, decode_record, encode_record
-from penstock.quiver.checkpoint_file import CheckpointState, decode_checkpoint, encode_checkpoint
-from penstock.quiver.shared_budget import decode_slot
+from penstock.quiver.offsets.checkpoint import CheckpointState, decode_checkpoint, encode_checkpoint
+from penstock.quiver.offsets.records import AckRecord, decode_record, encode_record
+from penstock.quiver.retention.shared_quota import decode_slot
 from penstock.testing.disk import FakeDisk
 
 HEAD = encode_checkpoint(CheckpointState(generation=1, last_number=1, next_segment_seq=1, next_wal_seq=1))[

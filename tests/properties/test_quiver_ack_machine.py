@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.quiver.ack_doubles import Core
 
-from penstock.quiver.ack_book import AckSettings
-from penstock.quiver.ack_record import Outcome
-from penstock.quiver.claims import Claim
+from penstock.quiver.delivery.leases import Claim
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.store import AckSettings
 from penstock.testing.disk import Survival
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.quiver.model import BundleRef
-from penstock.quiver.progress import Bitmap, Progress
-from penstock.quiver.ranges import Ranges
+from penstock.quiver.offsets.progress import Bitmap, Progress, Ranges
 
 NUMBERS = st.integers(0, 30)
 SPANS = st.tuples(NUMBERS, NUMBERS).map(lambda pair: (min(pair), max(pair)))

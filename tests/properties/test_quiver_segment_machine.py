@@ -12,12 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.quiver.bundles import batch, sealed_of
 
 from penstock.errors import Corrupt, NotFound, PenstockError, Rejected
-from penstock.quiver.dictionaries import unify
-from penstock.quiver.fingerprint import fingerprint
-from penstock.quiver.segment_file import SegmentReader
-from penstock.quiver.segment_meta import arrow_name, decode_meta, meta_name
-from penstock.quiver.segment_scan import DamageAction
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.file import SegmentReader, unify
+from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name
+from penstock.quiver.segments.recovery import DamageAction
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.wal.payload import fingerprint
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 

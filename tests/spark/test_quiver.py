@@ -19,10 +19,10 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.metrics import Registry
 from penstock.objects import StoreConfig, open_store
 from penstock.quiver import Quiver, QuiverConfig
-from penstock.quiver.ack_inbox import AckNote, read_note
 from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.upload import Uploader
+from penstock.quiver.offsets.external import AckNote, read_note
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.tools.upload import Uploader
 from penstock.spark.session.failures import explain
 from penstock.spark.sources.quiver_offsets import SegmentGap
 from penstock.storage.fs import OsFileSystem
@@ -101,8 +101,7 @@ def test_segments_of_all_cores_are_a_table(place: Directory) -> None:
 def test_telemetry_comes_with_its_types_or_as_a_view(place: Directory) -> None:
     from penstock.otlp import Signal as OtlpSignal
     from penstock.otlp import schema_of
-    from penstock.quiver.model import Signal
-    from penstock.quiver.slots import flat_slot
+    from penstock.quiver.model import Signal, flat_slot
 
     schema = schema_of(OtlpSignal.LOGS)
     values = {

@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.quiver.ack_history import AckEvent, read_history
-    from penstock.quiver.ack_inbox import AckNote, leave_note
-    from penstock.quiver.async_quiver import AsyncQuiver
-    from penstock.quiver.bundle import Bundle
+    from penstock.quiver.append import Receipt
     from penstock.quiver.config import QuiverConfig
-    from penstock.quiver.dataset import select, unified_schema
-    from penstock.quiver.engine import Quiver
+    from penstock.quiver.delivery.leases import Bundle
+    from penstock.quiver.engine import AsyncQuiver, Quiver
     from penstock.quiver.errors import AtCapacity, Closed, Locked, StaleClaim, UnknownSubscriber
-    from penstock.quiver.export import TimestampUnit, export_parquet
-    from penstock.quiver.fsck import CheckedCore, Severity, check, core_directories, is_in_use, repair
-    from penstock.quiver.model import BundleRef, SegmentInfo, Signal
-    from penstock.quiver.offline import SubscriberLook, drop_subscriber, look_at_progress, look_at_subscribers
-    from penstock.quiver.preparation import Receipt
-    from penstock.quiver.ranges import Ranges
-    from penstock.quiver.segment_file import SegmentReader
-    from penstock.quiver.segment_source import (
+    from penstock.quiver.metrics import QuiverStats
+    from penstock.quiver.model import SLOTS, BundleRef, SegmentInfo, Signal, flat_slot, slot_name
+    from penstock.quiver.offsets.external import AckNote, leave_note
+    from penstock.quiver.offsets.progress import Ranges
+    from penstock.quiver.offsets.state import Subscriber, SubscriberState, check_name
+    from penstock.quiver.segments.file import SegmentReader
+    from penstock.quiver.segments.source import (
         LocalSegments,
         SegmentSource,
         StoredSegments,
@@ -30,10 +26,17 @@ if TYPE_CHECKING:
         is_store_url,
         open_source,
     )
-    from penstock.quiver.slots import SLOTS, flat_slot, slot_name
-    from penstock.quiver.stats import QuiverStats
-    from penstock.quiver.subscribers import Subscriber, SubscriberState, check_name
-    from penstock.quiver.views import known_schema, text_view
+    from penstock.quiver.tools.dataset import known_schema, select, text_view, unified_schema
+    from penstock.quiver.tools.export import TimestampUnit, export_parquet
+    from penstock.quiver.tools.fsck import CheckedCore, Severity, check, core_directories, is_in_use, repair
+    from penstock.quiver.tools.offline import (
+        AckEvent,
+        SubscriberLook,
+        drop_subscriber,
+        look_at_progress,
+        look_at_subscribers,
+        read_history,
+    )
 
 __all__ = [
     "SLOTS",
@@ -90,27 +93,25 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "ack_history": "AckEvent read_history",
-            "ack_inbox": "AckNote leave_note",
-            "async_quiver": "AsyncQuiver",
-            "bundle": "Bundle",
+            "append": "Receipt",
             "config": "QuiverConfig",
-            "dataset": "select unified_schema",
-            "engine": "Quiver",
+            "delivery.leases": "Bundle",
+            "engine": "AsyncQuiver Quiver",
             "errors": "AtCapacity Closed Locked StaleClaim UnknownSubscriber",
-            "export": "TimestampUnit export_parquet",
-            "fsck": "CheckedCore Severity check core_directories is_in_use repair",
-            "model": "BundleRef SegmentInfo Signal",
-            "offline": "SubscriberLook drop_subscriber look_at_progress look_at_subscribers",
-            "preparation": "Receipt",
-            "ranges": "Ranges",
-            "segment_file": "SegmentReader",
-            "segment_source": (
+            "metrics": "QuiverStats",
+            "model": "SLOTS BundleRef SegmentInfo Signal flat_slot slot_name",
+            "offsets.external": "AckNote leave_note",
+            "offsets.progress": "Ranges",
+            "offsets.state": "Subscriber SubscriberState check_name",
+            "segments.file": "SegmentReader",
+            "segments.source": (
                 "LocalSegments SegmentSource StoredSegments core_directory is_store_url open_source"
             ),
-            "slots": "SLOTS flat_slot slot_name",
-            "stats": "QuiverStats",
-            "subscribers": "Subscriber SubscriberState check_name",
-            "views": "known_schema text_view",
+            "tools.dataset": "known_schema select text_view unified_schema",
+            "tools.export": "TimestampUnit export_parquet",
+            "tools.fsck": "CheckedCore Severity check core_directories is_in_use repair",
+            "tools.offline": (
+                "AckEvent SubscriberLook drop_subscriber look_at_progress look_at_subscribers read_history"
+            ),
         },
     )

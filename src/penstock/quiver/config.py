@@ -13,21 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.config import Setting, build
 from penstock.errors import ConfigError
-from penstock.quiver.room import largest_bundle, least_cap, most_of_core
+from penstock.quiver.quota import largest_bundle, least_cap, most_of_core
 from penstock.units import DurationLike, SizeLike, format_size, parse_duration, parse_size
-
-__all__ = [
-    "AckConfig",
-    "DeliveryConfig",
-    "IngestConfig",
-    "QuiverConfig",
-    "RetentionConfig",
-    "RetryConfig",
-    "SegmentConfig",
-    "SubscriberConfig",
-    "UploadConfig",
-    "WalConfig",
-]
 
 DurabilityLike: TypeAlias = Literal["wal", "segment_only"]
 _TARGET_BYTES_MAX: Final = 1024**3

@@ -13,27 +13,22 @@ from penstock.clock import Clock
 from penstock.errors import Corrupt, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import open_store
-from penstock.quiver.ack_record import Outcome
-from penstock.quiver.admission import Admission
-from penstock.quiver.bundle import Bundle
-from penstock.quiver.claims import Claim
+from penstock.quiver.append import Admission, Intake
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.delivery import Deliveries, DeliverySettings
-from penstock.quiver.finalize import Finalizer
-from penstock.quiver.intake import Intake
+from penstock.quiver.delivery.leases import Bundle, Claim
+from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.logged_file import LoggedFile
+from penstock.quiver.maintenance import Upkeep
+from penstock.quiver.metrics import QuiverMetrics, QuiverStats
 from penstock.quiver.model import SegmentInfo
-from penstock.quiver.open_buffer import OpenBuffer
-from penstock.quiver.open_segment import Trigger
+from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.recovery import Recovered, recover
-from penstock.quiver.segment_rescue import rescue_segment
-from penstock.quiver.stats import QuiverMetrics, QuiverStats
-from penstock.quiver.upkeep import Upkeep
-from penstock.quiver.upload import Uploader
+from penstock.quiver.segments.memtable import OpenBuffer, Trigger
+from penstock.quiver.segments.recovery import rescue_segment
+from penstock.quiver.segments.writer import Finalizer
+from penstock.quiver.tools.upload import Uploader
 from penstock.storage import FileSystem
 from penstock.units import parse_duration
-
-__all__ = ["Core", "Seams"]
 
 _LOGGER = logging.getLogger(__name__)
 

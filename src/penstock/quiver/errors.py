@@ -12,8 +12,6 @@ from __future__ import annotations
 from penstock.errors import Conflict, NotFound, Rejected, Unavailable
 from penstock.storage import LockHeld
 
-__all__ = ["AtCapacity", "Closed", "Locked", "StaleClaim", "UnknownSubscriber"]
-
 
 class AtCapacity(Unavailable):
     """Nothing was taken: a cap is reached, and making room would lose data that nobody has processed."""

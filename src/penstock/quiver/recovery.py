@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 
 from penstock.clock import Clock
 from penstock.errors import Corrupt
-from penstock.quiver.ack_book import AckBook, AckSettings, Reconciled
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.model import Pending
-from penstock.quiver.segment_rescue import rescue_segments
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.wal import Wal
-from penstock.quiver.wal_entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
-from penstock.quiver.wal_payload import decode_batch
-from penstock.quiver.wal_replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
+from penstock.quiver.offsets.log import AckSettings
+from penstock.quiver.offsets.store import AckBook, Reconciled
+from penstock.quiver.segments.recovery import rescue_segments
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.wal.entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
+from penstock.quiver.wal.log import Wal
+from penstock.quiver.wal.payload import decode_batch
+from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
 from penstock.storage import FileSystem, write_durably
 from penstock.units import parse_duration, parse_size
-
-__all__ = ["Recovered", "recover"]
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"

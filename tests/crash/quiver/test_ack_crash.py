@@ -20,9 +20,9 @@ import pytest
 from tests.unit.quiver.ack_doubles import Core
 
 from penstock.errors import PenstockError
-from penstock.quiver.ack_book import AckSettings
-from penstock.quiver.ack_record import Outcome
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.store import AckSettings
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if os.environ.get("PENSTOCK_SOAK") else 120)]

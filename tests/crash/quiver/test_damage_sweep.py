@@ -10,9 +10,9 @@ from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open
 
 from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.metrics import Registry
-from penstock.quiver.ack_inbox import AckNote, leave_note
-from penstock.quiver.fsck import check
-from penstock.quiver.segment_meta import seq_of
+from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.segments.metadata import seq_of
+from penstock.quiver.tools.fsck import check
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.crash

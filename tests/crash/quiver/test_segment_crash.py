@@ -9,7 +9,7 @@ import pytest
 from tests.unit.quiver.bundles import batch, sealed_of
 
 from penstock.errors import PenstockError
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.store import SegmentStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.quiver.wal import Wal
-from penstock.quiver.wal_entry import SlotPart, encode_entry
-from penstock.quiver.wal_replay import FoundEntry, WalReplay, read_wal
+from penstock.quiver.wal.entry import SlotPart, encode_entry
+from penstock.quiver.wal.log import Wal
+from penstock.quiver.wal.replay import FoundEntry, WalReplay, read_wal
 from penstock.storage import Entry, commit_entries
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival

@@ -13,7 +13,7 @@ from tests.unit.quiver.bundles import batch, sealed_of
 from penstock.cli.failure import ExitCode
 from penstock.cli.main import cli
 from penstock.errors import InvalidInput, NotFound
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.store import SegmentStore
 from penstock.storage.fs import OsFileSystem
 
 pytestmark = pytest.mark.unit

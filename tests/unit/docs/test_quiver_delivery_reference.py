@@ -10,8 +10,8 @@ from tests.unit.docs.test_docs_reference import TEXTS, section, words
 
 from penstock.cli.main import cli
 from penstock.metrics import Registry
-from penstock.quiver.ack_record import Outcome, RecordKind
-from penstock.quiver.delivery_metrics import DeliveryMetrics
+from penstock.quiver.metrics import DeliveryMetrics
+from penstock.quiver.offsets.records import Outcome, RecordKind
 
 
 def test_metrics_reference_names_every_metric_of_delivery_and_no_other() -> None:

@@ -13,11 +13,11 @@ from tests.unit.quiver.bundles import batch, sealed_of
 from penstock.cli.main import cli
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
-from penstock.quiver.segment_file import describe
-from penstock.quiver.segment_meta import encode_meta, schema_metadata
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.slots import SLOTS
-from penstock.quiver.upload import Uploader
+from penstock.quiver.model import SLOTS
+from penstock.quiver.segments.file import describe
+from penstock.quiver.segments.metadata import encode_meta, schema_metadata
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.tools.upload import Uploader
 from penstock.spark.sources.quiver_options import _NAMES, QuiverOptions
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable
 
 from penstock.metrics import Registry
-from penstock.quiver.ack_book import AckBook, AckSettings
-from penstock.quiver.ack_record import Outcome
-from penstock.quiver.claims import Claim
-from penstock.quiver.delivery import Deliveries, DeliverySettings
+from penstock.quiver.delivery.leases import Claim
+from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.model import BundleRef, SegmentInfo, Signal
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.store import AckBook, AckSettings
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

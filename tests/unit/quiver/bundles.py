@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.quiver.fingerprint import fingerprint
 from penstock.quiver.model import Pending
-from penstock.quiver.open_segment import SealedSegment, StreamKey, Trigger
+from penstock.quiver.segments.memtable import SealedSegment, StreamKey, Trigger
+from penstock.quiver.wal.payload import fingerprint
 
 SLOT = 63
 SECOND_NS = 1_000_000_000

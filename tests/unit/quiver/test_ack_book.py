@@ -9,11 +9,11 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core, segment
 
 from penstock.errors import InvalidInput, PenstockError, StorageFull
-from penstock.quiver.ack_book import AckBook, AckSettings
-from penstock.quiver.ack_record import Outcome
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef
-from penstock.quiver.subscribers import SubscriberState
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.state import SubscriberState
+from penstock.quiver.offsets.store import AckBook, AckSettings
 from penstock.storage.fs import OsFileSystem, WritableFile
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 

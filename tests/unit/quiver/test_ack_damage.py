@@ -6,8 +6,15 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, Core
 
 from penstock.errors import Corrupt, PenstockError
-from penstock.quiver.ack_log import HEADER_BYTES, decode_header, encode_header
-from penstock.quiver.ack_record import (
+from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.checkpoint import (
+    CheckpointEntry,
+    CheckpointState,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from penstock.quiver.offsets.log_files import HEADER_BYTES, decode_header, encode_header
+from penstock.quiver.offsets.records import (
     RECORD_BYTES,
     AckRecord,
     NamePart,
@@ -18,13 +25,6 @@ from penstock.quiver.ack_record import (
     encode_record,
     name_parts,
 )
-from penstock.quiver.checkpoint_file import (
-    CheckpointEntry,
-    CheckpointState,
-    decode_checkpoint,
-    encode_checkpoint,
-)
-from penstock.quiver.model import BundleRef
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 
 LOG = f"{CORE}/ack/ack.log"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.unit.quiver.ack_doubles import CORE, Core, segment
 
-from penstock.quiver.ack_book import AckBook
-from penstock.quiver.ack_history import read_history
-from penstock.quiver.ack_record import Outcome
 from penstock.quiver.model import BundleRef
-from penstock.quiver.subscribers import SubscriberState
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.state import SubscriberState
+from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.tools.offline import read_history
 from penstock.storage.fs import OsFileSystem
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quiver" / "acks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.quiver.ack_inbox import AckInbox, AckNote, leave_note, read_note
+from penstock.quiver.offsets.external import AckInbox, AckNote, leave_note, read_note
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 pytestmark = pytest.mark.unit

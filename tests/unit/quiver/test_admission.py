@@ -14,9 +14,9 @@ from tests.unit.quiver.engine_doubles import PATH, StepClock, config, ready, row
 from penstock.errors import ConfigError, LimitExceeded, StorageFull
 from penstock.metrics import Registry
 from penstock.quiver import AsyncQuiver, AtCapacity, Closed, Quiver, QuiverConfig
+from penstock.quiver.append import prepare
 from penstock.quiver.model import SegmentInfo
-from penstock.quiver.open_segment import SealedSegment
-from penstock.quiver.preparation import prepare
+from penstock.quiver.segments.memtable import SealedSegment
 from penstock.testing.disk import FakeDisk
 
 CAP = 90_000

@@ -9,16 +9,15 @@ from tests.unit.quiver.bundles import batch, sealed_of
 from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quiver, rows, take_all
 
 from penstock.metrics import Registry
-from penstock.quiver.ack_book import AckBook
-from penstock.quiver.ack_history import read_history
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.engine import Quiver
-from penstock.quiver.fsck import check, repair
-from penstock.quiver.offline import drop_subscriber
-from penstock.quiver.segment_meta import arrow_name, meta_name
-from penstock.quiver.segment_scan import DamageAction
-from penstock.quiver.segment_source import LocalSegments
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.segments.metadata import arrow_name, meta_name
+from penstock.quiver.segments.recovery import DamageAction
+from penstock.quiver.segments.source import LocalSegments
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.tools.fsck import check, repair
+from penstock.quiver.tools.offline import drop_subscriber, read_history
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.unit

@@ -11,12 +11,11 @@ import pytest
 from tests.unit.quiver.ack_doubles import Core
 
 from penstock.errors import ConfigError, Rejected
-from penstock.quiver.ack_record import Outcome
-from penstock.quiver.bundle import Bundle
-from penstock.quiver.claims import ClaimTable
-from penstock.quiver.delivery import Deliveries, DeliverySettings
+from penstock.quiver.delivery.leases import Bundle, ClaimTable
+from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.errors import StaleClaim, UnknownSubscriber
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.records import Outcome
 
 BATCH = pa.record_batch({"n": [1]})
 

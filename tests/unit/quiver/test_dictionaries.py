@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from penstock.quiver.dictionaries import has_dictionary, plain_type, unify
+from penstock.quiver.segments.file import has_dictionary, plain_type, unify
 
 pytestmark = pytest.mark.unit
 

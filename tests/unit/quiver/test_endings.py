@@ -20,12 +20,12 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError, StorageFull, Unavailable
 from penstock.metrics import Registry
 from penstock.quiver import AsyncQuiver, Quiver
-from penstock.quiver.ack_inbox import AckNote, leave_note
-from penstock.quiver.delivery import DeliverySettings
+from penstock.quiver.delivery.subscription import DeliverySettings
 from penstock.quiver.errors import Closed
-from penstock.quiver.finalize import Finalizer
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.shared_budget import SharedBudget
+from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.retention.shared_quota import SharedBudget
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.segments.writer import Finalizer
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.unit
@@ -272,7 +272,7 @@ def test_maintenance_that_keeps_failing_says_so_now_and_then(
 
 
 def test_one_commit_may_bring_more_schemas_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.quiver.open_segment.STREAMS_MAX", 5)
+    monkeypatch.setattr("penstock.quiver.segments.memtable.STREAMS_MAX", 5)
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(segment={"max_stream_count": 3}))
     quiver.register("lake")

@@ -19,8 +19,8 @@ from tests.unit.quiver.engine_doubles import (
 from penstock.errors import ConfigError, InvalidInput, LimitExceeded, StorageFull
 from penstock.metrics import Registry
 from penstock.quiver import AtCapacity, BundleRef, Closed, Locked, Quiver, QuiverConfig, Signal
-from penstock.quiver.ack_inbox import AckNote, leave_note
 from penstock.quiver.engine import Quiver as Engine
+from penstock.quiver.offsets.external import AckNote, leave_note
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 
 
@@ -103,7 +103,7 @@ def test_what_is_no_bundle_is_refused(
 def test_a_bundle_larger_than_an_entry_is_refused(
     disk: FakeDisk, clock: StepClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.quiver.wal_entry.ENTRY_BYTES_MAX", 200)
+    monkeypatch.setattr("penstock.quiver.wal.entry.ENTRY_BYTES_MAX", 200)
     with pytest.raises(LimitExceeded):
         ready(disk, clock).ingest(rows(1, 100))
 

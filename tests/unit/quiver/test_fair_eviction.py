@@ -6,10 +6,9 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
 from tests.unit.quiver.test_sweep import Files
 
-from penstock.quiver.budget import Budget
-from penstock.quiver.retention import Retention
-from penstock.quiver.shared_budget import SharedBudget
-from penstock.quiver.sweep import Sweeper
+from penstock.quiver.quota import Budget
+from penstock.quiver.retention.reaper import Retention, Sweeper
+from penstock.quiver.retention.shared_quota import SharedBudget
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

@@ -12,10 +12,10 @@ from tests.unit.quiver.bundles import batch, part, sealed, sealed_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
 from penstock.metrics import Registry
-from penstock.quiver.finalize import Finalizer
 from penstock.quiver.model import SegmentInfo
-from penstock.quiver.open_segment import Trigger
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.memtable import Trigger
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.segments.writer import Finalizer
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.quiver.fingerprint import canonical_text, fingerprint
+from penstock.quiver.wal.payload import canonical_text, fingerprint
 
 pytestmark = pytest.mark.unit
 

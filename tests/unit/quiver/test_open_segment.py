@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.quiver.bundles import batch, part
 
-from penstock.quiver.open_segment import OpenSegments, StreamKey, Trigger
+from penstock.quiver.segments.memtable import OpenSegments, StreamKey, Trigger
 
 pytestmark = pytest.mark.unit
 

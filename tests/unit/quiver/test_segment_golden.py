@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.quiver.model import Signal
-from penstock.quiver.segment_file import BundleMetadata
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.file import BundleMetadata
+from penstock.quiver.segments.store import SegmentStore
 from penstock.storage.fs import OsFileSystem
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import Corrupt, Unsupported
 from penstock.quiver.model import SegmentInfo, Signal
-from penstock.quiver.segment_meta import (
+from penstock.quiver.segments.metadata import (
     arrow_name,
     decode_meta,
     encode_meta,

@@ -17,12 +17,11 @@ from penstock.errors import Corrupt, InvalidInput, NotFound
 from penstock.objects import MemoryStore
 from penstock.otlp import Signal as OtlpSignal
 from penstock.otlp import decode, encode
-from penstock.quiver.dataset import scan_segments, select, to_ns, unified_schema
-from penstock.quiver.export import export_parquet
-from penstock.quiver.model import SegmentInfo, Signal
-from penstock.quiver.segment_source import LocalSegments, StoredSegments, segment_key
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.slots import flat_slot
+from penstock.quiver.model import SegmentInfo, Signal, flat_slot
+from penstock.quiver.segments.source import LocalSegments, StoredSegments, segment_key
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.tools.dataset import scan_segments, select, to_ns, unified_schema
+from penstock.quiver.tools.export import export_parquet
 from penstock.storage.fs import FileStat, OsFileSystem
 from penstock.testing.disk import FakeDisk
 from penstock.testing.otlp_kit import telemetry

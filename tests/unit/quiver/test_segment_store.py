@@ -13,10 +13,10 @@ from tests.unit.quiver.bundles import SECOND_NS, batch, part, sealed, sealed_of
 
 from penstock.errors import Corrupt, NotFound, Unsupported
 from penstock.quiver.model import Signal
-from penstock.quiver.segment_file import BundleMetadata
-from penstock.quiver.segment_meta import arrow_name, meta_name
-from penstock.quiver.segment_scan import DamageAction
-from penstock.quiver.segment_store import SegmentStore
+from penstock.quiver.segments.file import BundleMetadata
+from penstock.quiver.segments.metadata import arrow_name, meta_name
+from penstock.quiver.segments.recovery import DamageAction
+from penstock.quiver.segments.store import SegmentStore
 from penstock.storage.fs import OsFileSystem
 from penstock.testing.disk import FakeDisk
 

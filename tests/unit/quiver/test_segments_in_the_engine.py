@@ -7,9 +7,9 @@ from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.objects import named_memory_store
-from penstock.quiver.ack_inbox import AckNote, leave_note
 from penstock.quiver.engine import Quiver
-from penstock.quiver.segment_source import LocalSegments, StoredSegments
+from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.segments.source import LocalSegments, StoredSegments
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.unit

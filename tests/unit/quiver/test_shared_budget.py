@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.quiver.budget import Budget
-from penstock.quiver.shared_budget import NOTHING_OLD, CoreSlot, SharedBudget, decode_slot, encode_slot
+from penstock.quiver.quota import Budget
+from penstock.quiver.retention.shared_quota import (
+    NOTHING_OLD,
+    CoreSlot,
+    SharedBudget,
+    decode_slot,
+    encode_slot,
+)
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

@@ -6,10 +6,9 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
 
 from penstock.errors import ConfigError, NotFound, PenstockError, Unavailable
-from penstock.quiver.ack_record import Outcome
-from penstock.quiver.budget import Budget
-from penstock.quiver.retention import Candidate, Policy, Retention
-from penstock.quiver.sweep import Sweeper
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.quota import Budget
+from penstock.quiver.retention.reaper import Candidate, Policy, Retention, Sweeper
 from penstock.testing.disk import DiskFault, PlannedFault
 
 HOUR_NS = 3600 * 10**9

@@ -12,9 +12,9 @@ from penstock.blocking import loop_thread
 from penstock.errors import Unavailable
 from penstock.metrics import Registry
 from penstock.objects import Data, MemoryStore, Version
-from penstock.quiver.segment_source import StoredSegments
-from penstock.quiver.segment_store import SegmentStore
-from penstock.quiver.upload import Uploader
+from penstock.quiver.segments.source import StoredSegments
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.tools.upload import Uploader
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

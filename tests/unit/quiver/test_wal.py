@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unsupported
-from penstock.quiver.slots import SLOTS
-from penstock.quiver.wal import Wal
-from penstock.quiver.wal_cursor import decode_cursor, encode_cursor, read_cursor, write_cursor
-from penstock.quiver.wal_entry import SlotPart, encode_entry
-from penstock.quiver.wal_layout import HEADER_BYTES, layout_hash
-from penstock.quiver.wal_replay import quarantine_damage, read_wal
+from penstock.quiver.model import SLOTS
+from penstock.quiver.wal.entry import SlotPart, encode_entry
+from penstock.quiver.wal.log import (
+    HEADER_BYTES,
+    Wal,
+    decode_cursor,
+    encode_cursor,
+    layout_hash,
+    read_cursor,
+    write_cursor,
+)
+from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import OsFileSystem
 
 FS = OsFileSystem()
@@ -64,7 +70,7 @@ def test_the_header_has_the_bytes_of_the_format(tmp_path: Path) -> None:
 
 def test_the_layout_hash_follows_the_slot_table(monkeypatch: pytest.MonkeyPatch) -> None:
     before = layout_hash()
-    monkeypatch.setattr("penstock.quiver.wal_layout.SLOTS", {**SLOTS, 1: "something else"})
+    monkeypatch.setattr("penstock.quiver.wal.log.SLOTS", {**SLOTS, 1: "something else"})
     assert layout_hash() != before
     assert len(before) == 16
 

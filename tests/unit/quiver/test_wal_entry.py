@@ -7,9 +7,8 @@ import pytest
 import xxhash
 
 from penstock.errors import Corrupt, LimitExceeded
-from penstock.quiver.fingerprint import fingerprint
-from penstock.quiver.wal_entry import ENTRY_BYTES_MAX, Opening, SlotPart, WalEntry, WalFormat, encode_entry
-from penstock.quiver.wal_payload import decode_batch, encode_part
+from penstock.quiver.wal.entry import ENTRY_BYTES_MAX, Opening, SlotPart, WalEntry, WalFormat, encode_entry
+from penstock.quiver.wal.payload import decode_batch, encode_part, fingerprint
 
 PLAIN = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "s": ["a", None, "c"]})
 NESTED = pa.record_batch(

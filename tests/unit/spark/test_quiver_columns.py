@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidInput, Unsupported
-from penstock.quiver.views import known_schema, text_view
+from penstock.quiver.tools.dataset import known_schema, text_view
 from penstock.spark.sources.quiver_reader import (
     arrow_target,
     spark_arrow_type,

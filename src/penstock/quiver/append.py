@@ -1,0 +1,396 @@
+"""The ingest path: encode a bundle, check the caps, write it to the log, add it to the open segments.
+
+The committer writes entries in the order in which they were submitted and delivers them in that order, on one
+thread. Only what it delivers is added to the open segments. So every open bundle is in the log already, and
+no two threads can add bundles in another order than the log has.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+
+from penstock.clock import Clock
+from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Unavailable
+from penstock.metrics import Registry
+from penstock.quiver.config import WalConfig
+from penstock.quiver.errors import AtCapacity, Closed
+from penstock.quiver.logged_file import LoggedFile
+from penstock.quiver.model import Pending, Signal, flat_slot, slot_name
+from penstock.quiver.segments.memtable import OpenBuffer, Trigger
+from penstock.quiver.wal.entry import SlotPart, encode_entry, entry_bytes
+from penstock.quiver.wal.log import HEADER_BYTES, Wal
+from penstock.quiver.wal.payload import encode_part
+from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
+from penstock.units import format_size
+
+if TYPE_CHECKING:
+    from penstock.quiver.core import Core
+
+Batches: TypeAlias = pa.RecordBatch | Mapping[int, pa.RecordBatch]
+"""One batch, or one for each of several slots."""
+
+_ENDS: Final = struct.Struct("=ii")
+_RAW: Final = pa.schema([pa.field("data", pa.binary(), nullable=False)])
+_SEALED_TARGETS_MAX: Final = 4
+"""How many times the target size may wait in memory while segments cannot be written."""
+_RELIEF_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What was accepted: its number in the log, when it came in, its rows and its bytes."""
+
+    wal_seq: int
+    ingest_ns: int
+    items: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A bundle that is encoded: its batches by ascending slot, and their parts of the entry."""
+
+    batches: Sequence[pa.RecordBatch]
+    parts: Sequence[SlotPart]
+    byte_count: int
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], parts: Sequence[SlotPart]) -> Prepared:
+        """Raises `LimitExceeded` for more than an entry may have."""
+        return cls(batches, parts, entry_bytes(parts))
+
+    def pending(self, receipt: Receipt, start: int, end: int) -> list[Pending]:
+        return [
+            Pending(
+                slot=part.slot,
+                batch=batch,
+                fingerprint=part.fingerprint,
+                ingest_ns=receipt.ingest_ns,
+                wal_seq=receipt.wal_seq,
+                wal_start=start,
+                wal_end=end,
+                byte_count=part.byte_count,
+            )
+            for batch, part in zip(self.batches, self.parts, strict=True)
+        ]
+
+
+def prepare(data: Batches, *, signal: Signal | str | None = None, slot: int | None = None) -> Prepared:
+    """Encode a bundle. A single batch goes into `slot`, or into the flat one of its `signal`.
+
+    Raises `InvalidInput` for what is no batch or has no slot, `LimitExceeded` for more than an entry holds.
+    """
+    batches = _by_slot(data, signal, slot)
+    for number, batch in batches:
+        slot_name(number)
+        if not isinstance(batch, pa.RecordBatch):
+            raise InvalidInput(f"slot {number} takes a pyarrow.RecordBatch, not {type(batch).__name__}")
+    return Prepared.of([batch for _, batch in batches], [encode_part(*one) for one in batches])
+
+
+def raw_batch(data: bytes) -> pa.RecordBatch:
+    """A request as it came, as one row that refers to it."""
+    ends = pa.py_buffer(_ENDS.pack(0, len(data)))
+    column = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)], null_count=0)
+    return pa.RecordBatch.from_arrays([column], schema=_RAW)
+
+
+def _by_slot(
+    data: Batches, signal: Signal | str | None, slot: int | None
+) -> list[tuple[int, pa.RecordBatch]]:
+    if isinstance(data, Mapping):
+        if slot is not None or not data:
+            raise InvalidInput("a bundle of several slots names them itself, and has at least one")
+        return sorted(data.items())
+    if slot is not None:
+        return [(slot, data)]
+    return [(flat_slot(_signal(signal)), data)]
+
+
+def _signal(signal: Signal | str | None) -> Signal:
+    if signal is None:
+        return Signal.OTHER
+    try:
+        return Signal(signal)
+    except ValueError:
+        names = ", ".join(one.value for one in Signal)
+        raise InvalidInput(f"signal is one of {names}, not {signal!r}") from None
+
+
+class Admission:
+    """The door of one core. Lets a bundle pass at once as long as every cap has room for it.
+
+    Room that was given is kept until `release`, by when the bundle counts itself: writers that come at the
+    same time do not pass on the same room.
+    """
+
+    def __init__(self, core: Core, *, cores: int) -> None:
+        self._core = core
+        config = core.config
+        most = config.largest_bundle(cores)
+        self._bundle_max = min(most, config.wal_bytes - HEADER_BYTES) if config.has_wal else most
+        self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
+
+    def reserve(self, byte_count: int) -> bool:
+        """Take the room for a bundle, if there is some, without waiting for anything."""
+        return (
+            byte_count <= self._bundle_max
+            and self._fits(byte_count)
+            and self._core.upkeep.reserve(byte_count)
+        )
+
+    def release(self, byte_count: int) -> None:
+        """Give back what `reserve` or `admit` took."""
+        self._core.upkeep.release(byte_count)
+
+    def admit(self, byte_count: int) -> None:
+        """Return when the room for a bundle is taken; waits as settings allow. Raises as `make_way`."""
+        while not self.reserve(byte_count):
+            self.make_way(byte_count, wait_s=self._core.config.ingest.block_s)
+
+    def make_way(self, byte_count: int, *, wait_s: float = 0.0) -> None:
+        """Return when there was room for a bundle. May write segments and delete files to make it.
+
+        Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
+        """
+        if byte_count > self._bundle_max:
+            raise LimitExceeded(
+                f"a bundle of {format_size(byte_count)} is larger than the {format_size(self._bundle_max)} "
+                "that wal.max_size and retention.size_cap leave room for; split it, or raise them"
+            )
+        if not self._fits(byte_count):
+            if not self._core.upkeep.has_room(byte_count):
+                # First of all: on a full disk nothing can be finalized before something goes.
+                self._core.upkeep.make_room(byte_count, wait_s)
+            self._relieve(byte_count)
+        if not self._core.upkeep.has_room(byte_count):
+            self._core.upkeep.make_room(byte_count, wait_s)
+
+    def _fits(self, byte_count: int) -> bool:
+        return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max
+
+    def _relieve(self, byte_count: int) -> None:
+        """Finalize what is open, so that the log can be cut; once."""
+        core = self._core
+        try:
+            with core.upkeep.at_work():
+                core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
+                if not core.intake.has_room(byte_count):
+                    core.intake.rotate()
+                    core.cut()
+        except Closed:
+            raise
+        except PenstockError as error:
+            raise self._full(f"segments cannot be written: {error}") from error
+        if not core.intake.has_room(byte_count):
+            raise self._full("the log is full")
+
+    def _full(self, why: str) -> AtCapacity:
+        self._core.deliveries.metrics.throttles.inc()
+        cap = format_size(self._core.config.wal.max_bytes)
+        return AtCapacity(f"{why}; wal.max_size is {cap}; retry in a moment", retry_after_s=1.0)
+
+
+_QUEUE_MAX = 4096
+
+
+Settle: TypeAlias = Callable[[Receipt | None, PenstockError | None], None]
+"""Told once, on any thread, what became of a bundle; it must not wait or raise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    bundle: Prepared
+    receipt: Receipt
+    settle: Settle
+
+
+class Intake:
+    """Takes bundles, from any thread, and answers when they are as safe as the flush policy says.
+
+    Without a log (`wal` is None) a bundle is accepted as soon as it is in memory. Without threads everything
+    happens within the call, which is how tests own every moment of it.
+    """
+
+    def __init__(
+        self,
+        wal: Wal | None,
+        buffer: OpenBuffer,
+        config: WalConfig,
+        *,
+        next_seq: int,
+        clock: Clock,
+        registry: Registry,
+        threads: bool,
+        logged_file: LoggedFile,
+    ) -> None:
+        self._wal = wal
+        self._buffer = buffer
+        self._config = config
+        self._clock = clock
+        self._next_seq = next_seq
+        self._door = threading.Lock()
+        self._failed = False
+        self._is_closed = False
+        self._logged = (0, 0)
+        self._logged_file = logged_file
+        self._sync_s = registry.histogram("quiver.wal.sync_seconds", "Time of one sync of the log.")
+        self._committer = self._make_committer(wal, config) if wal is not None and threads else None
+
+    def start(self) -> None:
+        """Commit on a thread of its own from here on, unless there are to be none."""
+        if self._committer is not None:
+            self._committer.start()
+
+    def _make_committer(self, wal: Wal, config: WalConfig) -> GroupCommitter:
+        return GroupCommitter(
+            wal.log,
+            self._deliver,
+            queue_max=_QUEUE_MAX,
+            sync_interval_s=float("inf") if config.flush == "none" else config.flush_interval_s,
+            window_max_s=config.flush_interval_s,
+            quick_sync_s=0.0,
+            one_by_one=config.flush == "always",
+            on_sync=self._sync_s.observe,
+            name="quiver-wal",
+        )
+
+    @property
+    def next_seq(self) -> int:
+        """The number that the next bundle gets."""
+        return self._next_seq
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """How far the log is durable: a position, and its last bundle. (0, 0) where nothing is synced."""
+        return self._logged
+
+    def take(self, bundle: Prepared, settle: Settle) -> None:
+        """Accept a bundle; `settle` hears of it when it is safe, or that it is not.
+
+        Raises `AtCapacity` when too many wait for the disk, and `Closed`; then `settle` is not called.
+        """
+        if self._wal is None:
+            self._take_in_memory(bundle, settle)
+            return
+        with self._door:
+            self._check_open()
+            taken = _Taken(bundle, self._receipt(bundle), settle)
+            buffers, byte_count = encode_entry(taken.receipt.ingest_ns, taken.receipt.wal_seq, bundle.parts)
+            entry = Entry(buffers, byte_count, 1, self._config.syncs, context=taken)
+            if self._committer is None:
+                commit_entries(self._wal.log, [entry])
+                self._deliver([entry])
+            else:
+                self._submit(self._committer, entry)
+
+    def _submit(self, committer: GroupCommitter, entry: Entry) -> None:
+        if self._failed:
+            # Bundles do not build on each other: after a failure the next one starts afresh.
+            self._failed = False
+            committer.resume()
+        self._buffer.expect(entry.byte_count)
+        try:
+            committer.submit(entry)
+        except BaseException as error:
+            self._buffer.expect(-entry.byte_count)
+            if isinstance(error, QueueFull):
+                raise AtCapacity(str(error), retry_after_s=0.1) from error
+            raise
+
+    def _take_in_memory(self, bundle: Prepared, settle: Settle) -> None:
+        with self._door:
+            self._check_open()
+            receipt = self._receipt(bundle)
+            end = self._buffer.end
+            self._buffer.add(bundle.pending(receipt, end, end), end=end)
+        settle(receipt, None)
+
+    def _receipt(self, bundle: Prepared) -> Receipt:
+        seq = self._next_seq
+        self._next_seq += 1
+        return Receipt(
+            wal_seq=seq,
+            ingest_ns=self._clock.now_ms() * 1_000_000,
+            items=max(batch.num_rows for batch in bundle.batches),
+            byte_count=bundle.byte_count,
+        )
+
+    def _deliver(self, entries: list[Entry]) -> None:
+        """Called in the order of the log: add what is safe, then tell who waits."""
+        assert self._wal is not None
+        pending: list[Pending] = []
+        end = 0
+        arrived = sum(entry.byte_count for entry in entries) if self._committer is not None else 0
+        for entry in entries:
+            if entry.position is None or entry.error is not None:
+                self._failed = True
+                continue
+            start = self._wal.position(entry.position)
+            end = start + entry.byte_count
+            pending += _taken(entry).bundle.pending(_taken(entry).receipt, start, end)
+        self._buffer.add(pending, end=end, arrived=arrived)
+        if end and self._config.syncs:
+            seqs = [_taken(one).receipt.wal_seq for one in entries if one.position and one.error is None]
+            self._logged = (end, max(seqs))
+            self._logged_file.reach(*self._logged)
+        for entry in entries:
+            taken = _taken(entry)
+            if entry.position is None or entry.error is not None:
+                taken.settle(None, entry.error or Unavailable("the bundle was not written"))
+            else:
+                taken.settle(taken.receipt, None)
+
+    def has_room(self, byte_count: int) -> bool:
+        """Whether the log may have so many bytes more."""
+        wal = self._wal
+        if wal is None:
+            return True
+        files = wal.rotated_count
+        used = self._buffer.end - wal.oldest + self._buffer.expected_bytes + HEADER_BYTES * (files + 1)
+        if used + byte_count > self._config.max_bytes:
+            return False
+        return files < self._config.max_rotated_files or byte_count <= wal.log.room
+
+    def rotate(self) -> None:
+        """Start a new file of the log, so that the one before it can go once nothing in it is needed.
+
+        Raises `Closed`: the directory may be somebody else's by then.
+        """
+        with self._door:
+            self._check_open()
+            if self._committer is not None:
+                self._committer.rotate(self._skip_marks)
+            elif self._wal is not None:
+                self._wal.log.rotate()
+                self._skip_marks()
+
+    def _skip_marks(self) -> None:
+        """Marks behind the last entry are nobody's, but keep files from being cut."""
+        assert self._wal is not None
+        self._buffer.add((), end=self._wal.active_start)
+
+    def close(self) -> None:
+        """Commit what was submitted, sync it, and take no more. Raises what the last sync raised."""
+        with self._door:
+            self._is_closed = True
+            if self._committer is not None:
+                self._committer.close()
+            elif self._wal is not None:
+                self._wal.log.sync()
+            self._logged_file.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("this Quiver is closed; open it again")
+
+
+def _taken(entry: Entry) -> _Taken:
+    assert isinstance(entry.context, _Taken)
+    return entry.context

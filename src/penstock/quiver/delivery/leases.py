@@ -1,0 +1,327 @@
+"""Leases of one subscriber: which bundles are in whose hands, which come next, and how they are answered.
+
+A bundle is pending, claimed, or put off until later; a resolved one is in `Progress` and nowhere here. What
+was never handed out is not kept bundle by bundle: a place in every segment that was begun, and the segments
+that were handed out to their end, as ranges. So memory follows what is in flight, not what is pending.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from penstock.quiver.model import BundleRef, SegmentInfo, Signal
+from penstock.quiver.offsets.progress import Progress, Ranges
+from penstock.units import DurationLike, parse_duration
+
+_READY: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One bundle in one consumer's hands until `expires_s`, on the monotonic clock."""
+
+    subscriber: str
+    ref: BundleRef
+    token: int
+    attempt: int
+    """1 for the first try; nacks and leases that ran out count."""
+    again: bool
+    """Whether the bundle was handed out before."""
+    expires_s: float
+    info: SegmentInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A bundle that was handed out before and goes out again at `due_s`."""
+
+    attempts: int
+    due_s: float
+
+
+class ClaimTable:
+    """The claims of one subscriber. Pure: the caller holds a lock and tells the time.
+
+    Entries of the heaps are not removed when something else becomes of their bundle. They are recognised by
+    that when they come up.
+    """
+
+    __slots__ = (
+        "_deferred",
+        "_held",
+        "_newest_first",
+        "_positions",
+        "_ready",
+        "_visited",
+        "_waiting",
+    )
+
+    def __init__(self, *, newest_first: bool = False) -> None:
+        self._newest_first = newest_first
+        # In the order in which they were taken, which is that in which they run out: leases are all as long.
+        self._held: OrderedDict[BundleRef, Claim] = OrderedDict()
+        self._waiting: dict[BundleRef, _Waiting] = {}
+        self._deferred: list[tuple[float, BundleRef]] = []
+        self._ready: list[tuple[int, int, BundleRef]] = []
+        self._visited = Ranges()
+        self._positions: dict[int, int] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    @property
+    def deferred(self) -> int:
+        """Bundles that were handed out, were not resolved, and are in nobody's hands."""
+        return len(self._waiting)
+
+    def held_segments(self) -> Iterator[int]:
+        return (ref.segment_seq for ref in self._held)
+
+    def next_event_s(self) -> float | None:
+        """When a lease runs out or something becomes due, at the earliest."""
+        times = [self._deferred[0][0]] if self._deferred else []
+        times += [claim.expires_s for claim in islice(self._held.values(), 1)]
+        return min(times, default=None)
+
+    # ---- handing out ---------------------------------------------------------------------------------
+
+    def choose(
+        self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
+    ) -> tuple[BundleRef, int, bool] | None:
+        """The bundle to hand out next, how often it was tried, and whether it went out before."""
+        again = self._choose_again(progress, infos)
+        if again is not None:
+            return again
+        fresh = self._choose_fresh(progress, known, infos)
+        return (fresh, 0, False) if fresh is not None else None
+
+    def _choose_again(
+        self, progress: Progress, infos: Mapping[int, SegmentInfo]
+    ) -> tuple[BundleRef, int, bool] | None:
+        while self._ready:
+            ref = heapq.heappop(self._ready)[2]
+            waiting = self._waiting.get(ref)
+            if waiting is None or waiting.due_s != _READY:
+                continue
+            del self._waiting[ref]
+            if ref.segment_seq in infos and not progress.is_resolved(ref):
+                return ref, waiting.attempts, True
+        return None
+
+    def _choose_fresh(
+        self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
+    ) -> BundleRef | None:
+        self._forget_through(progress.hwm)
+        while (seq := self._next_segment(progress, known)) is not None:
+            bundle = self._next_in(seq, progress, infos[seq].bundle_count)
+            if bundle is not None:
+                self._positions[seq] = bundle + 1
+                return BundleRef(seq, bundle)
+            self._positions.pop(seq, None)
+            self._visited.add(seq)
+        return None
+
+    def _forget_through(self, hwm: int) -> None:
+        """Let go of places in segments that were resolved before anybody came to their end."""
+        self._visited.discard_through(hwm)
+        for seq in [seq for seq in self._positions if seq <= hwm]:
+            del self._positions[seq]
+
+    def _next_segment(self, progress: Progress, known: Sequence[int]) -> int | None:
+        """The first segment in order that was not handed out to its end."""
+        if self._newest_first:
+            place = len(known) - 1
+            while place >= 0 and known[place] > progress.hwm:
+                if (outside := self._visited.last_outside(known[place])) == known[place]:
+                    return known[place]
+                place = bisect.bisect_right(known, outside) - 1
+            return None
+        place = bisect.bisect_right(known, progress.hwm)
+        while place < len(known):
+            if (outside := self._visited.next_outside(known[place])) == known[place]:
+                return known[place]
+            place = bisect.bisect_left(known, outside)
+        return None
+
+    def _next_in(self, seq: int, progress: Progress, bundle_count: int) -> int | None:
+        bundle = progress.next_pending(seq, self._positions.get(seq, 0), bundle_count)
+        while bundle is not None:
+            ref = BundleRef(seq, bundle)
+            if ref not in self._held and ref not in self._waiting:
+                return bundle
+            bundle = progress.next_pending(seq, bundle + 1, bundle_count)
+        return None
+
+    def attempts(self, ref: BundleRef) -> tuple[int, bool] | None:
+        """How often a bundle was tried and whether it went out before; None while somebody holds it."""
+        if ref in self._held:
+            return None
+        waiting = self._waiting.get(ref)
+        return (0, False) if waiting is None else (waiting.attempts, True)
+
+    def hold(self, claim: Claim) -> None:
+        """The bundle is in somebody's hands."""
+        self._waiting.pop(claim.ref, None)
+        self._held[claim.ref] = claim
+
+    # ---- taking back ---------------------------------------------------------------------------------
+
+    def end(self, claim: Claim, now_s: float) -> bool:
+        """Take a claim out of the table; False when it ended before, by its lease or otherwise."""
+        held = self._held.get(claim.ref)
+        if held is None or held.token != claim.token or now_s >= held.expires_s:
+            return False
+        del self._held[claim.ref]
+        return True
+
+    def put_off(self, ref: BundleRef, attempts: int, due_s: float) -> None:
+        """Hand the bundle out again, not before `due_s`."""
+        self._waiting[ref] = _Waiting(attempts, due_s)
+        heapq.heappush(self._deferred, (due_s, ref))
+
+    def put_back(self, ref: BundleRef, attempts: int) -> None:
+        """Hand the bundle out again as soon as somebody asks."""
+        self._waiting[ref] = _Waiting(attempts, _READY)
+        # Newest first is by segment: within one, bundles keep their order.
+        seq = -ref.segment_seq if self._newest_first else ref.segment_seq
+        heapq.heappush(self._ready, (seq, ref.bundle, ref))
+
+    def expire(self, now_s: float) -> int:
+        """Take back what ran out and put out what is due; how many bundles can be had again by that."""
+        back = 0
+        while self._held and next(iter(self._held.values())).expires_s <= now_s:
+            ref, held = self._held.popitem(last=False)
+            self.put_back(ref, held.attempt)
+            back += 1
+        while self._deferred and self._deferred[0][0] <= now_s:
+            due_s, ref = heapq.heappop(self._deferred)
+            waiting = self._waiting.get(ref)
+            if waiting is not None and waiting.due_s == due_s:
+                self.put_back(ref, waiting.attempts)
+                back += 1
+        return back
+
+    def forget_segment(self, seq: int) -> None:
+        """The segment is resolved as a whole: claims on it are void."""
+        for ref in [ref for ref in self._held if ref.segment_seq == seq]:
+            del self._held[ref]
+        for ref in [ref for ref in self._waiting if ref.segment_seq == seq]:
+            del self._waiting[ref]
+        self._positions.pop(seq, None)
+
+
+class Resolver(Protocol):
+    """Who takes the answers; `Deliveries` does."""
+
+    def ack(self, claim: Claim) -> bool: ...
+    def nack(self, claim: Claim, reason: str = "", *, retry_after_s: float | None = None) -> bool: ...
+    def reject(self, claim: Claim, reason: str = "", *, items: int = 0) -> bool: ...
+    def defer(self, claim: Claim, delay_s: float | None = None) -> bool: ...
+    def abandon(self, claim: Claim) -> None: ...
+
+
+class Bundle:
+    """One accepted batch of one stream, claimed for one consumer.
+
+    Answer it with `ack`, `nack`, `reject` or `defer`; the first answer counts. Each returns False when it was
+    too late: the lease had run out and the bundle belongs to somebody else, or it was answered before. Then
+    nothing is recorded. As a context manager, leaving without an answer defers the bundle, and so does
+    forgetting it.
+
+    Answers change memory only and never wait; acks are synced every `ack.flush_interval`. A crash before that
+    hands the bundle out again.
+    """
+
+    __slots__ = ("__weakref__", "_claim", "_resolver", "_told", "batch", "items")
+
+    def __init__(self, claim: Claim, batch: pa.RecordBatch, *, items: int, resolver: Resolver) -> None:
+        self._claim: Claim | None = claim
+        self._told = claim
+        self._resolver = resolver
+        self.batch = batch
+        """The rows. Zero-copy; they stay valid while referred to, also after the file is deleted."""
+        self.items = items
+        """Spans, data points or log records in it."""
+
+    @property
+    def ref(self) -> BundleRef:
+        """Segment and place in it: unique within the core, and the same when it is delivered again."""
+        return self._told.ref
+
+    @property
+    def signal(self) -> Signal:
+        return self._told.info.signal
+
+    @property
+    def slot(self) -> int:
+        """The kind of payload, by its number."""
+        return self._told.info.slot
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try."""
+        return self._told.attempt
+
+    @property
+    def subscriber(self) -> str:
+        return self._told.subscriber
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether this bundle was answered."""
+        return self._claim is None
+
+    def ack(self) -> bool:
+        """It was taken, and need not be kept for this subscriber."""
+        claim = self._answer()
+        return claim is not None and self._resolver.ack(claim)
+
+    def nack(self, reason: str = "", retry_after: DurationLike | None = None) -> bool:
+        """It could not be taken now. It comes again after a growing wait, or `retry_after` if longer."""
+        wait_s = None if retry_after is None else parse_duration(retry_after)
+        claim = self._answer()
+        return claim is not None and self._resolver.nack(claim, reason, retry_after_s=wait_s)
+
+    def reject(self, reason: str = "") -> bool:
+        """It can never be taken; it does not come again and is counted as lost to this subscriber."""
+        claim = self._answer()
+        return claim is not None and self._resolver.reject(claim, reason, items=self.items)
+
+    def defer(self, delay: DurationLike | None = None) -> bool:
+        """Not now: it comes again after `delay`, without this counting as an attempt."""
+        wait_s = None if delay is None else parse_duration(delay)
+        claim = self._answer()
+        return claim is not None and self._resolver.defer(claim, wait_s)
+
+    def _answer(self) -> Claim | None:
+        claim, self._claim = self._claim, None
+        return claim
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._claim is not None:
+            self.defer()
+
+    def __del__(self) -> None:
+        # May run in any thread and in the middle of anything, so nothing here may take a lock.
+        claim = getattr(self, "_claim", None)
+        if claim is not None:
+            self._resolver.abandon(claim)
+
+    def __repr__(self) -> str:
+        place = f"{self.ref.segment_seq}/{self.ref.bundle}"
+        return f"<Bundle {place} {self.signal} items={self.items} attempt={self.attempt}>"

@@ -1,0 +1,472 @@
+"""Handing bundles out and taking answers: claims with tokens and leases, retries, and waiting for more.
+
+A claim lives in memory only. After a restart everything that was not resolved is pending again. All state is
+under the lock of the offsets, so that a bundle is never handed out of a segment that is being dropped: either
+the claim comes first and the segment stays, or the drop does and there is nothing to claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import Rejected
+from penstock.ids import SYSTEM_RNG
+from penstock.metrics import DEFAULT_REGISTRY, Registry
+from penstock.quiver.delivery.leases import Claim, ClaimTable
+from penstock.quiver.errors import StaleClaim
+from penstock.quiver.metrics import DeliveryMetrics
+from penstock.quiver.model import BundleRef, SegmentInfo
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.state import Subscriber, SubscriberState
+from penstock.quiver.offsets.store import AckBook, Dropped, Reconciled
+
+_READ_FAILURES_MAX: Final = 3
+
+
+class Bell:
+    """Rung when something changed. Threads wait under the lock; tasks listen first, then look, then wait.
+
+    A thread that waits gives the lock up in the same step, so whoever changes something under the lock and
+    rings is heard. A task cannot: it has to be listening before it looks.
+    """
+
+    def __init__(self, lock: threading.RLock, clock: Clock) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._changed = threading.Condition(lock)
+        self._listening: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+
+    def ring(self) -> None:
+        """Wake everybody who waits or listens. The caller holds the lock."""
+        self._changed.notify_all()
+        for heard, loop in self._listening.items():
+            # A loop that was closed has nobody left to wake.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_set, heard)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait for the next ring, or for the time to pass. The caller holds the lock."""
+        self._changed.wait(timeout_s)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done once the bell rang after this moment."""
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._listening[heard] = loop
+        try:
+            yield heard
+        finally:
+            with self._lock:
+                self._listening.pop(heard, None)
+            heard.cancel()
+
+    async def wait_async(self, heard: asyncio.Future[None], timeout_s: float | None) -> None:
+        """Wait until it was heard, or for the time to pass."""
+        if timeout_s is None:
+            await heard
+            return
+        timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
+        try:
+            await asyncio.wait([heard, timer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+
+
+def _set(heard: asyncio.Future[None]) -> None:
+    if not heard.done():
+        heard.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """How much one subscriber may hold, for how long, and when something is tried again."""
+
+    max_in_flight: int = 1000
+    claim_timeout_s: float = 300.0
+    newest_first: bool = False
+    retry_initial_s: float = 1.0
+    retry_max_s: float = 30.0
+    retry_multiplier: float = 2.0
+    max_attempts: int | None = None
+    """None: for ever. A limit gives data up in a long outage."""
+
+
+class Deliveries:
+    """What consumers ask of Quiver. Any thread may call any method; only `take` and `take_async` wait."""
+
+    def __init__(
+        self,
+        book: AckBook,
+        settings: DeliverySettings | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random = SYSTEM_RNG,
+        registry: Registry = DEFAULT_REGISTRY,
+    ) -> None:
+        self._book = book
+        self._settings = settings if settings is not None else DeliverySettings()
+        self._clock = clock
+        self._rng = rng
+        self.metrics = DeliveryMetrics(registry)
+        self._tables: dict[str, ClaimTable] = {}
+        self._token = 0
+        self._read_failures: dict[int, int] = {}
+        self._abandoned: deque[Claim] = deque()
+        self._bell = Bell(book.lock, clock)
+        self._is_closed = False
+        book.listen(self._bell.ring)
+
+    # ---- handing out ---------------------------------------------------------------------------------
+
+    def next(self, name: str, now_s: float | None = None) -> Claim | None:
+        """A claim on the next bundle, or None when there is none to be had now.
+
+        Raises `UnknownSubscriber`, and `Rejected` when the subscriber was never activated.
+        """
+        with self._book.lock:
+            now_s = self._now_s() if now_s is None else now_s
+            entry = self._book.entry(name)
+            if entry.state in (SubscriberState.REGISTERED, SubscriberState.ORPHANED):
+                raise Rejected(f"subscriber {name!r} is {entry.state.name.lower()}; activate it first")
+            if entry.state is not SubscriberState.ACTIVE or self._is_closed:
+                return None
+            self._expire(now_s)
+            table = self._table(name)
+            if table.in_flight >= self._settings.max_in_flight:
+                return None
+            chosen = table.choose(entry.progress, *self._book.segments)
+            return None if chosen is None else self._hold(name, *chosen, now_s)
+
+    def claim(self, name: str, ref: BundleRef) -> Claim:
+        """A claim on this very bundle, whatever its turn.
+
+        Raises `StaleClaim` when it is resolved, is in somebody's hands or does not exist.
+        """
+        with self._book.lock:
+            now_s = self._now_s()
+            self._expire(now_s)
+            entry, info = self._book.entry(name), self._book.info(ref.segment_seq)
+            before = self._table(name).attempts(ref)
+            if info is None or not 0 <= ref.bundle < info.bundle_count or entry.progress.is_resolved(ref):
+                raise StaleClaim(
+                    f"bundle {ref.bundle} of segment {ref.segment_seq} is not pending for {name!r}"
+                )
+            if before is None:
+                raise StaleClaim(
+                    f"bundle {ref.bundle} of segment {ref.segment_seq} is claimed by somebody else"
+                )
+            return self._hold(name, ref, *before, now_s)
+
+    def _hold(self, name: str, ref: BundleRef, attempts: int, again: bool, now_s: float) -> Claim:
+        self._token += 1
+        info = self._book.info(ref.segment_seq)
+        assert info is not None
+        claim = Claim(
+            subscriber=name,
+            ref=ref,
+            token=self._token,
+            attempt=attempts + 1,
+            again=again,
+            expires_s=now_s + self._settings.claim_timeout_s,
+            info=info,
+        )
+        self._table(name).hold(claim)
+        if again:
+            self.metrics.redelivered.inc(subscriber=name)
+        return claim
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic()
+
+    def _table(self, name: str) -> ClaimTable:
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = ClaimTable(newest_first=self._settings.newest_first)
+        return table
+
+    # ---- answers -------------------------------------------------------------------------------------
+
+    def ack(self, claim: Claim) -> bool:
+        """The bundle was taken. False, and nothing is recorded, when the claim had ended."""
+        return self._resolve(claim, Outcome.ACK)
+
+    def reject(self, claim: Claim, reason: str = "", *, items: int = 0) -> bool:
+        """The bundle cannot be taken, now or ever; it is not handed out again. False as for `ack`."""
+        if not self._resolve(claim, Outcome.REJECTED):
+            return False
+        self._count_rejected(claim, "rejected", items)
+        return True
+
+    def nack(self, claim: Claim, reason: str = "", *, retry_after_s: float | None = None) -> bool:
+        """The bundle could not be taken; hand it out again later, after `retry_after_s` at least.
+
+        False as for `ack`. With a limit to the attempts the last of them rejects the bundle.
+        """
+        limit = self._settings.max_attempts
+        if limit is not None and claim.attempt >= limit:
+            if not self._resolve(claim, Outcome.REJECTED):
+                return False
+            self._count_rejected(claim, "attempts", 0)
+            return True
+        with self._book.lock:
+            if not self._end(claim):
+                return False
+            self._book.resolve(claim.subscriber, claim.ref, Outcome.NACK, attempt=claim.attempt)
+            wait_s = max(self._backoff_s(claim.attempt), retry_after_s or 0.0)
+            self._put_off(claim, claim.attempt, wait_s)
+        self.metrics.nacks.inc(subscriber=claim.subscriber)
+        return True
+
+    def defer(self, claim: Claim, delay_s: float | None = None) -> bool:
+        """Hand the bundle out again after a while, as if it had not been tried. False as for `ack`."""
+        with self._book.lock:
+            if not self._end(claim):
+                return False
+            delay_s = self._settings.retry_initial_s if delay_s is None else delay_s
+            self._put_off(claim, claim.attempt - 1, delay_s)
+            return True
+
+    def read_failed(self, claim: Claim) -> bool:
+        """The bundle could not be read: it goes back. True when its segment should be set aside."""
+        with self._book.lock:
+            if not self._end(claim):
+                return False
+            seq = claim.ref.segment_seq
+            failures = self._read_failures[seq] = self._read_failures.get(seq, 0) + 1
+            self._put_off(claim, claim.attempt - 1, self._backoff_s(failures))
+            return failures >= _READ_FAILURES_MAX
+
+    def abandon(self, claim: Claim) -> None:
+        """The consumer forgot about its bundle. Takes no lock: it may be called in the middle of anything."""
+        self._abandoned.append(claim)
+
+    def ack_segment(self, name: str, seq: int) -> bool:
+        """Every bundle of a segment was taken. False when there was nothing left to record."""
+        with self._book.lock:
+            done = self._book.resolve(name, seq, Outcome.ACK)
+            if done:
+                self._table(name).forget_segment(seq)
+                self._bell.ring()
+            return done
+
+    def ack_through(self, name: str, through: int) -> int:
+        """Every segment up to this number was taken; how many that was news of.
+
+        Whoever has such news is there: if the subscriber counted as an orphan, it is active again.
+        """
+        with self._book.lock:
+            known = [info.seq for info in self._book.infos() if info.seq <= through]
+            news = sum(self.ack_segment(name, seq) for seq in known)
+            if news and self._book.entry(name).state is SubscriberState.ORPHANED:
+                self._book.activate(name)
+            return news
+
+    def _resolve(self, claim: Claim, outcome: Outcome) -> bool:
+        with self._book.lock:
+            if not self._end(claim):
+                return False
+            self._book.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
+            self._read_failures.pop(claim.ref.segment_seq, None)
+            # Somebody may wait because so much was in flight.
+            if self._table(claim.subscriber).in_flight + 1 >= self._settings.max_in_flight:
+                self._bell.ring()
+            return True
+
+    def _end(self, claim: Claim) -> bool:
+        table = self._tables.get(claim.subscriber)
+        # Its subscriber may be gone, and its table not yet.
+        if table is None or not self._book.has(claim.subscriber) or not table.end(claim, self._now_s()):
+            self.metrics.stale_claims.inc(subscriber=claim.subscriber)
+            return False
+        return True
+
+    def _put_off(self, claim: Claim, attempts: int, delay_s: float) -> None:
+        table = self._table(claim.subscriber)
+        if delay_s > 0:
+            table.put_off(claim.ref, attempts, self._now_s() + delay_s)
+        else:
+            table.put_back(claim.ref, attempts)
+        self._bell.ring()
+
+    def _backoff_s(self, attempt: int) -> float:
+        settings = self._settings
+        longest = settings.retry_initial_s * settings.retry_multiplier ** min(attempt - 1, 60)
+        return min(longest, settings.retry_max_s) * self._rng.uniform(0.5, 1.0)
+
+    def _count_rejected(self, claim: Claim, reason: str, items: int) -> None:
+        labels = {"reason": reason, "signal": claim.info.signal.value}
+        self.metrics.lost_bundles.labels(**labels).inc()
+        self.metrics.lost_items.labels(**labels).inc(items)
+
+    # ---- time ----------------------------------------------------------------------------------------
+
+    def expire(self, now_s: float | None = None) -> int:
+        """Take back claims whose lease ran out and let go what is due; how many bundles that was."""
+        with self._book.lock:
+            back = self._expire(self._now_s() if now_s is None else now_s)
+            if back:
+                self._bell.ring()
+            return back
+
+    def _expire(self, now_s: float) -> int:
+        back = 0
+        while self._abandoned:
+            claim = self._abandoned.popleft()
+            table = self._tables.get(claim.subscriber)
+            if table is not None and table.end(claim, now_s):
+                table.put_off(claim.ref, claim.attempt - 1, now_s + self._settings.retry_initial_s)
+                back += 1  # not due yet, but there is room in flight, and a time to wake up at
+        return back + sum(table.expire(now_s) for table in self._tables.values())
+
+    def take(self, name: str, timeout_s: float | None = None) -> Claim | None:
+        """As `next`, waiting for something to come; None when the time is over or all is closed."""
+        deadline_s = None if timeout_s is None else self._now_s() + timeout_s
+        with self._book.lock:
+            while True:
+                claim = self.next(name)
+                wait_s = self._wait_s(name, deadline_s)
+                if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
+                    return claim
+                self._bell.wait(wait_s)
+
+    async def take_async(self, name: str, timeout_s: float | None = None) -> Claim | None:
+        """As `take`, without blocking the event loop."""
+        deadline_s = None if timeout_s is None else self._now_s() + timeout_s
+        while True:
+            # Listening begins before the look: what comes between the look and the wait is heard.
+            with self._bell.listening() as heard:
+                claim = self.next(name)
+                wait_s = self._wait_s(name, deadline_s)
+                if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
+                    return claim
+                await self._bell.wait_async(heard, wait_s)
+
+    def _wait_s(self, name: str, deadline_s: float | None) -> float | None:
+        """How long nothing can happen but news: to the deadline, or to the next lease or due time."""
+        with self._book.lock:
+            now_s = self._now_s()
+            self._expire(now_s)  # what is due for somebody who is given nothing is no event
+            event_s = self._table(name).next_event_s()
+        if deadline_s is None:
+            return None if event_s is None else max(event_s - now_s, 0.001)
+        left_s = deadline_s - now_s
+        return left_s if event_s is None else min(left_s, max(event_s - now_s, 0.001))
+
+    def close(self) -> None:
+        """Whoever waits gets nothing, and so does everybody who asks from now on. Answers are still taken."""
+        with self._book.lock:
+            self._is_closed = True
+            self._bell.ring()
+
+    # ---- segments ------------------------------------------------------------------------------------
+
+    def claimed_segments(self) -> set[int]:
+        """Segments of which somebody holds a bundle."""
+        with self._book.lock:
+            return {seq for table in self._tables.values() for seq in table.held_segments()}
+
+    def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
+        """Give a segment up for all who have not taken it. None when somebody holds a bundle of it.
+
+        `force` takes it out of their hands: for a file that cannot be read anyway. Counts what was lost.
+        """
+        with self._book.lock:
+            self._expire(self._now_s())
+            if self._book.info(seq) is None or (not force and seq in self.claimed_segments()):
+                return None
+            dropped = self._book.drop(seq, outcome)
+            self._forget(seq)
+        self._count_dropped(dropped, reason)
+        return dropped
+
+    def _forget(self, seq: int) -> None:
+        self._read_failures.pop(seq, None)
+        for table in self._tables.values():
+            table.forget_segment(seq)
+
+    def _count_dropped(self, dropped: Dropped, reason: str) -> None:
+        for name in dropped.subscribers:
+            self.metrics.dropped_segments.inc(subscriber=name)
+        info = dropped.info
+        if info is None:
+            self._count_unknown(1, reason)
+        elif dropped.bundles:
+            labels = {"reason": reason, "signal": info.signal.value}
+            self.metrics.segments_dropped.inc()
+            self.metrics.lost_segments.labels(**labels).inc()
+            self.metrics.lost_bundles.labels(**labels).inc(dropped.bundles)
+            self.metrics.lost_items.labels(**labels).inc(_items_of(info, dropped.bundles))
+            self.metrics.lost_bytes.labels(**labels).inc(info.file_size)
+
+    def _count_unknown(self, segments: int, reason: str) -> None:
+        """Segments of which nobody knows what they held."""
+        self.metrics.segments_dropped.inc(segments)
+        self.metrics.lost_segments.labels(reason=reason, signal="unknown").inc(segments)
+
+    def count_losses(self, dropped: Iterable[Dropped], reason: str) -> None:
+        """Count what a start gave up before anybody could ask for it."""
+        for one in dropped:
+            self._count_dropped(one, reason)
+
+    def count_found(self, found: Reconciled) -> None:
+        """Count everything that a start gave up."""
+        self.count_losses(found.corrupt, "corrupt")
+        self.count_losses(found.expired, "age")
+        for first, last in found.missing:
+            self._count_unknown(last - first + 1, "missing")
+        if found.unlogged:
+            self.metrics.lost_bundles.labels(reason="missing", signal="unknown").inc(found.unlogged)
+
+    def unregister(self, name: str) -> Subscriber:
+        """Forget a subscriber, durably, and what it holds; what it had not taken counts as dropped."""
+        with self._book.lock:
+            # In one step: somebody of the same name may register before the disk has it.
+            gone = self._book.leave(name)
+            self._tables.pop(name, None)
+            self.metrics.clear(name)
+        self._book.confirm_leave(name)
+        self.metrics.dropped_segments.inc(gone.pending_segments, subscriber=name)
+        return gone
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    def subscriber(self, name: str) -> Subscriber:
+        """A subscriber as it is now. Raises `UnknownSubscriber`."""
+        with self._book.lock:
+            seen, table = self._book.subscriber(name), self._table(name)
+            return replace(seen, in_flight=table.in_flight, deferred=table.deferred)
+
+    def subscribers(self) -> list[Subscriber]:
+        """All subscribers, by name."""
+        with self._book.lock:
+            return [self.subscriber(name) for name in self._book.names()]
+
+    def measure(self) -> None:
+        """Bring the gauges up to date."""
+        now_ns = self._clock.now_ms() * 1_000_000
+        for one in self.subscribers():
+            waited_ns = 0 if one.oldest_pending_ns is None else max(0, now_ns - one.oldest_pending_ns)
+            self.metrics.hwm.set(one.hwm, subscriber=one.name)
+            self.metrics.lag_segments.set(one.pending_segments, subscriber=one.name)
+            self.metrics.lag_seconds.set(waited_ns / 1e9, subscriber=one.name)
+            self.metrics.gap_segments.set(one.gap_segments, subscriber=one.name)
+            self.metrics.in_flight.set(one.in_flight, subscriber=one.name)
+            self.metrics.deferred.set(one.deferred, subscriber=one.name)
+        self.metrics.log_bytes.set(self._book.log_bytes)
+        self.metrics.log_records.set(self._book.records)
+        self.metrics.since_checkpoint.set(self._book.since_checkpoint)
+
+
+def _items_of(info: SegmentInfo, bundles: int) -> int:
+    """Items in so many bundles that were lost: exact for a whole segment, in proportion for a part of one."""
+    return info.item_count * bundles // max(info.bundle_count, 1)

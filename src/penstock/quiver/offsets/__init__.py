@@ -1,0 +1,5 @@
+"""What each subscriber has consumed: the state, its log and its checkpoints."""
+
+from __future__ import annotations
+
+__all__ = []

@@ -1,0 +1,152 @@
+"""A drop box for acknowledgements from other processes.
+
+A data directory has one writer. A reader in another process, such as a Spark query, cannot write its
+acknowledgements into the log; it leaves a note, `ack/inbox/<subscriber>.json`:
+
+    {"format":"quiver-ack-inbox/1","subscriber":"spark","through":17}
+
+The note says that the subscriber is done with every segment up to and including `through`. It is replaced as
+a whole by the next one and never shrinks in meaning, so the order and the number of times in which it is
+read do not matter. The writer of the directory looks into the box during maintenance; when nobody runs the
+directory, the note waits for whoever does next. Notes are not removed when they are read: one that was
+replaced between reading and removing would be lost. They go when their subscriber is unregistered, or the
+next start would register it again and keep everything for somebody who is gone.
+
+What the writer does with a note: registers the subscriber from the earliest segment on if it is new, and
+acknowledges every segment up to `through` that is pending for it. `through` is 0 in the note that a reader
+leaves when it starts, so that nothing is removed before it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.errors import Corrupt, InvalidInput, MediaError, NotFound
+from penstock.quiver.offsets.state import check_name
+from penstock.storage import FileSystem, write_durably
+
+_LOGGER = logging.getLogger(__name__)
+_FORMAT: Final = "quiver-ack-inbox/1"
+_BYTES_MAX: Final = 4096
+
+
+class _Note(msgspec.Struct, kw_only=True):
+    format: str
+    subscriber: str
+    through: int
+
+
+_DECODER: Final = msgspec.json.Decoder(_Note)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckNote:
+    """`subscriber` is done with every segment up to and including `through`; 0 is before the first."""
+
+    subscriber: str
+    through: int
+
+
+def leave_note(fs: FileSystem, core_dir: str, note: AckNote) -> None:
+    """Put a note into the box of one core; durable on return.
+
+    A note that says less than the one that is there changes nothing. Raises `InvalidInput` for a name that
+    no subscriber can have, and what the file system raises.
+    """
+    check_name(note.subscriber)
+    box, staging = _box(core_dir), _staging(core_dir)
+    fs.make_dirs(box)
+    fs.make_dirs(staging)
+    there = read_note(fs, core_dir, note.subscriber)
+    if there is not None and there.through >= note.through:
+        return
+    text = _ENCODER.encode(_Note(format=_FORMAT, subscriber=note.subscriber, through=note.through))
+    write_durably(fs, os.path.join(box, _file_name(note.subscriber)), [text], staging=staging)
+
+
+def read_note(fs: FileSystem, core_dir: str, subscriber: str) -> AckNote | None:
+    """The note of one subscriber; None when there is none that can be read."""
+    try:
+        return _decode(fs.read(os.path.join(_box(core_dir), _file_name(subscriber))), subscriber)
+    except (Corrupt, NotFound):
+        return None
+
+
+def remove_note(fs: FileSystem, core_dir: str, subscriber: str) -> None:
+    """Take the note of a subscriber out of the box, if there is one; durable on return."""
+    with contextlib.suppress(NotFound):
+        fs.unlink(os.path.join(_box(core_dir), _file_name(subscriber)))
+        fs.sync_dir(_box(core_dir))
+
+
+class AckInbox:
+    """The box as the writer of the directory sees it."""
+
+    def __init__(self, fs: FileSystem, core_dir: str) -> None:
+        self._fs = fs
+        self._box = _box(core_dir)
+        self._seen: dict[str, bytes] = {}
+
+    def take(self) -> list[AckNote]:
+        """Every note that changed since the last call, by subscriber; after a start, every note.
+
+        One that cannot be read is reported in the log once and passed over.
+        """
+        notes: list[AckNote] = []
+        there = self._fs.list_files(self._box)
+        for gone in self._seen.keys() - {name for name, _ in there}:
+            del self._seen[gone]
+        for name, stat in there:
+            if not name.endswith(".json") or stat.size > _BYTES_MAX:
+                continue
+            note = self._changed(name)
+            if note is not None:
+                notes.append(note)
+        return notes
+
+    def _changed(self, name: str) -> AckNote | None:
+        try:
+            data = self._fs.read(os.path.join(self._box, name))
+        except NotFound:
+            return None
+        except MediaError as error:
+            _LOGGER.warning("passing over a note in the ack inbox: %s", error)
+            return None
+        if self._seen.get(name) == data:
+            return None
+        self._seen[name] = data
+        try:
+            return _decode(data, check_name(name.removesuffix(".json")))
+        except (Corrupt, InvalidInput) as error:
+            _LOGGER.warning("passing over a note in the ack inbox: %s", error)
+            return None
+
+
+def _decode(data: bytes, subscriber: str) -> AckNote:
+    try:
+        note = _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the note of {subscriber!r} cannot be read: {error}") from error
+    if note.format != _FORMAT or note.subscriber != subscriber or note.through < 0:
+        raise Corrupt(f"the note of {subscriber!r} is of another format or of another subscriber")
+    return AckNote(subscriber=note.subscriber, through=note.through)
+
+
+def _box(core_dir: str) -> str:
+    return os.path.join(core_dir, "ack", "inbox")
+
+
+def _staging(core_dir: str) -> str:
+    """Beside the box, not in it: half a note is never taken for one."""
+    return os.path.join(core_dir, "ack", "inbox.tmp")
+
+
+def _file_name(subscriber: str) -> str:
+    return f"{subscriber}.json"

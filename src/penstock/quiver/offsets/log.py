@@ -1,0 +1,360 @@
+"""The offset log with its checkpoints: appending outcomes, reading them back, and when they are durable.
+
+A start reads a checkpoint and then the log after it. It writes nothing, so doing it twice, or a crash during
+it, changes nothing. Damaged files are copied to `quarantine/` before anything may overwrite or remove them.
+
+After a start nobody knows whether the disk has the records that were read back or only the page cache, and a
+sync of files that another process wrote proves nothing. So nothing that was read back is relied on until a
+checkpoint of this process holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.errors import Conflict, PenstockError, StorageFull
+from penstock.quiver.errors import Closed
+from penstock.quiver.logged_file import read_logged
+from penstock.quiver.offsets.checkpoint import CHECKPOINT, CheckpointState, load_checkpoint, store_checkpoint
+from penstock.quiver.offsets.log_files import AckLog, LogFileInfo, list_logs, read_log
+from penstock.quiver.offsets.records import Outcome, RecordKind, name_parts
+from penstock.quiver.offsets.state import AckState, Gone, SubscriberEntry
+from penstock.storage import FileSystem, stage
+
+_LOGGER = logging.getLogger(__name__)
+_NS_PER_MS: Final = 1_000_000
+_AGAIN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What was read back, and from where."""
+
+    state: AckState
+    files: list[LogFileInfo]
+    last_number: int
+    checkpoint_number: int
+    generation: int
+    records: int
+    """How many records were read that the checkpoint does not have."""
+    is_newest: bool
+    """Whether the checkpoint that was read is the newest one."""
+    damage: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One way through the log."""
+
+    state: AckState
+    last_number: int
+    records: int = 0
+    lost: int = 0
+
+
+def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Replayed:
+    """Read checkpoint and log. Raises only when the disk cannot be read at all.
+
+    Without `keep_evidence` nothing is written, for who only wants to look.
+    """
+    ack_dir, meta_dir = os.path.join(core_dir, "ack"), os.path.join(core_dir, "meta")
+    loaded = load_checkpoint(fs, meta_dir)
+    damage = list(loaded.damage)
+    if loaded.damage and keep_evidence:
+        _keep_evidence(fs, core_dir, meta_dir, [CHECKPOINT, f"{CHECKPOINT}.1"])
+    start = loaded.state.last_number if loaded.state is not None else 0
+    going = _Pass(AckState.restore(loaded.state) if loaded.state is not None else AckState(), start)
+    files: list[LogFileInfo] = []
+    for file in list_logs(fs, ack_dir):
+        problems = _replay_file(fs, os.path.join(ack_dir, file.name), going)
+        if problems:
+            damage += problems
+            if keep_evidence:
+                _keep_evidence(fs, core_dir, ack_dir, [file.name])
+        files.append(replace(file, last_number=going.last_number))
+    going.state.note_logged(*read_logged(fs, meta_dir))
+    if going.state.unknown_subscribers:
+        damage.append(
+            f"{going.state.unknown_subscribers} outcomes are of subscribers whose definition was lost"
+        )
+    for text in damage if keep_evidence else ():
+        _LOGGER.error("acknowledgements: %s", text)
+    return Replayed(
+        state=going.state,
+        files=files,
+        last_number=going.last_number,
+        checkpoint_number=start,
+        generation=loaded.state.generation if loaded.state is not None else 0,
+        records=going.records,
+        is_newest=loaded.is_newest,
+        damage=tuple(damage),
+    )
+
+
+def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
+    """Apply what is new in one file; what is wrong with it, in words."""
+    problems: list[str] = []
+    unreadable = 0
+    view = fs.open_view(path)
+    for record in read_log(view):
+        if record is None:
+            unreadable += 1
+            continue
+        if unreadable:
+            problems.append(f"{path}: {unreadable} records before number {record.number} cannot be read")
+            unreadable = 0
+        if record.number <= going.last_number:
+            continue
+        lost = record.number - going.last_number - 1
+        if lost and going.last_number:
+            problems.append(f"{path}: {lost} records before number {record.number} are missing")
+            going.lost += lost
+        going.state.apply(record)
+        going.last_number = record.number
+        going.records += 1
+    # Other bytes at the end of a file are a write that a crash cut off: it was never durable.
+    problems += [f"{path}: the device cannot read bytes {start} to {end}" for start, end in view.bad]
+    return problems
+
+
+def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[str]) -> None:
+    """Copy damaged files aside. A copy that cannot be made stops nothing."""
+    for name in names:
+        try:
+            quarantine = os.path.join(core_dir, "quarantine")
+            fs.make_dirs(quarantine)
+            data = fs.open_view(os.path.join(directory, name))[:]
+            stage(fs, os.path.join(quarantine, f"{name}-{len(data)}"), [data])
+            fs.sync_dir(quarantine)
+        except Conflict:
+            continue  # copied before
+        except PenstockError as error:
+            _LOGGER.warning("a damaged file could not be copied aside: %s", error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckSettings:
+    """When the log is synced and when it is summed up."""
+
+    flush_interval_s: float = 0.1
+    checkpoint_bytes: int = 16_000_000
+    checkpoint_records: int = 100_000
+    checkpoint_interval_s: float = 60.0
+
+
+class AckJournal:
+    """Appending under the lock of the book, writing outside of it.
+
+    `save` gives the state to put into a checkpoint: generation and last number go in, and whoever answers
+    holds the lock so that nothing is appended meanwhile. `repeat` appends the definition of every subscriber.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        core_dir: str,
+        replayed: Replayed,
+        settings: AckSettings,
+        clock: Clock,
+        *,
+        save: Callable[[int, Callable[[], int]], CheckpointState],
+        repeat: Callable[[], None],
+    ) -> None:
+        self._fs = fs
+        self._meta_dir = os.path.join(core_dir, "meta")
+        self._settings = settings
+        self._clock = clock
+        self._save = save
+        self._repeat = repeat
+        self._log = AckLog(
+            fs, os.path.join(core_dir, "ack"), files=replayed.files, next_number=replayed.last_number + 1
+        )
+        self._log.trust(replayed.checkpoint_number)
+        self._is_trusted = replayed.records == 0
+        self._keep_newest = replayed.is_newest
+        self._generation = replayed.generation
+        self._checkpoint_number = replayed.checkpoint_number
+        self._summed_number = replayed.last_number if self._is_trusted else replayed.checkpoint_number
+        self._checkpoint_s = self._synced_s = clock.monotonic()
+        self._again_s = 0.0
+        self._is_closed = False
+        self._io = threading.RLock()
+
+    # ---- appending -----------------------------------------------------------------------------------
+
+    def append_outcome(
+        self, entry: SubscriberEntry, seq: int, bundle: int, outcome: Outcome, attempt: int
+    ) -> int:
+        return self._log.append(
+            RecordKind.OUTCOME,
+            outcome=outcome,
+            subscriber=entry.index,
+            segment_seq=seq,
+            bundle=bundle,
+            attempt=attempt,
+            ts_ns=self.now_ns(),
+        )
+
+    def append_gone(self, first: int, last: int, why: Gone) -> int:
+        """Numbers of which there is no segment any more, or never was; how many is a number of 64 bits."""
+        high, low = divmod(last + 1 - first, 1 << 32)
+        return self._log.append(
+            RecordKind.DELETED,
+            outcome=why,
+            segment_seq=first,
+            bundle=low,
+            attempt=high,
+            ts_ns=self.now_ns(),
+        )
+
+    def append_logged(self, end: int, seq: int, written_seq: int) -> int:
+        """The log is durable up to a position and a bundle; segments up to a number are written."""
+        high, low = divmod(seq, 1 << 32)
+        return self._log.append(
+            RecordKind.LOGGED, segment_seq=end, bundle=low, attempt=high, ts_ns=written_seq
+        )
+
+    def append_state(self, entry: SubscriberEntry) -> int:
+        return self._log.append(
+            RecordKind.STATE, outcome=entry.state, subscriber=entry.index, ts_ns=self.now_ns()
+        )
+
+    def append_unregister(self, entry: SubscriberEntry, abandoned_through: int) -> int:
+        return self._log.append(
+            RecordKind.UNREGISTER,
+            subscriber=entry.index,
+            segment_seq=abandoned_through,
+            ts_ns=self.now_ns(),
+        )
+
+    def append_definition(self, entry: SubscriberEntry) -> int:
+        """A subscriber with its mark, then its name in pieces, without anything between."""
+        number = self._log.append(
+            RecordKind.SUBSCRIBER,
+            outcome=entry.state,
+            subscriber=entry.index,
+            segment_seq=entry.progress.hwm,
+            bundle=len(entry.name),
+            ts_ns=self.now_ns(),
+        )
+        for part, text in enumerate(name_parts(entry.name)):
+            number = self._log.append_name(entry.index, part, text)
+        return number
+
+    def now_ns(self) -> int:
+        return self._clock.now_ms() * _NS_PER_MS
+
+    # ---- what is durable -----------------------------------------------------------------------------
+
+    def is_durable(self, number: int) -> bool:
+        """Whether this record and all before it survive a power cut."""
+        return self._is_trusted and number <= self._log.synced_number
+
+    def sync(self) -> None:
+        """Return when every record so far is durable. Raises what the disk raises; nothing is forgotten."""
+        with self._io:
+            self._log.sync()
+            self._synced_s = self._clock.monotonic()
+
+    def checkpoint(self) -> None:
+        """Sum up, durably, and let go of files that neither this checkpoint nor the one before needs.
+
+        Raises what the disk raises; then the checkpoint before it holds, and all of the log. Raises `Closed`
+        after `close`.
+        """
+        with self._io:
+            if self._is_closed:
+                # The directory may belong to somebody else by now.
+                raise Closed("the acknowledgement log is closed")
+            self.sync()
+            saved = self._save(self._generation + 1, lambda: self._log.last_number)
+            self._store(saved)
+            self._generation = saved.generation
+            self._keep_newest = self._is_trusted = True
+            self._log.trust(saved.last_number)
+            self._log.rotate()
+            # The newest may turn out unreadable: what came after the one before it is kept.
+            self._log.drop_through(self._checkpoint_number)
+            self._checkpoint_number = saved.last_number
+            self._checkpoint_s = self._clock.monotonic()
+            self._repeat()
+            self._log.keep_reserve()
+
+    def _store(self, saved: CheckpointState) -> None:
+        try:
+            store_checkpoint(self._fs, self._meta_dir, saved, keep_newest=self._keep_newest)
+        except StorageFull:
+            if not self._log.spend_reserve():
+                raise
+            store_checkpoint(self._fs, self._meta_dir, saved, keep_newest=self._keep_newest)
+
+    def keep_reserve(self) -> None:
+        """Have some room set aside for the acks of a full disk, if there is any."""
+        self._log.keep_reserve()
+
+    def repeated(self) -> None:
+        """What was appended up to now need not be summed up again."""
+        self._summed_number = self._log.last_number
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything that no checkpoint has."""
+        return self._log.last_number > self._summed_number or not self._is_trusted
+
+    def tend(self) -> None:
+        """Sync and checkpoint as far as they are due. Raises as they do, and then waits a second."""
+        now_s = self._clock.monotonic()
+        if now_s < self._again_s:
+            return
+        try:
+            if self._log.has_pending and now_s - self._synced_s >= self._settings.flush_interval_s:
+                self.sync()
+            if self._is_checkpoint_due(now_s):
+                self.checkpoint()
+        except PenstockError:
+            self._again_s = now_s + _AGAIN_S
+            raise
+
+    def _is_checkpoint_due(self, now_s: float) -> bool:
+        if not self._is_trusted:
+            return True
+        return self.has_changes and (
+            self.since_checkpoint >= self._settings.checkpoint_records
+            or self._log.current_bytes >= self._settings.checkpoint_bytes
+            or now_s - self._checkpoint_s >= self._settings.checkpoint_interval_s
+        )
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the log on disk."""
+        return self._log.byte_count
+
+    @property
+    def since_checkpoint(self) -> int:
+        """Records behind the last checkpoint: what a start would replay, at most twice that."""
+        return self._log.last_number - self._checkpoint_number
+
+    @property
+    def records(self) -> int:
+        """The number of the last record."""
+        return self._log.last_number
+
+    def close(self) -> None:
+        """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
+        with self._io:
+            if self._is_closed:
+                return
+            try:
+                if self.has_changes:
+                    self.checkpoint()
+            finally:
+                self._is_closed = True
+                self._log.close()

@@ -1,0 +1,329 @@
+"""The acknowledgement log: what subscribers said, appended to `ack.log`, read back after a restart.
+
+Records wait in memory until `sync` writes and syncs them together. Losing the last ones only delivers again.
+
+A file is appended to by the process that made it and by no other: a start continues in a new file, so nothing
+is ever written behind a torn tail. A write or sync that fails ends its file as well: nobody can tell what of
+it is on the disk, and the kernel would say yes to a second sync. All records that no successful sync covered
+are still in memory and go into the next file, under the numbers they have.
+
+Numbers are dense. So whoever reads the log sees what is missing from it, and what stands in it twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from penstock.errors import NotFound, PenstockError, StorageFull
+from penstock.quiver.errors import Closed
+from penstock.quiver.offsets.records import (
+    RECORD_BYTES,
+    AckRecord,
+    NamePart,
+    Record,
+    decode_records,
+    encode_record,
+)
+from penstock.storage import FileSystem, FileView, WritableFile
+
+HEADER_BYTES: Final = 32
+RESERVE_BYTES: Final = 1024 * 1024
+
+_HEADER: Final = struct.Struct("<8sHHQQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_MAGIC: Final = b"QUIVER\0A"
+_VERSION: Final = 1
+_ACTIVE: Final = "ack.log"
+_STAGED: Final = "ack.log.tmp"
+_RESERVE: Final = "reserve"
+_ROTATED: Final = re.compile(r"ack\.log\.([0-9]{1,19})")
+_CHUNK_BYTES: Final = RECORD_BYTES * 25_600
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFileInfo:
+    """A file of the log: its name, its place in the order, its bytes, and the last number it may hold."""
+
+    name: str
+    generation: int
+    size: int
+    last_number: int = 0
+
+
+def encode_header(generation: int, first_number: int) -> bytes:
+    """The 32 bytes at the start of a file: its generation, and the number of its first record."""
+    head = _HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, generation, first_number)
+    return head + _CHECKSUM.pack(xxh3_64_intdigest(head) & 0xFFFFFFFF)
+
+
+def decode_header(data: bytes) -> tuple[int, int] | None:
+    """Generation and first number, or None when these bytes are no header of this version."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, size, generation, first_number = _HEADER.unpack_from(data)
+    checksum = _CHECKSUM.unpack_from(data, _HEADER.size)[0]
+    if (magic, version, size) != (_MAGIC, _VERSION, HEADER_BYTES):
+        return None
+    if checksum != xxh3_64_intdigest(data[: _HEADER.size]) & 0xFFFFFFFF:
+        return None
+    return generation, first_number
+
+
+def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
+    """The files of the log, oldest first; the active one is the last."""
+    found: list[LogFileInfo] = []
+    active: int | None = None
+    for name, stat in fs.list_files(directory):
+        match = _ROTATED.fullmatch(name)
+        if match is not None:
+            found.append(LogFileInfo(name=name, generation=int(match[1]), size=stat.size))
+        elif name == _ACTIVE:
+            active = stat.size
+    found.sort(key=lambda file: file.generation)
+    if active is not None:
+        header = decode_header(bytes(fs.open_view(os.path.join(directory, _ACTIVE))[:HEADER_BYTES]))
+        below = found[-1].generation if found else 0
+        generation = max(below + 1, header[0] if header is not None else 0)
+        found.append(LogFileInfo(name=_ACTIVE, generation=generation, size=active))
+    return found
+
+
+def read_log(view: FileView) -> Iterator[Record | None]:
+    """Every place for a record in one file: the record, or None where there is none that can be believed.
+
+    A damaged header does not matter to the records, which carry their own checksums and numbers.
+    """
+    for start in range(HEADER_BYTES, len(view), _CHUNK_BYTES):
+        yield from decode_records(view.read(start, min(len(view), start + _CHUNK_BYTES)))
+
+
+class AckLog:
+    """The log as one process writes it. Any thread may call any method.
+
+    `synced_number` is the last number that a successful sync covers: what may be relied on after a power cut.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, *, files: list[LogFileInfo], next_number: int) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._files = [file for file in files if file.name != _ACTIVE]
+        self._left = next((file for file in files if file.name == _ACTIVE), None)
+        self._generation = max((file.generation for file in files), default=0)
+        self._next = next_number
+        self._synced = 0
+        self._pending: list[bytes] = []
+        self._file: WritableFile | None = None
+        self._file_bytes = 0
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._io = threading.RLock()
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last record that was appended."""
+        return self._next - 1
+
+    @property
+    def synced_number(self) -> int:
+        return self._synced
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there are records that no sync covers."""
+        return bool(self._pending)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all files of the log."""
+        left = self._left.size if self._left is not None else 0
+        return sum(file.size for file in self._files) + left + self._file_bytes
+
+    @property
+    def current_bytes(self) -> int:
+        """Bytes of the file that is written now."""
+        return self._file_bytes
+
+    def trust(self, number: int) -> None:
+        """Everything up to this number is durable elsewhere: a checkpoint has it."""
+        self._synced = max(self._synced, number)
+
+    def append(
+        self,
+        kind: int,
+        *,
+        outcome: int = 0,
+        subscriber: int = 0,
+        segment_seq: int = 0,
+        bundle: int = 0,
+        attempt: int = 0,
+        ts_ns: int = 0,
+    ) -> int:
+        """Add a record, in memory; its number."""
+        with self._lock:
+            record = AckRecord(
+                kind=kind,
+                outcome=outcome,
+                subscriber=subscriber,
+                segment_seq=segment_seq,
+                bundle=bundle,
+                attempt=attempt,
+                ts_ns=ts_ns,
+                number=self._next,
+            )
+            return self._add(encode_record(record))
+
+    def append_name(self, subscriber: int, part: int, text: bytes) -> int:
+        """Add a piece of a name, in memory; its number."""
+        with self._lock:
+            record = NamePart(subscriber=subscriber, part=part, text=text, number=self._next)
+            return self._add(encode_record(record))
+
+    def _add(self, encoded: bytes) -> int:
+        self._pending.append(encoded)
+        self._next += 1
+        return self._next - 1
+
+    def sync(self) -> None:
+        """Return when every record appended so far is durable.
+
+        Raises `Closed` when it is too late for that, and what the disk raises. Then the file is given up, the
+        records stay in memory, and the next call writes all of them into a new file.
+        """
+        with self._io:
+            with self._lock:
+                records, through = list(self._pending), self._next - 1
+            if not records:
+                return
+            if self._is_closed:
+                raise Closed("the acknowledgement log is closed")
+            try:
+                self._write(records)
+            except StorageFull:
+                # Without an ack nothing can be deleted, so a full disk would stay full.
+                if not self.spend_reserve():
+                    raise
+                self._write(records)
+            with self._lock:
+                del self._pending[: len(records)]
+                self._synced = max(self._synced, through)
+
+    def _write(self, records: list[bytes]) -> None:
+        file = self._file if self._file is not None else self._start(len(records))
+        data = b"".join(records)
+        try:
+            file.write([data])
+            file.datasync()
+        except BaseException:
+            self._give_up()
+            raise
+        self._file_bytes += len(data)
+
+    def _give_up(self) -> None:
+        """Never touch this file again, and move it aside before the next is started."""
+        file, self._file = self._file, None
+        self._left = LogFileInfo(name=_ACTIVE, generation=self._generation, size=self._file_bytes)
+        if self._file_bytes <= HEADER_BYTES:
+            self._left = None  # no sync ever covered a record in it: the next file takes its place
+        self._file_bytes = 0
+        if file is not None:
+            with contextlib.suppress(PenstockError):
+                file.close()
+
+    def _start(self, pending: int) -> WritableFile:
+        """A new active file, durable with its name and its header."""
+        self._move_aside()
+        generation = self._generation + 1
+        staged, path = os.path.join(self._directory, _STAGED), os.path.join(self._directory, _ACTIVE)
+        with contextlib.suppress(NotFound):
+            self._fs.unlink(staged)
+        file = self._fs.create(staged)
+        try:
+            file.write([encode_header(generation, self._next - pending)])
+            file.datasync()
+            self._fs.rename(staged, path)
+            self._fs.sync_dir(self._directory)
+        except BaseException:
+            with contextlib.suppress(PenstockError):
+                file.close()
+            raise
+        self._file, self._generation, self._file_bytes = file, generation, HEADER_BYTES
+        return file
+
+    def _move_aside(self) -> None:
+        """Give the file that was active its number. Durably, before another file gets its name."""
+        if self._left is None:
+            return
+        name = f"{_ACTIVE}.{self._left.generation}"
+        with contextlib.suppress(NotFound):
+            self._fs.rename(os.path.join(self._directory, _ACTIVE), os.path.join(self._directory, name))
+        self._fs.sync_dir(self._directory)
+        last = max(self._left.last_number, self._synced)
+        self._files.append(
+            LogFileInfo(name=name, generation=self._left.generation, size=self._left.size, last_number=last)
+        )
+        self._left = None
+
+    def rotate(self) -> None:
+        """The next record begins a new file. Everything must be synced before."""
+        with self._io:
+            if self._file is None:
+                return
+            file, self._file = self._file, None
+            self._left = LogFileInfo(
+                name=_ACTIVE,
+                generation=self._generation,
+                size=self._file_bytes,
+                last_number=self._synced,
+            )
+            self._file_bytes = 0
+            with contextlib.suppress(PenstockError):
+                file.close()
+
+    def drop_through(self, number: int) -> None:
+        """Remove files that hold nothing behind this number. One that cannot be removed is left for later."""
+        with self._io:
+            gone = [file for file in self._files if file.last_number <= number]
+            try:
+                for file in gone:
+                    with contextlib.suppress(NotFound):
+                        self._fs.unlink(os.path.join(self._directory, file.name))
+                    self._files.remove(file)
+            except PenstockError as error:
+                _LOGGER.warning("an old file of the ack log stays for now: %s", error)
+
+    def keep_reserve(self) -> None:
+        """Have some room set aside for the acks of a full disk, if there is any."""
+        with self._io, contextlib.suppress(PenstockError):
+            path = os.path.join(self._directory, _RESERVE)
+            with contextlib.suppress(NotFound):
+                self._fs.stat(path)
+                return
+            self._fs.allocate(path, RESERVE_BYTES)
+
+    def spend_reserve(self) -> bool:
+        """Give back the room that was set aside; False when there is none left."""
+        with self._io:
+            try:
+                self._fs.unlink(os.path.join(self._directory, _RESERVE))
+            except PenstockError:
+                return False
+            return True
+
+    def close(self) -> None:
+        """Release the file; what was not synced is lost. Nothing is written from here on."""
+        with self._io:
+            self._is_closed = True
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()

@@ -1,0 +1,136 @@
+"""The records of the acknowledgement log, 40 bytes each, and what the log may say.
+
+    u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
+             | u64 number
+    u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
+
+The checksum is the low half of XXH3-64 over the 36 bytes behind it, so a record is believed by itself and a
+reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field means.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+RECORD_BYTES: Final = 40
+WHOLE_SEGMENT: Final = 0xFFFFFFFF
+"""In the place of a bundle: every bundle of the segment."""
+
+_RECORD: Final = struct.Struct("<BBHQIIqQ")
+_NAME: Final = struct.Struct("<BBH24sQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_NAME_BYTES: Final = 24
+_LOW: Final = 0xFFFFFFFF
+
+
+class RecordKind(enum.IntEnum):
+    """What a record says. Numbers are stable on disk; readers skip those they do not know."""
+
+    OUTCOME = 0
+    SUBSCRIBER = 1
+    UNREGISTER = 2
+    DELETED = 3
+    NAME = 4
+    STATE = 5
+    LOGGED = 6
+    """The write-ahead log is durable up to the position in `segment_seq`; its last bundle's number is in
+    `attempt` (high half) and `bundle` (low half), and the last segment that was written in `ts_ns`.
+    """
+
+
+class Outcome(enum.IntEnum):
+    """What became of a bundle for one subscriber. An audit can tell delivered from lost."""
+
+    ACK = 0
+    NACK = 1
+    DROPPED = 2
+    EXPIRED = 3
+    REJECTED = 4
+
+    @property
+    def resolves(self) -> bool:
+        """Whether the bundle is done with; a nack is not the end of it."""
+        return self is not Outcome.NACK
+
+
+class AckRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Any record but a part of a name. `outcome` is a state for kinds 1 and 5, a reason for kind 3."""
+
+    kind: int
+    outcome: int = 0
+    subscriber: int = 0
+    segment_seq: int = 0
+    bundle: int = WHOLE_SEGMENT
+    attempt: int = 0
+    ts_ns: int = 0
+    number: int
+
+
+class NamePart(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to 24 bytes of the name of the subscriber that the definition before it made known."""
+
+    subscriber: int
+    part: int
+    text: bytes
+    number: int
+
+
+Record: TypeAlias = AckRecord | NamePart
+
+
+def encode_record(record: Record) -> bytes:
+    """The 40 bytes of a record."""
+    if isinstance(record, NamePart):
+        body = _NAME.pack(RecordKind.NAME, record.part, record.subscriber, record.text, record.number)
+    else:
+        body = _RECORD.pack(
+            record.kind,
+            record.outcome,
+            record.subscriber,
+            record.segment_seq,
+            record.bundle,
+            min(record.attempt, _LOW),
+            record.ts_ns,
+            record.number,
+        )
+    return _CHECKSUM.pack(xxh3_64_intdigest(body) & _LOW) + body
+
+
+def decode_record(data: bytes | memoryview) -> Record | None:
+    """The record in 40 bytes, or None when they are none."""
+    body = data[_CHECKSUM.size : RECORD_BYTES]
+    if len(data) < RECORD_BYTES or _CHECKSUM.unpack_from(data)[0] != xxh3_64_intdigest(body) & _LOW:
+        return None
+    if body[0] == RecordKind.NAME:
+        _, part, subscriber, text, number = _NAME.unpack(body)
+        return NamePart(subscriber=subscriber, part=part, text=text.rstrip(b"\0"), number=number)
+    kind, outcome, subscriber, segment_seq, bundle, attempt, ts_ns, number = _RECORD.unpack(body)
+    return AckRecord(
+        kind=kind,
+        outcome=outcome,
+        subscriber=subscriber,
+        segment_seq=segment_seq,
+        bundle=bundle,
+        attempt=attempt,
+        ts_ns=ts_ns,
+        number=number,
+    )
+
+
+def decode_records(data: bytes | memoryview) -> Iterator[Record | None]:
+    """Every place for a record in turn: the record, or None where there is none. The last may be cut off."""
+    view = memoryview(data)
+    for start in range(0, len(view), RECORD_BYTES):
+        yield decode_record(view[start : start + RECORD_BYTES])
+
+
+def name_parts(name: str) -> list[bytes]:
+    """A name in the pieces that its records carry."""
+    text = name.encode("ascii")
+    return [text[start : start + _NAME_BYTES] for start in range(0, len(text), _NAME_BYTES)]

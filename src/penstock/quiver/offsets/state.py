@@ -1,0 +1,463 @@
+"""What all acknowledgements add up to: subscribers, the segments that exist, and who is done with which.
+
+    registered ──► active ◄──► inactive          orphaned: known from before, but nobody asked for it since
+
+Every state keeps the data that the subscriber has not resolved. Only `unregister` releases it. All of this is
+pure: records and segments go in, answers come out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import InvalidInput
+from penstock.quiver.model import BundleRef, SegmentInfo
+from penstock.quiver.offsets.checkpoint import CheckpointEntry, CheckpointState
+from penstock.quiver.offsets.progress import BUNDLES_MAX, Bitmap, Progress, Ranges
+from penstock.quiver.offsets.records import WHOLE_SEGMENT, AckRecord, NamePart, Outcome, Record, RecordKind
+
+SUBSCRIBERS_MAX: Final = 65_536
+"""A subscriber's index is stored in two bytes."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_RESERVED: Final = frozenset(
+    {"con", "prn", "aux", "nul"} | {f"{kind}{digit}" for kind in ("com", "lpt") for digit in range(1, 10)}
+)
+
+
+class SubscriberState(enum.IntEnum):
+    """Numbers are stable on disk."""
+
+    REGISTERED = 0
+    ACTIVE = 1
+    INACTIVE = 2
+    ORPHANED = 3
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises `InvalidInput` when no subscriber may be called so."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidInput(
+            f"{str(name)[:80]!r} is not a subscriber name: up to 64 letters, digits, '_' and '-'"
+        )
+    if name.lower() in _RESERVED:
+        raise InvalidInput(f"{name!r} is not a subscriber name: Windows keeps it for a device")
+    return name
+
+
+@dataclass(slots=True, eq=False)
+class SubscriberEntry:
+    """A subscriber as the book keeps it."""
+
+    index: int
+    name: str
+    state: SubscriberState
+    progress: Progress
+    counters: list[int] = field(default_factory=lambda: [0] * len(Outcome))
+    """Bundles by outcome."""
+    orphaned_ns: int = 0
+    """Since when nobody asked for it; 0 when somebody did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscriber:
+    """A subscriber as it was when somebody asked."""
+
+    name: str
+    state: SubscriberState
+    hwm: int
+    """Everything in this segment and before it is resolved."""
+    pending_segments: int
+    gap_segments: int
+    """Segments beyond the mark of which something is resolved."""
+    acked: int
+    nacked: int
+    dropped: int
+    expired: int
+    rejected: int
+    in_flight: int = 0
+    deferred: int = 0
+    oldest_pending_ns: int | None = None
+    """When the oldest data that it has not resolved came in."""
+
+
+class Gone(enum.IntEnum):
+    """Why there is no segment of a number; `outcome` of a record of kind 3."""
+
+    DELETED = 0
+    NEVER_WRITTEN = 1
+    MISSING = 2
+    CORRUPT = 3
+
+
+@dataclass(slots=True)
+class _Definition:
+    """A subscriber whose name has not been read to its end."""
+
+    record: AckRecord
+    name: bytes = b""
+
+
+class AckState:
+    """The state of all subscribers of one core.
+
+    `known` are the numbers of the segments that exist, rising. Segments are made known in rising order, so a
+    lower number that is not among them never comes.
+    """
+
+    def __init__(self) -> None:
+        self.subscribers: dict[str, SubscriberEntry] = {}
+        self.known: list[int] = []
+        self.infos: dict[int, SegmentInfo] = {}
+        self.absent = Ranges()
+        self.doomed: dict[int, int] = {}
+        """Segments to be removed, by number; the record that says so."""
+        self.highest_seq = 0
+        self.next_wal_seq = 0
+        self.logged_end = self.logged_seq = 0
+        """Up to which position, and which bundle, the write-ahead log is known to have been durable."""
+        self.abandoned_through = 0
+        self.unknown_subscribers = 0
+        """Outcomes in the log of subscribers that are not defined in it: their definition was lost."""
+        self._by_index: dict[int, SubscriberEntry] = {}
+        self._highest_index = -1
+        self._definition: _Definition | None = None
+
+    # ---- out of a checkpoint, into a checkpoint ------------------------------------------------------
+
+    @classmethod
+    def restore(cls, saved: CheckpointState) -> AckState:
+        state = cls()
+        state.highest_seq = saved.next_segment_seq - 1
+        state.next_wal_seq = saved.next_wal_seq
+        state.logged_end, state.logged_seq = saved.logged_end, saved.logged_seq
+        state.abandoned_through = saved.abandoned_through
+        state.absent = Ranges(saved.absent)
+        state.doomed = dict.fromkeys(saved.doomed, saved.last_number)
+        for entry in saved.subscribers:
+            progress = Progress(
+                entry.hwm,
+                gaps={seq: Bitmap(bits) for seq, bits in entry.gaps.items()},
+                complete=Ranges(entry.complete),
+            )
+            known = SubscriberEntry(
+                entry.index,
+                entry.name,
+                _state(entry.state),
+                progress,
+                list(entry.counters),
+                entry.orphaned_ns,
+            )
+            state._enter(known)
+        return state
+
+    def save(
+        self, *, generation: int, last_number: int, next_segment_seq: int, next_wal_seq: int
+    ) -> CheckpointState:
+        """Everything that a start needs."""
+        return CheckpointState(
+            generation=generation,
+            last_number=last_number,
+            next_segment_seq=max(next_segment_seq, self.highest_seq + 1),
+            next_wal_seq=max(next_wal_seq, self.next_wal_seq),
+            logged_end=self.logged_end,
+            logged_seq=self.logged_seq,
+            abandoned_through=self.abandoned_through,
+            absent=tuple(self.absent),
+            doomed=tuple(sorted(self.doomed)),
+            subscribers=tuple(_saved(entry) for entry in self.subscribers.values()),
+        )
+
+    # ---- replay --------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """Take in one record of the log. Any record may come twice."""
+        if isinstance(record, NamePart):
+            self._apply_name(record)
+            return
+        self.highest_seq = max(self.highest_seq, _segment_of(record))
+        if record.kind == RecordKind.OUTCOME:
+            self._apply_outcome(record)
+        elif record.kind == RecordKind.SUBSCRIBER:
+            self._definition = _Definition(record)
+            self._highest_index = max(self._highest_index, record.subscriber)
+        elif record.kind == RecordKind.STATE and record.subscriber in self._by_index:
+            entry = self._by_index[record.subscriber]
+            entry.state = _state(record.outcome)
+            entry.orphaned_ns = record.ts_ns if entry.state is SubscriberState.ORPHANED else 0
+        elif record.kind == RecordKind.UNREGISTER:
+            self._leave(self._by_index.get(record.subscriber), record.segment_seq)
+        elif record.kind == RecordKind.DELETED:
+            self._apply_deleted(record)
+        elif record.kind == RecordKind.LOGGED:
+            self.note_logged(record.segment_seq, (record.attempt << 32) + record.bundle)
+            self.highest_seq = max(self.highest_seq, record.ts_ns)
+
+    def note_logged(self, end: int, seq: int) -> None:
+        """The log was durable up to `end`, with bundles up to number `seq`. Lower values change nothing."""
+        self.logged_end = max(self.logged_end, end)
+        self.logged_seq = max(self.logged_seq, seq)
+        self.next_wal_seq = max(self.next_wal_seq, seq + 1)
+
+    def _apply_outcome(self, record: AckRecord) -> None:
+        entry = self._by_index.get(record.subscriber)
+        if entry is None or record.outcome not in _OUTCOMES:
+            self.unknown_subscribers += entry is None
+            self._highest_index = max(self._highest_index, record.subscriber)
+            return
+        if record.outcome == Outcome.NACK:
+            entry.counters[Outcome.NACK] += 1
+        elif record.bundle == WHOLE_SEGMENT:
+            if entry.progress.resolve_segment(record.segment_seq):
+                entry.counters[record.outcome] += record.attempt
+        elif record.bundle < BUNDLES_MAX:
+            ref = BundleRef(record.segment_seq, record.bundle)
+            entry.counters[record.outcome] += entry.progress.resolve(ref, None)
+
+    def _apply_name(self, part: NamePart) -> None:
+        defined = self._definition
+        if defined is None:
+            return
+        record = defined.record
+        # A piece between them may be lost. The pieces of a name follow their definition without a gap.
+        if (part.subscriber, part.number) != (record.subscriber, record.number + 1 + part.part):
+            self._definition = None
+            return
+        defined.name += part.text
+        if len(defined.name) >= record.bundle:
+            self._definition = None
+            entry = self.define(
+                defined.name.decode("ascii", "replace"),
+                record.subscriber,
+                _state(record.outcome),
+                hwm=record.segment_seq,
+            )
+            if entry.state is SubscriberState.ORPHANED and not entry.orphaned_ns:
+                # Nothing else remembers since when: from the first time that it was told.
+                entry.orphaned_ns = record.ts_ns
+
+    def _apply_deleted(self, record: AckRecord) -> None:
+        self.absent.add(record.segment_seq, _segment_of(record))
+        if record.outcome == Gone.DELETED:
+            self.doomed[record.segment_seq] = record.number
+
+    # ---- subscribers ---------------------------------------------------------------------------------
+
+    def free_index(self) -> int:
+        """An index for a new subscriber: a new one as long as there are any, so that records stay apart."""
+        if self._highest_index + 1 < SUBSCRIBERS_MAX:
+            return self._highest_index + 1
+        index = next((index for index in range(SUBSCRIBERS_MAX) if index not in self._by_index), None)
+        if index is None:
+            raise InvalidInput(f"there are {SUBSCRIBERS_MAX} subscribers; unregister one first")
+        return index
+
+    def define(self, name: str, index: int, state: SubscriberState, *, hwm: int) -> SubscriberEntry:
+        """A subscriber as the log tells it; one that is known keeps what it has."""
+        entry = self.subscribers.get(name)
+        if entry is not None and entry.index == index:
+            entry.state = state
+            entry.progress.raise_to(hwm)
+            return entry
+        for stale in (entry, self._by_index.get(index)):
+            self._leave(stale, 0)
+        entry = SubscriberEntry(index, name, state, Progress(hwm))
+        self._enter(entry)
+        return entry
+
+    def _enter(self, entry: SubscriberEntry) -> None:
+        self.subscribers[entry.name] = entry
+        self._by_index[entry.index] = entry
+        self._highest_index = max(self._highest_index, entry.index)
+
+    def leave(self, entry: SubscriberEntry) -> int:
+        """Forget a subscriber; up to which segment nobody is left to wait for, or 0."""
+        last_one = len(self.subscribers) == 1
+        through = self.highest_seq if last_one else 0
+        self._leave(entry, through)
+        return through
+
+    def _leave(self, entry: SubscriberEntry | None, abandoned_through: int) -> None:
+        if entry is None:
+            return
+        del self.subscribers[entry.name], self._by_index[entry.index]
+        self.abandoned_through = max(self.abandoned_through, abandoned_through)
+
+    def earliest_hwm(self) -> int:
+        """The mark of somebody who wants all that is there."""
+        return self.known[0] - 1 if self.known else self.highest_seq
+
+    # ---- segments ------------------------------------------------------------------------------------
+
+    def take_in(self, infos: Iterable[SegmentInfo], lost: Collection[int] = ()) -> list[tuple[int, int]]:
+        """The segments that a start found. Returns the numbers somebody waits for that are not there.
+
+        Segments that were being deleted are not known any more: their files may go. `lost` are numbers of
+        segments that were there, whether or not the log ever spoke of them.
+        """
+        found = {info.seq: info for info in infos}
+        self.doomed = {seq: number for seq, number in self.doomed.items() if seq in found}
+        self.infos = {seq: info for seq, info in found.items() if seq not in self.doomed}
+        self.known = sorted(self.infos)
+        self.highest_seq = max(self.highest_seq, *found, *lost, *self.marks(), 0)
+        for seq in self.known:
+            self.absent.discard(seq)
+        for entry in self.subscribers.values():
+            for seq in [seq for seq in entry.progress.gaps if seq in self.infos]:
+                entry.progress.settle(seq, self.infos[seq].bundle_count)
+        missing = self._missing()
+        self.trim()
+        return missing
+
+    def _missing(self) -> list[tuple[int, int]]:
+        """Numbers above the lowest mark without a segment and without a reason, apart for each hole."""
+        if not self.subscribers and not self.known:
+            return []
+        holes: list[tuple[int, int]] = []
+        # Without a subscriber, nothing below the first segment is kept in `absent`: holes there are unknown.
+        before = min(self.marks()) if self.subscribers else max(self.known[0], self.abandoned_through)
+        for seq in [seq for seq in self.known if seq > before] + [self.highest_seq + 1]:
+            for first, last in self.absent.missing(before + 1, seq - 1):
+                holes += self._waited_for(first, last)
+            before = seq
+        return holes
+
+    def _waited_for(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of a hole that a subscriber has not resolved; all of it if there is no subscriber."""
+        if not self.subscribers:
+            return [(first, last)]
+        waited = Ranges()
+        for entry in self.subscribers.values():
+            start = max(first, entry.progress.hwm + 1)
+            for span in entry.progress.complete.missing(start, last) if start <= last else ():
+                waited.add(*span)
+        return list(waited)
+
+    def is_awaited(self, seq: int, bundle_count: int) -> bool:
+        """Whether somebody needs this segment, which need not be there; nobody being there yet counts too."""
+        if seq in self.absent or seq in self.doomed:
+            return False
+        if not self.subscribers:
+            return seq > self.abandoned_through
+        return any(
+            not entry.progress.is_complete(seq) and entry.progress.resolved_in(seq) < bundle_count
+            for entry in self.subscribers.values()
+        )
+
+    def add(self, info: SegmentInfo) -> tuple[int, int] | None:
+        """A new segment. Returns the numbers between it and the one before, which never were one.
+
+        Raises `InvalidInput` unless its number is higher than all before: marks may have passed it.
+        """
+        if info.seq <= self.highest_seq:
+            raise InvalidInput(f"segment {info.seq} comes too late: {self.highest_seq} was there before it")
+        skipped = (self.highest_seq + 1, info.seq - 1)
+        self.highest_seq = info.seq
+        self.known.append(info.seq)
+        self.infos[info.seq] = info
+        if skipped[0] > skipped[1]:
+            return None
+        self.absent.add(*skipped)
+        return skipped
+
+    def skip_through(self, seq: int) -> None:
+        """Numbers up to this one that were not given out never will be."""
+        self.absent.add(self.highest_seq + 1, seq)
+        self.highest_seq = seq
+
+    def place_behind(self, seq: int) -> int:
+        """Where in `known` the first segment with a higher number is."""
+        return bisect.bisect_right(self.known, seq)
+
+    def outstanding(self, seq: int) -> int:
+        """How many subscribers have not resolved all of this segment."""
+        return sum(not entry.progress.is_complete(seq) for entry in self.subscribers.values())
+
+    def is_finished(self, seq: int) -> bool:
+        """Whether nobody needs the segment: all are done, and there is, or was, somebody who could be."""
+        if seq not in self.infos or (not self.subscribers and seq > self.abandoned_through):
+            return False
+        return not self.outstanding(seq)
+
+    def doom(self, seq: int, number: int) -> None:
+        """The segment is going to be removed; from here on it is absent."""
+        del self.infos[seq]
+        del self.known[bisect.bisect_left(self.known, seq)]
+        self.absent.add(seq)
+        self.doomed[seq] = number
+        for entry in self.subscribers.values():
+            entry.progress.advance(self.known, self.highest_seq)
+        self.trim()
+
+    def advance(self, entry: SubscriberEntry) -> bool:
+        """Raise a subscriber's mark over all it can pass."""
+        if not entry.progress.advance(self.known, self.highest_seq):
+            return False
+        self.trim()
+        return True
+
+    def trim(self) -> None:
+        """Forget absent numbers that no mark has to pass any more."""
+        lowest = self.known[0] - 1 if self.known else self.highest_seq
+        self.absent.discard_through(min(lowest, *self.marks(), self.highest_seq))
+
+    def marks(self) -> list[int]:
+        return [entry.progress.hwm for entry in self.subscribers.values()]
+
+
+_OUTCOMES = frozenset(Outcome)
+
+
+def _segment_of(record: AckRecord) -> int:
+    """The highest segment number that a record speaks of."""
+    if record.kind == RecordKind.DELETED:
+        return record.segment_seq + max((record.attempt << 32) + record.bundle, 1) - 1
+    return record.segment_seq if record.kind in _NUMBERED else 0
+
+
+_NUMBERED = frozenset({RecordKind.OUTCOME, RecordKind.SUBSCRIBER, RecordKind.UNREGISTER})
+
+
+def _state(number: int) -> SubscriberState:
+    try:
+        return SubscriberState(number)
+    except ValueError:
+        return SubscriberState.INACTIVE
+
+
+def _saved(entry: SubscriberEntry) -> CheckpointEntry:
+    return CheckpointEntry(
+        index=entry.index,
+        name=entry.name,
+        state=entry.state,
+        hwm=entry.progress.hwm,
+        orphaned_ns=entry.orphaned_ns,
+        counters=tuple(entry.counters),
+        gaps={seq: gap.to_bytes() for seq, gap in entry.progress.gaps.items()},
+        complete=tuple(entry.progress.complete),
+    )
+
+
+def view_of(state: AckState, entry: SubscriberEntry) -> Subscriber:
+    """A subscriber as it is now."""
+    progress = entry.progress
+    beyond = state.known[state.place_behind(progress.hwm) :]
+    pending = [seq for seq in beyond if not progress.is_complete(seq)]
+    return Subscriber(
+        name=entry.name,
+        state=entry.state,
+        hwm=progress.hwm,
+        pending_segments=len(pending),
+        gap_segments=len(progress.gaps) + progress.complete.count(),
+        acked=entry.counters[Outcome.ACK],
+        nacked=entry.counters[Outcome.NACK],
+        dropped=entry.counters[Outcome.DROPPED],
+        expired=entry.counters[Outcome.EXPIRED],
+        rejected=entry.counters[Outcome.REJECTED],
+        oldest_pending_ns=min((state.infos[seq].ingest_ns_min for seq in pending), default=None),
+    )

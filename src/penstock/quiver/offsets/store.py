@@ -1,0 +1,602 @@
+"""Consumer offsets of one core: what each subscriber has taken, and which segments nobody needs any more.
+
+What becomes durable when:
+
+- an outcome, with the next `sync`; until then a crash only delivers again;
+- a deletion: `doom` records it, `sync` makes the record and every outcome before it durable, and only then
+  does `deletable` name the segment. No other file may be removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import InvalidInput, PenstockError
+from penstock.quiver.errors import UnknownSubscriber
+from penstock.quiver.model import BundleRef, SegmentInfo
+from penstock.quiver.offsets.checkpoint import CheckpointState
+from penstock.quiver.offsets.external import remove_note
+from penstock.quiver.offsets.log import AckJournal, AckSettings, replay
+from penstock.quiver.offsets.progress import Ranges
+from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome
+from penstock.quiver.offsets.state import (
+    AckState,
+    Gone,
+    Subscriber,
+    SubscriberEntry,
+    SubscriberState,
+    check_name,
+    view_of,
+)
+from penstock.storage import FileSystem
+
+_MISSING_RECORDS_MAX: Final = 10_000
+_HELD_S: Final = 300.0
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What went with a segment before everybody had taken it."""
+
+    info: SegmentInfo | None
+    """None when nothing is known of it but that it was there."""
+    subscribers: tuple[str, ...]
+    """Who had not resolved it."""
+    bundles: int
+    """The most that one of them missed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciled:
+    """What a start found that did not fit."""
+
+    missing: tuple[tuple[int, int], ...] = ()
+    """Segments that somebody waited for and that are not there: first and last number of each hole."""
+    corrupt: tuple[Dropped, ...] = ()
+    """Segments that somebody waited for and that were set aside."""
+    expired: tuple[Dropped, ...] = ()
+    unlogged: int = 0
+    """Bundles that were accepted and are neither in a segment nor in the log."""
+
+
+def record_losses(
+    state: AckState,
+    journal: AckJournal,
+    holes: Iterable[tuple[int, int]],
+    aside: Mapping[int, SegmentInfo | None],
+) -> Reconciled:
+    """Record the numbers in `holes` as dropped: those in `aside` as corrupt, the others as missing.
+
+    The caller holds the lock of the book.
+    """
+    set_aside = Ranges((seq, seq) for seq in aside)
+    corrupt: list[Dropped] = []
+    missing: list[tuple[int, int]] = []
+    for first, last in holes:
+        inside = [seq for seq in sorted(aside) if first <= seq <= last]
+        corrupt += [_record_corrupt(state, journal, seq, aside[seq]) for seq in inside]
+        missing += set_aside.missing(first, last)
+    for first, last in missing:
+        _record_missing(state, journal, first, last)
+    return Reconciled(missing=tuple(missing), corrupt=tuple(corrupt))
+
+
+def _record_corrupt(state: AckState, journal: AckJournal, seq: int, info: SegmentInfo | None) -> Dropped:
+    missed: dict[str, int] = {}
+    for entry in state.subscribers.values():
+        done = entry.progress.resolved_in(seq)
+        if entry.progress.resolve_segment(seq):
+            bundles = missed[entry.name] = 0 if info is None else info.bundle_count - done
+            entry.counters[Outcome.DROPPED] += bundles
+            journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
+    journal.append_gone(seq, seq, Gone.CORRUPT)
+    state.absent.add(seq)
+    return Dropped(info=info, subscribers=tuple(missed), bundles=max(missed.values(), default=0))
+
+
+def _record_missing(state: AckState, journal: AckJournal, first: int, last: int) -> None:
+    for entry in state.subscribers.values():
+        # A hole of any length is one record; the outcomes are for the audit.
+        for seq in range(first, min(last, first + _MISSING_RECORDS_MAX - 1) + 1):
+            if entry.progress.resolve_segment(seq):
+                journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
+    journal.append_gone(first, last, Gone.MISSING)
+    state.absent.add(first, last)
+
+
+def record_unlogged(state: AckState, journal: AckJournal, bundles: int) -> None:
+    """Record bundles that the write-ahead log lost as dropped for every subscriber.
+
+    They never got into a segment, so a segment number of their own stands for them. The caller holds the
+    lock of the book.
+    """
+    seq = state.highest_seq + 1
+    state.skip_through(seq)
+    for entry in state.subscribers.values():
+        if entry.progress.resolve_segment(seq):
+            entry.counters[Outcome.DROPPED] += bundles
+            journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
+    journal.append_gone(seq, seq, Gone.MISSING)
+
+
+class AckBook:
+    """Progress of all subscribers of one core, over `ack/` and `meta/`. Any thread may call any method.
+
+    `lock` is held for every look at the state, and may be held by others to look at several things at once;
+    it is never held during a call to the disk.
+    """
+
+    def __init__(
+        self, fs: FileSystem, core_dir: str, settings: AckSettings | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._fs = fs
+        self._core_dir = core_dir
+        for directory in ("ack", "meta"):
+            fs.make_dirs(os.path.join(core_dir, directory))
+        replayed = replay(fs, core_dir)
+        self.damage = replayed.damage
+        """What could not be read, in words."""
+        self.replayed_records = replayed.records
+        self.lock = threading.RLock()
+        self._state: AckState = replayed.state
+        self._next_segment_seq = 0
+        self._journal = AckJournal(
+            fs,
+            core_dir,
+            replayed,
+            settings if settings is not None else AckSettings(),
+            clock,
+            save=self._save,
+            repeat=self._repeat_definitions,
+        )
+        self._clock = clock
+        self._held_until_s = clock.monotonic()
+        if self._state.unknown_subscribers:
+            # Somebody is not known any more and may be about to register again: let nothing go before that.
+            self._held_until_s += _HELD_S
+        self._finished: set[int] = set()
+        self._listeners: list[Callable[[], None]] = []
+
+    @classmethod
+    def open(
+        cls, fs: FileSystem, core_dir: str, settings: AckSettings | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> AckBook:
+        """Read back what is there. Writes nothing yet; `reconcile` is the next thing to call.
+
+        Damage is told in `damage` and never stops a start: what is lost of the log is delivered again.
+        """
+        return cls(fs, core_dir, settings, clock)
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call this, under the lock, whenever there may be something new to deliver; it must not wait."""
+        self._listeners.append(tell)
+
+    def _tell(self) -> None:
+        for tell in self._listeners:
+            tell()
+
+    # ---- segments ------------------------------------------------------------------------------------
+
+    @property
+    def next_segment_seq_floor(self) -> int:
+        """The lowest number for the next segment: files, log, marks and checkpoint never saw it."""
+        with self.lock:
+            return max(self._state.highest_seq, *self._state.marks(), 0) + 1
+
+    @property
+    def next_wal_seq_floor(self) -> int:
+        """The lowest number for the next log entry, as far as checkpoints know."""
+        return self._state.next_wal_seq
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """The position and the bundle up to which the write-ahead log is known to have been durable."""
+        return self._state.logged_end, self._state.logged_seq
+
+    def compare(self, infos: Iterable[SegmentInfo]) -> None:
+        """Know of these segments, for who only looks: nothing is concluded from what is not among them."""
+        with self.lock:
+            self._state.take_in(infos)
+
+    def is_awaited(self, seq: int, bundle_count: int) -> bool:
+        """Whether a segment that is not there, and had so many bundles, is needed by anybody."""
+        with self.lock:
+            return self._state.is_awaited(seq, bundle_count)
+
+    def reconcile(
+        self,
+        infos: Iterable[SegmentInfo],
+        *,
+        expired_before_ns: int | None = None,
+        highest_seq: int = 0,
+        set_aside: Mapping[int, SegmentInfo | None] | None = None,
+        unlogged: int = 0,
+    ) -> Reconciled:
+        """Compare with the segments that are there; to be called once, before anything else.
+
+        What somebody waited for and is missing is recorded as dropped, and so is what was `set_aside`
+        because it is damaged; what came in before `expired_before_ns` as expired. `highest_seq` is the
+        highest number among files of any kind. `unlogged` bundles were accepted and are nowhere.
+        """
+        aside = set_aside if set_aside is not None else {}
+        with self.lock:
+            holes = self._state.take_in(infos, aside)
+            if highest_seq > self._state.highest_seq:
+                # Numbers of files that never counted, or do not any more: no mark has to wait for them.
+                self._journal.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
+                self._state.skip_through(highest_seq)
+            lost = record_losses(self._state, self._journal, holes, aside)
+            if unlogged:
+                record_unlogged(self._state, self._journal, unlogged)
+            for entry in self._state.subscribers.values():
+                self._state.advance(entry)
+            expired = self._expire(expired_before_ns) if expired_before_ns is not None else ()
+            self._look_for_finished()
+            self._tell()
+        self._confirm()
+        self._journal.keep_reserve()
+        return replace(lost, expired=expired, unlogged=unlogged)
+
+    def _expire(self, before_ns: int) -> tuple[Dropped, ...]:
+        old = [seq for seq in self._state.known if self._state.infos[seq].ingest_ns_max < before_ns]
+        return tuple(self.drop(seq, Outcome.EXPIRED) for seq in old)
+
+    def _look_for_finished(self) -> None:
+        self._finished = {seq for seq in self._state.known if self._state.is_finished(seq)}
+
+    def _confirm(self) -> None:
+        """Have what was replayed in a checkpoint of our own. If that fails, `tend` tries again."""
+        if self._journal.has_changes:
+            try:
+                self._journal.checkpoint()
+            except PenstockError as error:
+                _LOGGER.warning("no segment is deleted until a checkpoint can be written: %s", error)
+
+    def add_segment(self, info: SegmentInfo) -> None:
+        """A segment was committed: everybody has to take it.
+
+        Raises `InvalidInput` unless its number is higher than all before.
+        """
+        with self.lock:
+            skipped = self._state.add(info)
+            if skipped is not None:
+                self._journal.append_gone(*skipped, Gone.NEVER_WRITTEN)
+                for entry in self._state.subscribers.values():
+                    self._state.advance(entry)
+            self._tell()
+
+    def forget_segment(self, seq: int) -> None:
+        """The files of a deletable segment are gone."""
+        with self.lock:
+            self._state.doomed.pop(seq, None)
+
+    def info(self, seq: int) -> SegmentInfo | None:
+        """The segment, as long as somebody may want it."""
+        with self.lock:
+            return self._state.infos.get(seq)
+
+    def infos(self) -> list[SegmentInfo]:
+        """The segments that are there, oldest first, without those that are going to be removed."""
+        with self.lock:
+            return [self._state.infos[seq] for seq in self._state.known]
+
+    @property
+    def segments(self) -> tuple[Sequence[int], Mapping[int, SegmentInfo]]:
+        """The numbers that are there, rising, and what they are; to be looked at under the lock."""
+        return self._state.known, self._state.infos
+
+    # ---- subscribers ---------------------------------------------------------------------------------
+
+    def register(self, name: str, start: str | int = "earliest") -> Subscriber:
+        """Make a subscriber known, durably; one that is known goes on where it was, whatever `start` says.
+
+        A new one begins with the earliest segment that is there, with those that come from now on
+        ("latest"), or with a number. Raises `InvalidInput` for a wrong name or start, and what the disk
+        raises; then the subscriber is there, and durable with the next sync that succeeds.
+        """
+        check_name(name)
+        with self.lock:
+            entry = self._state.subscribers.get(name)
+            if entry is None:
+                hwm = self._start_hwm(start)
+                entry = self._state.define(
+                    name, self._state.free_index(), SubscriberState.REGISTERED, hwm=hwm
+                )
+                self._state.advance(entry)
+                self._journal.append_definition(entry)
+                self._look_for_finished()
+                self._tell()
+            elif entry.state is SubscriberState.ORPHANED:
+                self._set_state(entry, SubscriberState.REGISTERED)
+        self.sync()
+        return self.subscriber(name)
+
+    def _start_hwm(self, start: str | int) -> int:
+        if start == "earliest":
+            return self._state.earliest_hwm()
+        if start == "latest":
+            return self._state.highest_seq
+        if isinstance(start, int) and 1 <= start <= self._state.highest_seq + 1:
+            return start - 1
+        raise InvalidInput(
+            f"a subscriber starts at 'earliest', 'latest' or a segment from 1 to "
+            f"{self._state.highest_seq + 1}, not {start!r}"
+        )
+
+    def activate(self, name: str) -> None:
+        """Let it be given bundles."""
+        with self.lock:
+            self._set_state(self.entry(name), SubscriberState.ACTIVE)
+            self._tell()
+
+    def deactivate(self, name: str) -> None:
+        """Give it nothing until it is activated again. What it has not resolved stays."""
+        with self.lock:
+            self._set_state(self.entry(name), SubscriberState.INACTIVE)
+
+    def unregister(self, name: str) -> Subscriber:
+        """Forget a subscriber, durably: nothing is kept for it any more. Returns it as it was."""
+        gone = self.leave(name)
+        self.confirm_leave(name)
+        return gone
+
+    def confirm_leave(self, name: str) -> None:
+        """Make it durable that a subscriber left, and that no note of it brings it back."""
+        remove_note(self._fs, self._core_dir, name)
+        self.sync()
+
+    def leave(self, name: str) -> Subscriber:
+        """As `unregister`, durable only after `confirm_leave`."""
+        with self.lock:
+            entry = self.entry(name)
+            gone = view_of(self._state, entry)
+            through = self._state.leave(entry)
+            self._journal.append_unregister(entry, through)
+            self._look_for_finished()
+            self._state.trim()
+            self._tell()
+            return gone
+
+    def orphans(self, configured: Iterable[str]) -> list[str]:
+        """Mark every subscriber that is not among these as orphaned; their names."""
+        wanted = set(configured)
+        with self.lock:
+            found = [entry for name, entry in self._state.subscribers.items() if name not in wanted]
+            for entry in found:
+                if entry.state is not SubscriberState.ORPHANED:
+                    self._set_state(entry, SubscriberState.ORPHANED)
+            return sorted(entry.name for entry in found)
+
+    def orphaned_before(self, limit_ns: int) -> list[str]:
+        """Subscribers that have been orphaned since before this moment."""
+        with self.lock:
+            return [
+                entry.name
+                for entry in self._state.subscribers.values()
+                if entry.state is SubscriberState.ORPHANED and 0 < entry.orphaned_ns <= limit_ns
+            ]
+
+    def _set_state(self, entry: SubscriberEntry, state: SubscriberState) -> None:
+        if entry.state is state:
+            return
+        entry.state = state
+        entry.orphaned_ns = self._journal.now_ns() if state is SubscriberState.ORPHANED else 0
+        self._journal.append_state(entry)
+
+    def entry(self, name: str) -> SubscriberEntry:
+        """The subscriber, to be looked at under the lock. Raises `UnknownSubscriber`."""
+        entry = self._state.subscribers.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self._state.subscribers)) or "nobody"
+            raise UnknownSubscriber(f"no subscriber is named {name!r}; registered: {known}")
+        return entry
+
+    def has(self, name: str) -> bool:
+        """Whether a subscriber of this name is registered."""
+        return name in self._state.subscribers
+
+    def names(self) -> list[str]:
+        with self.lock:
+            return sorted(self._state.subscribers)
+
+    def subscriber(self, name: str) -> Subscriber:
+        """A subscriber as it is now. Raises `UnknownSubscriber`."""
+        with self.lock:
+            return view_of(self._state, self.entry(name))
+
+    # ---- outcomes ------------------------------------------------------------------------------------
+
+    def resolve(self, name: str, what: BundleRef | int, outcome: Outcome, *, attempt: int = 0) -> bool:
+        """Record what became of a bundle, or of a whole segment, for one subscriber.
+
+        False when there is nothing to record: it was resolved before, or there is no such bundle.
+        Durable with the next `sync`.
+        """
+        with self.lock:
+            entry = self.entry(name)
+            if isinstance(what, int):
+                return self._resolve_segment(entry, what, outcome, attempt) is not None
+            info = self._state.infos.get(what.segment_seq)
+            if info is None or not 0 <= what.bundle < info.bundle_count or entry.progress.is_resolved(what):
+                return False
+            if outcome.resolves:
+                entry.progress.resolve(what, info.bundle_count)
+            entry.counters[outcome] += 1
+            self._journal.append_outcome(entry, what.segment_seq, what.bundle, outcome, attempt)
+            self._note_complete(entry, what.segment_seq)
+            return True
+
+    def _resolve_segment(
+        self, entry: SubscriberEntry, seq: int, outcome: Outcome, attempt: int
+    ) -> int | None:
+        """How many bundles that resolved, or None when there was nothing to record."""
+        info = self._state.infos.get(seq)
+        if info is None or entry.progress.is_complete(seq):
+            return None
+        bundles = info.bundle_count - entry.progress.resolved_in(seq)
+        if outcome.resolves:
+            entry.progress.resolve_segment(seq)
+        entry.counters[outcome] += bundles if outcome.resolves else 1
+        # For a whole segment the place of the attempt says how many bundles the outcome was for.
+        told = bundles if outcome.resolves else attempt
+        self._journal.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, told)
+        self._note_complete(entry, seq)
+        return bundles
+
+    def _note_complete(self, entry: SubscriberEntry, seq: int) -> None:
+        if entry.progress.is_complete(seq):
+            if self._state.is_finished(seq):
+                self._finished.add(seq)
+            self._state.advance(entry)
+
+    def is_resolved(self, name: str, ref: BundleRef) -> bool:
+        with self.lock:
+            return self.entry(name).progress.is_resolved(ref)
+
+    def drop(self, seq: int, outcome: Outcome) -> Dropped:
+        """Give up a segment for all who have not resolved it, and let it be deleted after the next sync.
+
+        Raises `InvalidInput` when there is no such segment.
+        """
+        with self.lock:
+            info = self._state.infos.get(seq)
+            if info is None:
+                raise InvalidInput(f"there is no segment {seq} to drop")
+            missed: dict[str, int] = {}
+            for entry in self._state.subscribers.values():
+                bundles = self._resolve_segment(entry, seq, outcome, 0)
+                if bundles is not None:
+                    missed[entry.name] = bundles
+            self._doom(seq)
+            bundles = max(missed.values(), default=0 if self._state.subscribers else info.bundle_count)
+            return Dropped(info=info, subscribers=tuple(missed), bundles=bundles)
+
+    def outstanding(self, seq: int) -> int:
+        """How many subscribers have not resolved all of a segment."""
+        with self.lock:
+            return self._state.outstanding(seq)
+
+    # ---- deletion ------------------------------------------------------------------------------------
+
+    def finished(self) -> list[int]:
+        """Segments that everybody is done with, oldest first."""
+        with self.lock:
+            return sorted(self._finished)
+
+    def doom(self, seqs: Iterable[int]) -> list[int]:
+        """Decide to delete these. Left out is what somebody wants after all, such as a subscriber that was
+        registered meanwhile. They are deletable after the next sync.
+        """
+        with self.lock:
+            if self._clock.monotonic() < self._held_until_s:
+                return []
+            chosen = [seq for seq in seqs if self._state.is_finished(seq)]
+            for seq in chosen:
+                self._doom(seq)
+            return chosen
+
+    def _doom(self, seq: int) -> None:
+        self._state.doom(seq, self._journal.append_gone(seq, seq, Gone.DELETED))
+        self._finished.discard(seq)
+
+    @property
+    def has_doomed(self) -> bool:
+        """Whether there are segments whose files are to be removed."""
+        return bool(self._state.doomed)
+
+    def deletable(self) -> list[int]:
+        """The segments whose files may be removed: that they may is durable."""
+        with self.lock:
+            doomed = self._state.doomed.items()
+            return sorted(seq for seq, number in doomed if self._journal.is_durable(number))
+
+    def is_synced(self, seq: int) -> bool:
+        """Whether the files of this segment may be removed."""
+        with self.lock:
+            number = self._state.doomed.get(seq)
+            return number is not None and self._journal.is_durable(number)
+
+    # ---- the disk ------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Return when every outcome so far is durable. Raises what the disk raises; nothing is forgotten."""
+        self._journal.sync()
+
+    def checkpoint(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
+        """Sum up the log, durably, so that a start need not read it.
+
+        The two numbers are the next that will be given out; a lower one than before changes nothing.
+        Raises what the disk raises; then the checkpoint before it holds, and all of the log.
+        """
+        self._note_next(next_segment_seq, next_wal_seq)
+        self._journal.checkpoint()
+
+    def tend(
+        self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Sync and checkpoint as far as they are due; to be called every now and then. Raises as they do.
+
+        `logged` is how far the write-ahead log is durable. It is recorded, and so is the last segment that
+        was written: a start then notices when either is not there any more.
+        """
+        self._note_next(next_segment_seq, next_wal_seq)
+        self._note_logged(logged)
+        self._journal.tend()
+
+    def close(
+        self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
+        self._note_next(next_segment_seq, next_wal_seq)
+        self._note_logged(logged)
+        self._journal.close()
+
+    def _note_next(self, next_segment_seq: int, next_wal_seq: int) -> None:
+        with self.lock:
+            self._next_segment_seq = max(self._next_segment_seq, next_segment_seq)
+            self._state.next_wal_seq = max(self._state.next_wal_seq, next_wal_seq)
+
+    def _note_logged(self, logged: tuple[int, int]) -> None:
+        with self.lock:
+            state = self._state
+            if logged[0] > state.logged_end:
+                state.note_logged(*logged)
+                self._journal.append_logged(*logged, max(0, self._next_segment_seq - 1))
+
+    def _save(self, generation: int, last_number: Callable[[], int]) -> CheckpointState:
+        with self.lock:
+            return self._state.save(
+                generation=generation,
+                last_number=last_number(),
+                next_segment_seq=self._next_segment_seq,
+                next_wal_seq=self._state.next_wal_seq,
+            )
+
+    def _repeat_definitions(self) -> None:
+        """Each file begins with all names and marks: without any checkpoint the log alone has them."""
+        with self.lock:
+            for entry in self._state.subscribers.values():
+                self._journal.append_definition(entry)
+            self._journal.repeated()
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log on disk."""
+        return self._journal.byte_count
+
+    @property
+    def since_checkpoint(self) -> int:
+        """Records behind the last checkpoint: what a start would replay, at most twice that."""
+        return self._journal.since_checkpoint
+
+    @property
+    def records(self) -> int:
+        """The number of the last record."""
+        return self._journal.records

@@ -1,0 +1,152 @@
+"""How much of the disk one core may use, how much it uses, and how much a bundle takes.
+
+Bytes are charged before they are written and released after their file is gone, so the count is never below
+what is on the disk. The cap cannot see what others do to the device: too little free space counts as over it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, PenstockError
+from penstock.storage import FileSystem
+from penstock.units import format_size
+
+if TYPE_CHECKING:
+    from penstock.quiver.retention.shared_quota import SharedBudget
+
+FRAME_BYTES: Final = 2048
+"""About what a segment has besides its bundles: schema, footer and sidecar."""
+_ACK_LOG_SHARE: Final = 16
+"""This part of the cap is left to the log of answers, which is never empty."""
+_LOOK_EVERY_S: Final = 1.0
+
+
+def least_cap(*, wal_bytes: int, target_bytes: int) -> int:
+    """What one core needs at least: its log, the segment that is written and one more."""
+    return wal_bytes + 2 * target_bytes
+
+
+def least_of_core(cap_bytes: int, cores: int) -> int:
+    """What one of several cores may use whatever the others do: half of its share."""
+    return cap_bytes // cores // 2
+
+
+def most_of_core(cap_bytes: int, cores: int, target_bytes: int) -> int:
+    """What one core may use when the others use nothing."""
+    if cores == 1:
+        return cap_bytes
+    least = least_of_core(cap_bytes, cores)
+    return max(least, cap_bytes - target_bytes * cores - least * (cores - 1))
+
+
+def taken_by(byte_count: int, *, has_wal: bool) -> int:
+    """What a bundle takes: it is in the log still when its segment is written."""
+    return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)
+
+
+def largest_bundle(most_bytes: int, *, target_bytes: int, has_wal: bool) -> int:
+    """The largest bundle for which a core has room below its soft cap when all that may go is gone."""
+    below = most_bytes - target_bytes
+    room = below - below // _ACK_LOG_SHARE - FRAME_BYTES
+    return room // 2 if has_wal else room
+
+
+class Budget:
+    """The bytes of one core by what they are for. Safe to use from any thread.
+
+    `hard_bytes` is this core's share of the cap; writers are held up one segment before it, so that what is
+    in memory can still be written. With a `shared` budget it is what the others leave instead.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        *,
+        hard_bytes: int,
+        target_bytes: int,
+        wal_bytes: int = 0,
+        min_free_bytes: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+        shared: SharedBudget | None = None,
+    ) -> None:
+        least = least_cap(wal_bytes=wal_bytes, target_bytes=target_bytes)
+        if hard_bytes < least:
+            raise ConfigError(
+                f"the cap of {format_size(hard_bytes)} per core is too small: the log and two segments "
+                f"need {format_size(least)}"
+            )
+        self._fs = fs
+        self._directory = directory
+        self._hard_bytes = hard_bytes
+        self._target_bytes = target_bytes
+        self._min_free_bytes = min_free_bytes
+        self._clock = clock
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._bytes: dict[str, int] = {}
+        self._looked_s: float | None = None
+        self._lacking = 0
+
+    @property
+    def used(self) -> int:
+        with self._lock:
+            return sum(self._bytes.values())
+
+    @property
+    def hard_bytes(self) -> int:
+        """What this core may use now."""
+        return self._hard_bytes if self._shared is None else self._shared.limit()
+
+    @property
+    def target_bytes(self) -> int:
+        """The size of one segment."""
+        return self._target_bytes
+
+    @property
+    def soft_bytes(self) -> int:
+        """From here on writers are held up."""
+        return self.hard_bytes - self._target_bytes
+
+    @property
+    def fraction(self) -> float:
+        """How much of the cap is used."""
+        return self.used / self.hard_bytes
+
+    def put(self, **byte_counts: int) -> None:
+        """All bytes of each kind, by who counts them."""
+        with self._lock:
+            self._bytes.update(byte_counts)
+
+    def charge(self, kind: str, byte_count: int) -> None:
+        """Bytes that are about to be written."""
+        with self._lock:
+            self._bytes[kind] = self._bytes.get(kind, 0) + byte_count
+
+    def release(self, kind: str, byte_count: int) -> None:
+        """Bytes whose file is gone, or that were not written after all."""
+        with self._lock:
+            self._bytes[kind] = max(0, self._bytes.get(kind, 0) - byte_count)
+
+    def excess(self, more_bytes: int = 0) -> int:
+        """By how much this core is over its soft cap, or the device short of space, with `more_bytes` on top.
+
+        0 when there is room.
+        """
+        over = self.used + more_bytes - self.soft_bytes
+        return max(0, over, self._lacking_bytes(more_bytes))
+
+    def _lacking_bytes(self, more_bytes: int) -> int:
+        now_s = self._clock.monotonic()
+        if not self._min_free_bytes:
+            return 0
+        if self._looked_s is None or now_s - self._looked_s >= _LOOK_EVERY_S or self._lacking > 0:
+            try:
+                self._lacking = self._min_free_bytes - self._fs.free_bytes(self._directory)
+            except PenstockError:
+                self._lacking = 0  # a device that cannot be asked tells when it is written to
+            self._looked_s = now_s
+        return self._lacking + more_bytes

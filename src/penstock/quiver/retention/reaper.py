@@ -1,0 +1,344 @@
+"""Deleting segments: the rules, and the one safe order of doing it.
+
+The rules decide only and touch no disk. In this order:
+
+1. Steady state: what everybody has processed goes, oldest first, except for the headroom. Nothing is lost.
+2. Age: what came in too long ago goes, processed or not. An explicit bound of the operator, under any policy.
+3. Size: over the cap the headroom goes too. After that `backpressure` holds writers up and keeps every
+   segment, and `drop_oldest` drops the oldest segment of which nobody holds a bundle.
+
+The order of a deletion is: record it, sync the record, remove the file.
+
+    decide ──► doom or drop (in memory) ──► sync the ack log ──► remove the file ──► release its bytes
+
+A sync that fails stops it there, and everything stays. A file that cannot be removed is tried again later and
+counts until it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeAlias
+
+from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
+from penstock.errors import NotFound, PenstockError
+from penstock.quiver.delivery.subscription import Deliveries
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.offsets.records import Outcome
+from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.quota import Budget
+from penstock.quiver.retention.shared_quota import SharedBudget
+
+Policy: TypeAlias = Literal["backpressure", "drop_oldest"]
+SEGMENT_BYTES: Final = "segments"
+_AGE_EVERY_S: Final = 1.0
+_TELL_EVERY_S: Final = 10.0
+_PATIENCE_S: Final = 1.0
+"""How long a core waits for another one to give way before it drops data of its own."""
+_WAIT_FIRST_S: Final = 1.0
+_WAIT_MAX_S: Final = 60.0
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A segment that might go, and what that frees."""
+
+    seq: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """The rules of one core."""
+
+    policy: Policy = "backpressure"
+    max_age_s: float | None = None
+    headroom_bytes: int = 0
+    """Processed segments that may stay while there is room."""
+
+    def steady(self, finished: Sequence[Candidate]) -> list[int]:
+        """Processed segments that go now; `finished` is oldest first."""
+        kept = sum(candidate.byte_count for candidate in finished)
+        gone: list[int] = []
+        for candidate in finished:
+            if kept <= self.headroom_bytes:
+                break
+            gone.append(candidate.seq)
+            kept -= candidate.byte_count
+        return gone
+
+    def expiry_ns(self, now_ns: int) -> int | None:
+        """What came in before this moment is too old; None when nothing ever is."""
+        return None if self.max_age_s is None else now_ns - round(self.max_age_s * 1e9)
+
+    def expired(self, infos: Iterable[SegmentInfo], now_ns: int, claimed: Collection[int]) -> list[int]:
+        """Segments that are too old, by when their last bundle came in, not by the time of the file.
+
+        One of which somebody holds a bundle stays until that ends.
+        """
+        before_ns = self.expiry_ns(now_ns)
+        if before_ns is None:
+            return []
+        return [info.seq for info in infos if info.ingest_ns_max < before_ns and info.seq not in claimed]
+
+    def evict(self, finished: Iterable[Candidate], excess_bytes: int) -> list[int]:
+        """Processed segments that go because there is too much, headroom or not; oldest first."""
+        return _enough(finished, excess_bytes, lambda seq: True)
+
+    def drop(
+        self, candidates: Iterable[Candidate], excess_bytes: int, held: Callable[[int], bool]
+    ) -> list[int]:
+        """Unprocessed segments to give up, oldest first; none under `backpressure`.
+
+        `held` tells which must stay: somebody has a bundle of it, or there is no copy of it elsewhere yet.
+        """
+        if self.policy != "drop_oldest":
+            return []
+        return _enough(candidates, excess_bytes, lambda seq: not held(seq))
+
+
+def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable[[int], bool]) -> list[int]:
+    gone: list[int] = []
+    for candidate in candidates:
+        if excess_bytes <= 0:
+            break
+        if may_go(candidate.seq):
+            gone.append(candidate.seq)
+            excess_bytes -= candidate.byte_count
+    return gone
+
+
+class SegmentFiles(Protocol):
+    """The files of the segments; `SegmentStore` is it."""
+
+    def remove(self, *seqs: int) -> None:
+        """Remove them, durably. Raises what the disk raises, and then they still count."""
+        ...
+
+    def bytes_of(self, seq: int) -> int:
+        """What removing it frees."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one sweep did."""
+
+    removed: tuple[int, ...] = ()
+    expired: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Failure:
+    wait_s: float
+    again_s: float
+
+
+class Sweeper:
+    """Removes the segments that retention lets go. Any thread may call it; one works at a time.
+
+    `may_remove` can keep a file that is still needed, such as one that has not been uploaded.
+    """
+
+    def __init__(
+        self,
+        book: AckBook,
+        deliveries: Deliveries,
+        files: SegmentFiles,
+        budget: Budget,
+        retention: Retention,
+        *,
+        core_id: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+        shared: SharedBudget | None = None,
+        may_remove: Callable[[int], bool] = lambda seq: True,
+    ) -> None:
+        self._book = book
+        self._deliveries = deliveries
+        self._files = files
+        self._budget = budget
+        self._retention = retention
+        self._core_id = str(core_id)
+        self._clock = SteadyClock(clock)
+        self._shared = shared
+        self._may_remove = may_remove
+        self._metrics = deliveries.metrics
+        self._failures: dict[int, _Failure] = {}
+        self._reasons: dict[int, str] = {}
+        self._aged_s: float | None = None
+        self._wanted = 0
+        self._wanted_s = float("-inf")
+        self._untold = 0
+        self._told_s: float | None = None
+        self._lock = threading.RLock()
+
+    # ---- every now and then --------------------------------------------------------------------------
+
+    def sweep(self) -> Swept:
+        """Steady state and age, and our turn in a shared budget. Raises what a sync of the log raises."""
+        with self._lock:
+            expired = self._expire()
+            self._doom(self._retention.steady(self._finished()), "processed")
+            dropped = self._take_turn()
+            removed = self._remove()
+            if dropped and self._shared is not None:
+                self._publish(self._shared)  # at once, or somebody else gives way for the same
+            self._measure()
+            return Swept(removed=removed, expired=expired, dropped=dropped)
+
+    def _expire(self) -> tuple[int, ...]:
+        now_s = self._clock.monotonic()
+        if self._aged_s is not None and now_s - self._aged_s < _AGE_EVERY_S:
+            return ()
+        self._aged_s = now_s
+        age_s = self._retention.max_age_s
+        if age_s is None:
+            return ()
+        now_ns = self._clock.cautious_ms(int(age_s * 1000)) * 1_000_000
+        old = self._retention.expired(self._book.infos(), now_ns, self._deliveries.claimed_segments())
+        return tuple(seq for seq in old if self._drop(seq, Outcome.EXPIRED, "age"))
+
+    def _take_turn(self) -> tuple[int, ...]:
+        if self._shared is None:
+            return ()
+        self._publish(self._shared)
+        if self._retention.policy != "drop_oldest" or not self._shared.excess():
+            return ()
+        with self._shared.turn() as is_ours:
+            return self._drop_oldest(self._shared.excess()) if is_ours else ()
+
+    def _publish(self, shared: SharedBudget) -> None:
+        finished = sum(candidate.byte_count for candidate in self._finished())
+        claimed = self._deliveries.claimed_segments()
+        oldest = next((info.ingest_ns_max for info in self._book.infos() if info.seq not in claimed), None)
+        if self._clock.monotonic() - self._wanted_s > 2 * _PATIENCE_S:
+            self._wanted = 0
+        try:
+            shared.publish(
+                used=self._budget.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted
+            )
+        except PenstockError as error:
+            _LOGGER.warning("the shared budget could not be told: %s", error)
+
+    # ---- when somebody needs room --------------------------------------------------------------------
+
+    def make_room(self, more_bytes: int, *, may_drop: bool = True) -> bool:
+        """Let go of what may go until `more_bytes` fit; whether they do. Counts a writer that must wait.
+
+        Unless it `may_drop`, only what everybody has goes. Raises what a sync of the log raises.
+        """
+        excess = self._budget.excess(more_bytes)
+        if not excess:
+            self._wanted = 0
+            return True
+        with self._lock:
+            self._doom(self._retention.evict(self._finished(), excess), "size")
+            self._remove()
+            excess = self._budget.excess(more_bytes)
+            if excess and may_drop and self._may_drop_own(more_bytes) and self._drop_oldest(excess):
+                self._remove()
+                excess = self._budget.excess(more_bytes)
+            if not excess:
+                self._wanted = 0
+        if excess and may_drop:
+            self._metrics.throttles.inc()
+        return not excess
+
+    def _may_drop_own(self, more_bytes: int) -> bool:
+        """Whether our own data is the oldest there is. If not, the others are told how much is needed, and
+        have a moment to give way.
+        """
+        if self._shared is None or self._retention.policy != "drop_oldest":
+            return True
+        now_s = self._clock.monotonic()
+        if not self._wanted:
+            self._wanted_s = now_s
+        self._wanted = more_bytes + self._budget.target_bytes
+        self._publish(self._shared)
+        is_others = self._shared.excess() > 0 and not self._shared.is_our_turn()
+        return not is_others or now_s - self._wanted_s >= _PATIENCE_S
+
+    def _drop_oldest(self, excess: int) -> tuple[int, ...]:
+        claimed = self._deliveries.claimed_segments()
+
+        def is_held(seq: int) -> bool:
+            return seq in claimed or not self._may_remove(seq)
+
+        chosen = self._retention.drop(self._candidates(), excess, is_held)
+        dropped = tuple(seq for seq in chosen if self._drop(seq, Outcome.DROPPED, "size"))
+        if dropped:
+            self._metrics.emergencies.inc()
+            self._warn_of_drops(len(dropped))
+        return dropped
+
+    def _warn_of_drops(self, count: int) -> None:
+        """Say it now and then: in an emergency it happens with every write."""
+        self._untold += count
+        now_s = self._clock.monotonic()
+        if self._told_s is None or now_s - self._told_s >= _TELL_EVERY_S:
+            _LOGGER.warning("dropped %d unprocessed segments to stay under the cap", self._untold)
+            self._untold, self._told_s = 0, now_s
+
+    # ---- the order -----------------------------------------------------------------------------------
+
+    def _finished(self) -> list[Candidate]:
+        return [Candidate(seq, self._size(seq)) for seq in self._book.finished() if self._may_remove(seq)]
+
+    def _candidates(self) -> Iterable[Candidate]:
+        return (Candidate(info.seq, self._size(info.seq)) for info in self._book.infos())
+
+    def _size(self, seq: int) -> int:
+        try:
+            return self._files.bytes_of(seq)
+        except NotFound:
+            return 0
+
+    def _drop(self, seq: int, outcome: Outcome, reason: str) -> bool:
+        if self._deliveries.drop(seq, outcome, reason=reason) is None:
+            return False  # claimed a moment ago
+        self._reasons[seq] = reason
+        return True
+
+    def _doom(self, seqs: list[int], reason: str) -> None:
+        for seq in self._book.doom(seqs):
+            self._reasons[seq] = reason
+
+    def _remove(self) -> tuple[int, ...]:
+        """Remove every file that may go. What permits it is made durable first."""
+        if self._book.has_doomed:
+            self._book.sync()
+        return tuple(seq for seq in self._book.deletable() if self._is_due(seq) and self._remove_one(seq))
+
+    def _is_due(self, seq: int) -> bool:
+        failure = self._failures.get(seq)
+        return self._may_remove(seq) and (failure is None or failure.again_s <= self._clock.monotonic())
+
+    def _remove_one(self, seq: int) -> bool:
+        size = self._size(seq)
+        try:
+            self._files.remove(seq)
+        except NotFound:
+            pass
+        except PenstockError as error:
+            self._put_off(seq, error)
+            return False
+        self._budget.release(SEGMENT_BYTES, size)
+        self._book.forget_segment(seq)
+        self._failures.pop(seq, None)
+        self._metrics.evictions.inc(reason=self._reasons.pop(seq, "processed"))
+        return True
+
+    def _put_off(self, seq: int, error: PenstockError) -> None:
+        failure = self._failures.get(seq)
+        wait_s = _WAIT_FIRST_S if failure is None else min(failure.wait_s * 2, _WAIT_MAX_S)
+        self._failures[seq] = _Failure(wait_s, self._clock.monotonic() + wait_s)
+        _LOGGER.warning("segment %d could not be removed; again in %g s: %s", seq, wait_s, error)
+
+    def _measure(self) -> None:
+        self._metrics.core_bytes.set(self._budget.used, core_id=self._core_id)
+        self._metrics.cap_fraction.set(self._budget.fraction, core_id=self._core_id)

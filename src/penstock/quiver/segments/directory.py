@@ -1,0 +1,133 @@
+"""The files of segments and the steps in which they change, each durable before the next.
+
+- write: data durable, sidecar durable, data named, sidecar named (the commit);
+- remove: sidecar gone, then data;
+- set aside: data moved to the quarantine, then the sidecar.
+
+So data without a sidecar never counted or counts no more, and a sidecar without data tells of a loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+from penstock.errors import Conflict, NotFound, PenstockError
+from penstock.quiver.segments.metadata import arrow_name, meta_name
+from penstock.storage import Buffer, FileSystem, WritableFile
+
+ReadMode: TypeAlias = Literal["mmap", "read"]
+
+TMP: Final = ".tmp"
+
+
+class SegmentDirectory:
+    """One directory of segments and the one beside it for damaged files. Holds no state of its own."""
+
+    def __init__(self, fs: FileSystem, directory: str, quarantine: str, read_mode: ReadMode) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.quarantine = quarantine
+        self.read_mode = read_mode
+
+    def make(self) -> None:
+        """Make sure that both directories are there."""
+        self.fs.make_dirs(self.directory)
+        self.fs.make_dirs(self.quarantine)
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.fs.list_files(self.directory)]
+
+    def quarantined(self) -> list[str]:
+        return [name for name, _ in self.fs.list_files(self.quarantine)]
+
+    def arrow_path(self, seq: int) -> str:
+        return os.path.join(self.directory, arrow_name(seq))
+
+    def meta_path(self, seq: int) -> str:
+        return os.path.join(self.directory, meta_name(seq))
+
+    def view(self, seq: int) -> Buffer:
+        """A segment's data, read or mapped as the setting says. Raises `NotFound`, and `MediaError` if read.
+
+        Whoever looks at a mapped file dies by SIGBUS where the device cannot read it, or where it was cut.
+        """
+        path = self.arrow_path(seq)
+        return self.fs.map(path) if self.read_mode == "mmap" else self.fs.read(path)
+
+    def stage_data(self, seq: int, fill: Callable[[Callable[[Sequence[Buffer]], None]], None]) -> None:
+        """Put the bytes that `fill` writes beside their place; durable on return."""
+        with self._staged(self.arrow_path(seq) + TMP) as file:
+            fill(file.write)
+
+    def stage_sidecar(self, seq: int, data: bytes) -> None:
+        """Put a sidecar beside its place; durable on return."""
+        with self._staged(self.meta_path(seq) + TMP) as file:
+            file.write([data])
+
+    def name_data(self, seq: int) -> None:
+        """Give staged data its name. It does not count yet."""
+        self._name(self.arrow_path(seq))
+
+    def name_sidecar(self, seq: int) -> None:
+        """Give a staged sidecar its name, which commits the segment."""
+        self._name(self.meta_path(seq))
+
+    def protect(self, seq: int) -> None:
+        """Take away the right to write, where that can be done: a segment never changes again."""
+        for path in (self.arrow_path(seq), self.meta_path(seq)):
+            with contextlib.suppress(PenstockError):
+                self.fs.protect(path)
+
+    def remove(self, seqs: Sequence[int]) -> None:
+        """Remove segments; durable on return. What is gone already counts as removed."""
+        for path_of in (self.meta_path, self.arrow_path):
+            for seq in seqs:
+                with contextlib.suppress(NotFound):
+                    self.fs.unlink(path_of(seq))
+            if seqs:
+                self.fs.sync_dir(self.directory)
+
+    def set_aside(self, seq: int) -> None:
+        """Move a segment's files, those that there are, to the quarantine; durable on return."""
+        for name in (arrow_name(seq), meta_name(seq)):
+            with contextlib.suppress(NotFound):
+                self.fs.rename(os.path.join(self.directory, name), self._free_name(name))
+            self.fs.sync_dir(self.quarantine)
+            self.fs.sync_dir(self.directory)
+
+    def _free_name(self, name: str) -> str:
+        """Where to put a file in the quarantine; an earlier one of that name stays."""
+        taken = set(self.quarantined())
+        stem, dot, ending = name.partition(".")
+        number, free = 0, name
+        while free in taken:
+            number += 1
+            free = f"{stem}.{number}{dot}{ending}"
+        return os.path.join(self.quarantine, free)
+
+    def _name(self, path: str) -> None:
+        self.fs.rename(path + TMP, path)
+        self.fs.sync_dir(self.directory)
+
+    @contextlib.contextmanager
+    def _staged(self, path: str) -> Iterator[WritableFile]:
+        """A new file that is durable when the block is left; on failure there is none."""
+        try:
+            file = self.fs.create(path)
+        except Conflict:
+            # Left behind by an attempt that could not even clean up.
+            self.fs.unlink(path)
+            file = self.fs.create(path)
+        try:
+            try:
+                yield file
+                file.datasync()
+            finally:
+                file.close()
+        except Exception:
+            with contextlib.suppress(PenstockError):
+                self.fs.unlink(path)
+            raise

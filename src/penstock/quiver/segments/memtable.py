@@ -1,0 +1,281 @@
+"""What is accepted and not yet on disk as a segment: one accumulator per stream, in memory.
+
+The accumulators hold the batches they are given, not copies. One lock orders everything here: a bundle is
+added in the order of the log, and a stream that is sealed goes to the segment writer in the same step. So at
+every moment a bundle is in the log alone, or open, or sealed, or committed, and `needed` never passes one
+that is not committed:
+
+1. A is appended to the log, then B; both are added under this lock in that order.
+2. B's stream is sealed and committed while A's is still open.
+3. `needed` is where A starts; after a crash A is read again, and B is known to be committed.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from penstock.clock import Clock
+from penstock.errors import LimitExceeded
+from penstock.quiver.config import SegmentConfig
+from penstock.quiver.model import Pending, Signal, signal_of
+
+if TYPE_CHECKING:
+    from penstock.quiver.segments.writer import Finalizer
+
+STREAMS_MAX: Final = 100_000
+BUNDLES_MAX: Final = 10_000_000
+
+
+class Trigger(enum.StrEnum):
+    """Why a segment was finalized."""
+
+    SIZE = "size"
+    AGE = "age"
+    STREAMS = "streams"
+    WAL_CAP = "wal_cap"
+    PRESSURE = "pressure"
+    FLUSH = "flush"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamKey:
+    """One stream: all batches of a slot that have one schema."""
+
+    slot: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SealedSegment:
+    """The bundles of one segment, complete and on their way to disk. At least one part."""
+
+    key: StreamKey
+    parts: Sequence[Pending]
+    byte_count: int
+    trigger: Trigger
+
+    @property
+    def signal(self) -> Signal:
+        return signal_of(self.key.slot)
+
+    @property
+    def wal_start(self) -> int:
+        """The lowest log position that is needed until this segment is committed."""
+        return min(part.wal_start for part in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class _Accumulator:
+    opened_s: float
+    wal_start: int
+    parts: list[Pending] = field(default_factory=list)
+    byte_count: int = 0
+
+
+class OpenSegments:
+    """The accumulators of all streams. The caller holds the lock."""
+
+    def __init__(self) -> None:
+        self._streams: dict[StreamKey, _Accumulator] = {}
+        self._byte_count = 0
+
+    @property
+    def byte_count(self) -> int:
+        """What waits, in bytes, over all streams."""
+        return self._byte_count
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest accumulator got its first part, by the clock of `add`; None when nothing waits."""
+        return min((stream.opened_s for stream in self._streams.values()), default=None)
+
+    def lowest_wal_start(self) -> int | None:
+        """The lowest log position of anything that waits; None when nothing does."""
+        return min((stream.wal_start for stream in self._streams.values()), default=None)
+
+    def add(self, part: Pending, now_s: float) -> None:
+        """Let `part` wait in its stream. `now_s` is monotonic time.
+
+        Raises `LimitExceeded` when it would open more streams than a directory may have.
+        """
+        key = StreamKey(part.slot, part.fingerprint)
+        stream = self._streams.get(key)
+        if stream is None:
+            if len(self._streams) >= STREAMS_MAX:
+                raise LimitExceeded(
+                    f"more than {STREAMS_MAX} schemas are open at once; finalize before more come"
+                )
+            stream = self._streams[key] = _Accumulator(opened_s=now_s, wal_start=part.wal_start)
+        stream.parts.append(part)
+        stream.byte_count += part.byte_count
+        stream.wal_start = min(stream.wal_start, part.wal_start)
+        self._byte_count += part.byte_count
+
+    def due(
+        self, now_s: float, *, target_bytes: int, max_open_s: float, max_streams: int
+    ) -> list[tuple[StreamKey, Trigger]]:
+        """The streams to finalize now, each with the reason; nothing is changed.
+
+        Size is that of all streams together, so that memory is bounded by it: the largest go first, and only
+        as many as bring the rest below `target_bytes`. The same holds for too many streams.
+        """
+        due = self._by_age(now_s, max_open_s)
+        bytes_left = self._byte_count - sum(self._streams[key].byte_count for key in due)
+        count_left = len(self._streams) - len(due)
+        for key in self.keys():
+            if bytes_left < target_bytes and count_left <= max_streams:
+                break
+            if key not in due:
+                due[key] = Trigger.SIZE if bytes_left >= target_bytes else Trigger.STREAMS
+                bytes_left -= self._streams[key].byte_count
+                count_left -= 1
+        return list(due.items())
+
+    def _by_age(self, now_s: float, max_open_s: float) -> dict[StreamKey, Trigger]:
+        due: dict[StreamKey, Trigger] = {}
+        for key, stream in self._streams.items():
+            if now_s - stream.opened_s >= max_open_s:
+                due[key] = Trigger.AGE
+            elif len(stream.parts) >= BUNDLES_MAX:
+                due[key] = Trigger.SIZE
+        return due
+
+    def keys(self) -> list[StreamKey]:
+        """Every stream that has something, the largest first."""
+        return sorted(self._streams, key=lambda key: (-self._streams[key].byte_count, key))
+
+    def take(self, key: StreamKey, trigger: Trigger = Trigger.FLUSH) -> SealedSegment:
+        """Seal one stream: what waited leaves, the next part starts anew. Raises `KeyError` if none waits.
+
+        Hand the result to the finalizer under the same lock, so that the log is never cut in between.
+        """
+        stream = self._streams.pop(key)
+        self._byte_count -= stream.byte_count
+        return SealedSegment(key=key, parts=stream.parts, byte_count=stream.byte_count, trigger=trigger)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What is not on disk as a segment, at one moment: every bundle that was accepted is in it once."""
+
+    end: int
+    """Where the log ends, as far as it is here."""
+    expected_bytes: int
+    """What is on its way through the log."""
+    open_bytes: int
+    stream_count: int
+    sealed: Sequence[tuple[int, int]]
+    """The number and the bytes of each segment that is not known to be on disk."""
+
+
+class OpenBuffer:
+    """The open segments and the way of sealed ones to the disk. Any thread may call any method."""
+
+    def __init__(self, finalizer: Finalizer, config: SegmentConfig, *, end: int, clock: Clock) -> None:
+        self._finalizer = finalizer
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open = OpenSegments()
+        self._end = end
+        self._expected_bytes = 0
+
+    def expect(self, byte_count: int) -> None:
+        """Count what goes into the log, until `add` says that it arrived; less than nothing takes it back."""
+        with self._lock:
+            self._expected_bytes += byte_count
+
+    def add(self, parts: Iterable[Pending], *, end: int, arrived: int = 0) -> None:
+        """Take the parts of the entries that the log has up to the position `end`.
+
+        `arrived` is how much of what was expected is here, or failed.
+        """
+        now_s = self._clock.monotonic()
+        with self._lock:
+            for part in parts:
+                self._open.add(part, now_s)
+                # In between too: one commit may bring more streams than there may ever be.
+                if self._open.stream_count > self._config.max_stream_count:
+                    self._seal_due(now_s)
+            self._end = max(self._end, end)
+            self._expected_bytes -= arrived
+            if self._open.byte_count >= self._config.target_bytes:
+                self._seal_due(now_s)
+
+    def seal_due(self) -> None:
+        """Seal what is open for too long, or is too much."""
+        now_s = self._clock.monotonic()
+        with self._lock:
+            self._seal_due(now_s)
+
+    def seal_all(self, trigger: Trigger) -> None:
+        """Seal everything that is open."""
+        with self._lock:
+            everything = self._open.keys()
+            for key in everything:
+                self._finalizer.submit(self._open.take(key, trigger))
+
+    def _seal_due(self, now_s: float) -> None:
+        due = self._open.due(
+            now_s,
+            target_bytes=self._config.target_bytes,
+            max_open_s=self._config.max_open_s,
+            max_streams=self._config.max_stream_count,
+        )
+        for key, trigger in due:
+            self._finalizer.submit(self._open.take(key, trigger))
+
+    def needed(self) -> int:
+        """The lowest position of the log that is still needed; its end here if nothing is."""
+        with self._lock:
+            lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())
+            return min([start for start in lowest if start is not None], default=self._end)
+
+    def waiting(self) -> Waiting:
+        """Everything that is not on disk as a segment, at one moment."""
+        with self._lock:
+            return Waiting(
+                end=self._end,
+                expected_bytes=self._expected_bytes,
+                open_bytes=self._open.byte_count,
+                stream_count=self._open.stream_count,
+                sealed=self._finalizer.waiting(),
+            )
+
+    @property
+    def expected_bytes(self) -> int:
+        """What was submitted to the log and is not yet answered."""
+        return self._expected_bytes
+
+    @property
+    def end(self) -> int:
+        """The position behind the last entry that was added."""
+        return self._end
+
+    @property
+    def open_bytes(self) -> int:
+        return self._open.byte_count
+
+    @property
+    def stream_count(self) -> int:
+        return self._open.stream_count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What waits in memory, open and sealed."""
+        return self._open.byte_count + self._finalizer.byte_count
+
+    def age_s(self) -> float:
+        """How long the oldest bundle has been waiting in an open segment."""
+        with self._lock:
+            oldest_s = self._open.oldest_s
+        return 0.0 if oldest_s is None else max(0.0, self._clock.monotonic() - oldest_s)

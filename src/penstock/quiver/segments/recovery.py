@@ -1,0 +1,278 @@
+"""Putting the segment directory in order after a start, and rebuilding damaged segments from the log.
+
+The scan removes staged files and data without a sidecar, which is still in the log. It rebuilds a sidecar
+from the data when the sidecar is damaged, or when nothing but this file has the data. Files that cannot be
+read are moved to the quarantine; what is there from earlier starts is reported again, because a crash may
+have come before it was recorded. Running the scan again, even after a crash in it, gives the same result.
+
+The log is cut by whole files, so it often still has entries that are committed. A segment holds the entries
+of one stream in the order of the log, from its first to its last. The same entries make the same bundles in
+the same places: acknowledgements of some of them stay true, and the segment gets its number back.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from xxhash import xxh3_64_hexdigest
+
+from penstock.errors import Corrupt
+from penstock.quiver.model import Pending, SegmentInfo
+from penstock.quiver.segments.directory import TMP, SegmentDirectory
+from penstock.quiver.segments.file import CREATED_BY, SegmentReader, check_bytes
+from penstock.quiver.segments.memtable import SealedSegment, StreamKey, Trigger
+from penstock.quiver.segments.metadata import arrow_name, decode_meta, encode_meta, info_of, meta_name, seq_of
+from penstock.quiver.wal.entry import EntryType, SlotPart, WalEntry, WalFormat, entry_body, entry_type
+from penstock.quiver.wal.log import QuiverLayout
+from penstock.quiver.wal.payload import decode_batch
+from penstock.storage import FileSystem, LogPosition, scan
+
+if TYPE_CHECKING:
+    from penstock.quiver.offsets.store import AckBook
+    from penstock.quiver.segments.store import SegmentStore
+
+Verify: TypeAlias = Literal["metadata", "full"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class DamageAction(enum.StrEnum):
+    """What was done about damage."""
+
+    QUARANTINED = "quarantined"
+    REBUILT = "rebuilt"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDamage:
+    """One segment that was not as it should be. `info` is what its sidecar said, where that is known.
+
+    After `REBUILT` the segment counts as before; otherwise its bundles cannot be delivered any more.
+    """
+
+    seq: int
+    action: DamageAction
+    reason: str
+    info: SegmentInfo | None
+
+
+@dataclass(slots=True, eq=False)
+class SegmentScan:
+    """The pass and what it found: `infos` by number, those in `verified` with their checksum gone over.
+
+    `rebuild` says that there is no log that has what was not committed. Log positions below `wal_cursor`
+    belong to committed segments only, so data from there has lost its sidecar and is kept.
+    """
+
+    directory: SegmentDirectory
+    verify: Verify = "metadata"
+    wal_cursor: int = 0
+    rebuild: bool = False
+    infos: dict[int, SegmentInfo] = field(default_factory=dict)
+    verified: set[int] = field(default_factory=set)
+    damage: list[SegmentDamage] = field(default_factory=list)
+    highest_seq: int = 0
+    set_aside: dict[int, SegmentInfo | None] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Put the directory in order. A later version raises `Unsupported` before anything is touched."""
+        self._names = set(self.directory.names())
+        # Staged files do not count: nobody can know their numbers, and a number left out looks like a loss.
+        every = [name for name in (*self._names, *self.directory.quarantined()) if not name.endswith(TMP)]
+        self.highest_seq = max((seq_of(name) or 0 for name in every), default=0)
+        sidecars = self._read_sidecars()
+        self._remove_staged()
+        for seq in sorted({seq for seq in map(seq_of, self._names) if seq is not None}):
+            if seq in sidecars:
+                self._committed(seq, sidecars[seq])
+            elif arrow_name(seq) in self._names:
+                self._uncommitted(seq)
+        self._look_aside()
+
+    def _look_aside(self) -> None:
+        """The committed segments in the quarantine, with what their sidecars say where that can be read."""
+        for name in self.directory.quarantined():
+            seq = seq_of(name)
+            if seq is None or seq in self.infos or not name.endswith(".meta.json"):
+                continue
+            info = self._read_sidecar(seq, os.path.join(self.directory.quarantine, name))
+            if self.set_aside.get(seq) is None:
+                self.set_aside[seq] = None if isinstance(info, Corrupt) else info
+
+    def _read_sidecars(self) -> dict[int, SegmentInfo | Corrupt]:
+        """All of them before anything is touched, so that a later version's files are left alone."""
+        sidecars: dict[int, SegmentInfo | Corrupt] = {}
+        for name in self._names:
+            seq = seq_of(name)
+            if seq is not None and name == meta_name(seq):
+                sidecars[seq] = self._read_sidecar(seq, self.directory.meta_path(seq))
+        return sidecars
+
+    def _read_sidecar(self, seq: int, path: str) -> SegmentInfo | Corrupt:
+        try:
+            info = decode_meta(self.directory.fs.read(path), path)
+        except Corrupt as error:
+            return error
+        return info if info.seq == seq else Corrupt(f"{path} speaks of segment {info.seq}")
+
+    def _remove_staged(self) -> None:
+        staged = [name for name in self._names if name.endswith(TMP) and seq_of(name) is not None]
+        for name in staged:
+            self.directory.fs.unlink(os.path.join(self.directory.directory, name))
+        if staged:
+            self.directory.fs.sync_dir(self.directory.directory)
+
+    def _committed(self, seq: int, sidecar: SegmentInfo | Corrupt) -> None:
+        info = None if isinstance(sidecar, Corrupt) else sidecar
+        if arrow_name(seq) not in self._names:
+            self.directory.set_aside(seq)
+            self._report(seq, DamageAction.MISSING, f"{arrow_name(seq)} is gone, its sidecar is not", info)
+        elif isinstance(sidecar, Corrupt):
+            self._mend(seq, str(sidecar))
+        else:
+            self._accept(sidecar)
+
+    def _accept(self, info: SegmentInfo) -> None:
+        path = self.directory.arrow_path(info.seq)
+        try:
+            size = self.directory.fs.stat(path).size
+            if size != info.file_size:
+                raise Corrupt(f"{path} has {size} bytes where {info.file_size} were written")
+            if self.verify == "full":
+                check_bytes(self.directory.view(info.seq), info, path)
+                self.verified.add(info.seq)
+        except Corrupt as error:
+            self._aside(info.seq, str(error), info)
+        else:
+            self.infos[info.seq] = info
+
+    def _mend(self, seq: int, reason: str) -> None:
+        """The sidecar is damaged. The data may be whole: look at all of it."""
+        info = self._info_from_data(seq)
+        if info is None:
+            self._aside(seq, reason, None)
+            return
+        self._write_sidecar(info)
+        self._report(seq, DamageAction.REBUILT, reason, info)
+
+    def _uncommitted(self, seq: int) -> None:
+        info = self._info_from_data(seq)
+        if info is None:
+            # It was whole before it got its name, so this is damage, and the only trace of it.
+            self._aside(seq, f"{arrow_name(seq)} has no sidecar and cannot be read", None)
+        elif self.rebuild or info.wal_start < self.wal_cursor:
+            self._write_sidecar(info)
+        else:
+            self.directory.remove([seq])
+
+    def _info_from_data(self, seq: int) -> SegmentInfo | None:
+        path = self.directory.arrow_path(seq)
+        try:
+            view = self.directory.fs.read(path)
+            reader = SegmentReader(view, path)
+            info = info_of(
+                reader.metadata,
+                path,
+                file_size=len(view),
+                xxh3=xxh3_64_hexdigest(view),
+                created_by=f"{CREATED_BY}, rebuilt",
+            )
+            reader.validate(info)
+        except Corrupt:
+            return None
+        return info if info.seq == seq else None
+
+    def _write_sidecar(self, info: SegmentInfo) -> None:
+        self.directory.stage_sidecar(info.seq, encode_meta(info))
+        self.directory.name_sidecar(info.seq)
+        self.directory.protect(info.seq)
+        self.infos[info.seq] = info
+        self.verified.add(info.seq)
+
+    def _aside(self, seq: int, reason: str, info: SegmentInfo | None) -> None:
+        self.directory.set_aside(seq)
+        self._report(seq, DamageAction.QUARANTINED, reason, info)
+
+    def _report(self, seq: int, action: DamageAction, reason: str, info: SegmentInfo | None) -> None:
+        _LOGGER.error("segment %d is %s: %s", seq, action.value, reason)
+        self.damage.append(SegmentDamage(seq=seq, action=action, reason=reason, info=info))
+
+
+def rescue_segments(store: SegmentStore, book: AckBook, fs: FileSystem, wal_dir: str) -> list[int]:
+    """Write every segment again that was set aside, that somebody waits for and that the log has whole.
+
+    Returns their numbers. To be called before the book is reconciled with the store; may be repeated after a
+    crash. Raises what the disk raises.
+    """
+    rescued: list[int] = []
+    for seq, info in store.set_aside.items():
+        is_awaited = info is not None and book.is_awaited(seq, info.bundle_count)
+        if info is not None and is_awaited and rescue_segment(store, info, fs, wal_dir):
+            rescued.append(seq)
+    return rescued
+
+
+def rescue_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
+    """Write this segment again if the log has all of it. Raises what the disk raises.
+
+    Reads the log from its oldest file on, also while it is written.
+    """
+    parts = list(_parts_of(info, fs, wal_dir))
+    rows = sum(part.batch.num_rows for part in parts)
+    if (len(parts), rows) != (info.bundle_count, info.item_count):
+        return False
+    sealed = SealedSegment(
+        key=StreamKey(info.slot, bytes.fromhex(info.schema_hash)),
+        parts=parts,
+        byte_count=sum(part.byte_count for part in parts),
+        trigger=Trigger.FLUSH,
+    )
+    store.put_back(sealed, info, "put together again from the log")
+    return True
+
+
+def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
+    """What the log has of a segment, each entry once, also from before the cursor."""
+    layout = QuiverLayout()
+    last = info.wal_seq_min - 1
+    for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
+        try:
+            frame = file.bytes_of(start, end)
+            if entry_type(frame, 0) != EntryType.BUNDLE:
+                continue
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
+        except Corrupt:
+            continue
+        if not last < entry.wal_seq <= info.wal_seq_max:
+            continue
+        last = entry.wal_seq
+        first = layout.position(LogPosition(file.number, start))
+        for part in entry.parts:
+            if (part.slot, part.fingerprint.hex()) == (info.slot, info.schema_hash):
+                pending = _pending(entry, part, first, first + end - start)
+                if pending is not None:
+                    yield pending
+
+
+def _pending(entry: WalEntry, part: SlotPart, start: int, end: int) -> Pending | None:
+    try:
+        batch = decode_batch(part)
+    except Corrupt:
+        return None
+    return Pending(
+        slot=part.slot,
+        batch=batch,
+        fingerprint=part.fingerprint,
+        ingest_ns=entry.ingest_ns,
+        wal_seq=entry.wal_seq,
+        wal_start=start,
+        wal_end=end,
+        byte_count=part.byte_count,
+    )

@@ -1,0 +1,186 @@
+"""Segments for whoever only reads: a data directory that another process may own, or uploaded copies.
+
+Nothing is changed and no lock is taken. A segment may go between listing and reading, which is `NotFound`;
+one that is there is gone over by its checksum before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from penstock.blocking import loop_thread
+from penstock.errors import Corrupt, MediaError, NotFound
+from penstock.objects import ObjectStore, join_key, open_store
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.segments.file import SegmentReader, check_bytes
+from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
+from penstock.storage import FileSystem, OsFileSystem
+
+_SIDECAR: Final = re.compile(r"core_(0|[1-9][0-9]*)/segments/([^/]+\.meta\.json)")
+
+
+class SegmentSource(Protocol):
+    """Committed segments of all cores of one data directory."""
+
+    @property
+    def damaged(self) -> dict[str, Corrupt]:
+        """Sidecars that could not be read at the last listing, by name."""
+        ...
+
+    def infos(self) -> list[SegmentInfo]:
+        """Every segment there is now, by core and number. Damaged ones are left out."""
+        ...
+
+    def reader(self, info: SegmentInfo) -> SegmentReader:
+        """A segment's batches. Raises `NotFound` if it is gone, `Corrupt` if it is not what was written."""
+        ...
+
+
+def core_directory(path: str, core_id: int) -> str:
+    """Where one core of a data directory keeps its files."""
+    return os.path.join(path, f"core_{core_id}")
+
+
+def segment_key(prefix: str, core_id: int, name: str) -> str:
+    """The key of an uploaded file: the same names as on disk, below `prefix`."""
+    place = f"core_{core_id}/segments/{name}"
+    return join_key(prefix, place) if prefix else place
+
+
+def is_store_url(place: str) -> bool:
+    """Whether a place is the address of a store rather than a directory."""
+    return "://" in place
+
+
+def open_source(place: str) -> SegmentSource:
+    """The segments at `place`: a data directory, or the address of a store with uploaded ones.
+
+    The address names the folder with the `core_…` folders in it. Raises `ConfigError` for a wrong one.
+    """
+    return StoredSegments(open_store(place)) if is_store_url(place) else LocalSegments(place)
+
+
+class _Sidecars:
+    """What sidecars said, by name; they never change, so each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, SegmentInfo] = {}
+        self.damaged: dict[str, Corrupt] = {}
+
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that have to be read; what is no longer named is forgotten."""
+        present = {name for name in names if _is_sidecar(name)}
+        self._known = {name: info for name, info in self._known.items() if name in present}
+        self.damaged = {}
+        return sorted(present - self._known.keys())
+
+    def add(self, name: str, data: bytes) -> None:
+        try:
+            info = decode_meta(data, name)
+            if name != f"core_{info.core_id}/segments/{meta_name(info.seq)}":
+                raise Corrupt(f"{name} speaks of segment {info.seq} of core {info.core_id}")
+            self._known[name] = info
+        except Corrupt as error:
+            self.damaged[name] = error
+
+    def infos(self) -> list[SegmentInfo]:
+        return sorted(self._known.values(), key=lambda info: (info.core_id, info.seq))
+
+
+def _settled(sidecars: _Sidecars, read: Callable[[], None]) -> list[SegmentInfo]:
+    """Every segment there is, and none left out that was committed before another one that is told.
+
+    1. A listing passes the place of segment 7 while it is not there yet.
+    2. Segments 7 and 8 are committed, and the listing goes on and finds 8.
+    3. Whoever goes by numbers would take 7 for removed. A second listing, which begins after the first has
+       ended, has 7, and what is beyond 8 is left for the next time, because it could have the same fault.
+    """
+    read()
+    found = sidecars.infos()
+    if not _has_holes(found):
+        return found
+    highest: dict[int, int] = {info.core_id: info.seq for info in found}
+    read()
+    return [info for info in sidecars.infos() if info.seq <= highest.get(info.core_id, 0)]
+
+
+def _has_holes(infos: Sequence[SegmentInfo]) -> bool:
+    return any(
+        one.core_id == two.core_id and two.seq != one.seq + 1 for one, two in itertools.pairwise(infos)
+    )
+
+
+def _is_sidecar(name: str) -> bool:
+    found = _SIDECAR.fullmatch(name)
+    return found is not None and seq_of(found[2]) is not None
+
+
+class LocalSegments:
+    """The segments below a directory, each read whole."""
+
+    def __init__(self, path: str, fs: FileSystem | None = None) -> None:
+        self._path = os.path.abspath(path)
+        self._fs = fs or OsFileSystem()
+        self._sidecars = _Sidecars()
+
+    @property
+    def damaged(self) -> dict[str, Corrupt]:
+        return self._sidecars.damaged
+
+    def infos(self) -> list[SegmentInfo]:
+        return _settled(self._sidecars, self._read)
+
+    def _read(self) -> None:
+        names = [name for name, _ in self._fs.list_files(self._path)]
+        for name in self._sidecars.unread(names):
+            try:
+                self._sidecars.add(name, self._fs.read(os.path.join(self._path, name)))
+            except NotFound:
+                continue
+            except MediaError as error:
+                self._sidecars.damaged[name] = error
+
+    def path(self, info: SegmentInfo) -> str:
+        """The Arrow file of a segment."""
+        return os.path.join(core_directory(self._path, info.core_id), "segments", arrow_name(info.seq))
+
+    def reader(self, info: SegmentInfo) -> SegmentReader:
+        path = self.path(info)
+        view = self._fs.read(path)
+        check_bytes(view, info, path)
+        return SegmentReader(view, path)
+
+
+class StoredSegments:
+    """Uploaded segments in an object store, fetched whole."""
+
+    def __init__(self, store: ObjectStore, prefix: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+        self._sidecars = _Sidecars()
+
+    @property
+    def damaged(self) -> dict[str, Corrupt]:
+        return self._sidecars.damaged
+
+    def infos(self) -> list[SegmentInfo]:
+        return _settled(self._sidecars, self._read)
+
+    def _read(self) -> None:
+        listed = loop_thread().run(self._store.list(self._prefix))
+        keys = {found.key.removeprefix(self._prefix).lstrip("/"): found.key for found in listed}
+        for name in self._sidecars.unread(keys):
+            try:
+                self._sidecars.add(name, bytes(loop_thread().run(self._store.get(keys[name])).data))
+            except NotFound:
+                continue
+
+    def reader(self, info: SegmentInfo) -> SegmentReader:
+        key = segment_key(self._prefix, info.core_id, arrow_name(info.seq))
+        view = loop_thread().run(self._store.get(key)).data
+        check_bytes(view, info, key)
+        return SegmentReader(view, key)

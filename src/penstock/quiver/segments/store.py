@@ -1,0 +1,279 @@
+"""The committed segments of one core: written once, read and checked, removed for good."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from penstock.errors import Corrupt, NotFound
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.segments.directory import ReadMode, SegmentDirectory
+from penstock.quiver.segments.file import (
+    CREATED_BY,
+    BundleMetadata,
+    SegmentReader,
+    check_bytes,
+    describe,
+    write_segment,
+)
+from penstock.quiver.segments.metadata import encode_meta
+from penstock.quiver.segments.recovery import (
+    DamageAction,
+    SegmentDamage,
+    SegmentScan,
+    Verify,
+)
+from penstock.storage import Buffer, FileSystem
+
+if TYPE_CHECKING:
+    from penstock.quiver.segments.memtable import SealedSegment
+
+_LOGGER = logging.getLogger(__name__)
+_READERS_MAX: Final = 32
+_READERS_BYTES_MAX: Final = 64 * 1024**2
+
+
+class SegmentStore:
+    """The segments in one directory. Safe to use from several threads, of which one writes.
+
+    `damage` lists what was found damaged, oldest first. Opened files are kept open, a few of them.
+    """
+
+    def __init__(self, directory: SegmentDirectory, scan: SegmentScan, *, core_id: int) -> None:
+        self._directory = directory
+        self._core_id = core_id
+        self._lock = threading.Lock()
+        self._infos = dict(sorted(scan.infos.items()))
+        self._verified = scan.verified
+        self._meta_bytes = {seq: len(encode_meta(info)) for seq, info in self._infos.items()}
+        self._byte_count = sum(info.file_size for info in self._infos.values()) + sum(
+            self._meta_bytes.values()
+        )
+        self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
+        self._leaving: set[int] = set()
+        self._highest_seq = scan.highest_seq
+        self.damage = scan.damage
+        self._set_aside = scan.set_aside
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        directory: str,
+        quarantine: str,
+        *,
+        core_id: int = 0,
+        read_mode: ReadMode = "read",
+        verify: Verify = "metadata",
+        wal_cursor: int = 0,
+        rebuild: bool = False,
+    ) -> SegmentStore:
+        """Put the directory in order after whatever happened, and take it over.
+
+        `wal_cursor` is the position up to which the log may have been cut; `rebuild` says that there is no
+        log at all, so that data which was not committed is kept if it is whole. With `verify="full"` every
+        checksum is gone over now, otherwise before the first read of each segment.
+        Raises `Unsupported` for segments of a later version, and touches nothing then.
+        """
+        files = SegmentDirectory(fs, directory, quarantine, read_mode)
+        files.make()
+        scan = SegmentScan(files, verify=verify, wal_cursor=wal_cursor, rebuild=rebuild)
+        scan.run()
+        return cls(files, scan, core_id=core_id)
+
+    @property
+    def highest_seq(self) -> int:
+        """The highest number a file was named by, damaged and quarantined ones included."""
+        return self._highest_seq
+
+    @property
+    def set_aside(self) -> dict[int, SegmentInfo | None]:
+        """Committed segments that are in the quarantine alone; None where no sidecar can be read."""
+        return {seq: info for seq, info in sorted(self._set_aside.items()) if seq not in self._infos}
+
+    @property
+    def byte_count(self) -> int:
+        """What all committed segments and their sidecars take up."""
+        return self._byte_count
+
+    def usage(self, seqs: Iterable[int]) -> tuple[int, set[int]]:
+        """What all committed segments take up, and which of `seqs` are among them."""
+        with self._lock:
+            return self._byte_count, {seq for seq in seqs if seq in self._infos}
+
+    def bytes_of(self, seq: int) -> int:
+        """What removing this segment frees. Raises `NotFound`."""
+        with self._lock:
+            return self.get(seq).file_size + self._meta_bytes[seq]
+
+    def infos(self) -> list[SegmentInfo]:
+        """Every committed segment, oldest first."""
+        with self._lock:
+            return [info for _, info in sorted(self._infos.items())]
+
+    def get(self, seq: int) -> SegmentInfo:
+        """One committed segment. Raises `NotFound`."""
+        info = self._infos.get(seq)
+        if info is None:
+            raise NotFound(f"segment {seq} is not there; it was removed or never committed")
+        return info
+
+    def path(self, seq: int) -> str:
+        """The Arrow file of a committed segment. Raises `NotFound`."""
+        self.get(seq)
+        return self._directory.arrow_path(seq)
+
+    def write(self, sealed: SealedSegment, seq: int) -> SegmentInfo:
+        """Commit a segment under this number; it is durable and readable on return.
+
+        After any error it does not count here, and the call may be repeated with the same arguments: the
+        same bytes are written again. A crash meanwhile leaves it whole or not there.
+        """
+        self._highest_seq = max(self._highest_seq, seq)
+        info = describe(sealed, seq, core_id=self._core_id, created_by=CREATED_BY)
+        written = (0, "")
+
+        def fill(write: Callable[[Sequence[Buffer]], None]) -> None:
+            nonlocal written
+            written = write_segment(sealed, info, write)
+
+        self._directory.stage_data(seq, fill)
+        info = dataclasses.replace(info, file_size=written[0], xxh3=written[1])
+        self._directory.stage_sidecar(seq, encode_meta(info))
+        self._directory.name_data(seq)
+        self._directory.name_sidecar(seq)
+        self._directory.protect(seq)
+        self._register(info)
+        return info
+
+    def read(self, seq: int, bundle: int) -> pa.RecordBatch:
+        """One bundle, as it was accepted. Raises `NotFound`, `Corrupt`, `IndexError`.
+
+        The first read of a segment after a start goes over its whole checksum. The batch points into the
+        file and stays valid when the segment is removed.
+        """
+        return self._reader(seq).batch(bundle)
+
+    def batches(self, seq: int) -> Iterator[pa.RecordBatch]:
+        """Every bundle of a segment in order. Raises as `read`."""
+        return self._reader(seq).batches()
+
+    def schema(self, seq: int) -> pa.Schema:
+        """The schema of a segment's batches. Raises as `read`."""
+        return self._reader(seq).schema
+
+    def view(self, seq: int) -> Buffer:
+        """A segment's file, with its checksum gone over. Raises as `read`."""
+        return self._checked_view(self.get(seq))
+
+    def sidecar(self, seq: int) -> bytes:
+        """A segment's sidecar. Raises `NotFound`."""
+        return encode_meta(self.get(seq))
+
+    def bundle_metadata(self, seq: int) -> list[BundleMetadata]:
+        """What every bundle of a segment says of itself, in order. Raises as `read`."""
+        reader = self._reader(seq)
+        return [reader.bundle(bundle) for bundle in range(reader.bundle_count)]
+
+    def verify(self, seq: int) -> None:
+        """Go over a segment's checksum now. Raises `NotFound`, `Corrupt`."""
+        with self._lock:
+            self._verified.discard(seq)
+            self._readers.pop(seq, None)
+        self._reader(seq)
+
+    def remove(self, *seqs: int) -> None:
+        """Remove segments; durable on return. After an error they still count: repeat the call."""
+        self._leave(seqs)
+        self._directory.remove(seqs)
+        for seq in seqs:
+            self._forget(seq)
+
+    def quarantine(self, seq: int, reason: str) -> SegmentDamage:
+        """Take a damaged segment out of the way and keep its bytes; it does not count any more."""
+        info = self._infos.get(seq)
+        self._leave([seq])
+        self._directory.set_aside(seq)
+        self._forget(seq)
+        self._set_aside[seq] = info
+        damage = SegmentDamage(seq=seq, action=DamageAction.QUARANTINED, reason=reason, info=info)
+        _LOGGER.error("segment %d is %s: %s", seq, damage.action.value, reason)
+        self.damage.append(damage)
+        return damage
+
+    def put_back(self, sealed: SealedSegment, info: SegmentInfo, reason: str) -> SegmentInfo:
+        """Write a segment that was set aside once more, under its number. Raises as `write`."""
+        written = self.write(sealed, info.seq)
+        _LOGGER.warning("segment %d is %s: %s", info.seq, DamageAction.REBUILT.value, reason)
+        self.damage.append(
+            SegmentDamage(seq=info.seq, action=DamageAction.REBUILT, reason=reason, info=written)
+        )
+        return written
+
+    def _reader(self, seq: int) -> SegmentReader:
+        info = self.get(seq)
+        with self._lock:
+            reader = self._readers.get(seq)
+            if reader is not None:
+                self._readers.move_to_end(seq)
+                return reader
+        # Not under the lock: the first read of a segment goes over all of its bytes.
+        reader = self._open(info)
+        with self._lock:
+            if seq in self._infos:
+                self._verified.add(seq)
+                self._readers[seq] = reader
+                while len(self._readers) > 1 and self._has_too_many_readers():
+                    self._readers.popitem(last=False)
+        return reader
+
+    def _has_too_many_readers(self) -> bool:
+        """A mapped file costs a descriptor; one that was read costs its bytes."""
+        if len(self._readers) > _READERS_MAX or self._directory.read_mode == "mmap":
+            return len(self._readers) > _READERS_MAX
+        held = sum(info.file_size for seq in self._readers if (info := self._infos.get(seq)) is not None)
+        return held > _READERS_BYTES_MAX
+
+    def _open(self, info: SegmentInfo) -> SegmentReader:
+        return SegmentReader(self._checked_view(info), self._directory.arrow_path(info.seq))
+
+    def _checked_view(self, info: SegmentInfo) -> Buffer:
+        path = self._directory.arrow_path(info.seq)
+        try:
+            view = self._directory.view(info.seq)
+        except NotFound as error:
+            if info.seq not in self._infos or info.seq in self._leaving:
+                raise
+            raise Corrupt(f"{path} is gone, but segment {info.seq} was not removed") from error
+        # What is read once more may have changed since: a mapped file would show that only to its reader.
+        if info.seq not in self._verified or self._directory.read_mode == "read":
+            check_bytes(view, info, path)
+        return view
+
+    def _register(self, info: SegmentInfo) -> None:
+        meta_bytes = len(encode_meta(info))
+        with self._lock:
+            self._infos[info.seq] = info
+            self._meta_bytes[info.seq] = meta_bytes
+            self._byte_count += info.file_size + meta_bytes
+            self._verified.add(info.seq)
+
+    def _leave(self, seqs: Sequence[int]) -> None:
+        """From here on a missing file is no damage: a reader may come between the removal and `_forget`."""
+        with self._lock:
+            self._leaving.update(seqs)
+
+    def _forget(self, seq: int) -> None:
+        with self._lock:
+            info = self._infos.pop(seq, None)
+            if info is not None:
+                self._byte_count -= info.file_size + self._meta_bytes.pop(seq)
+            self._verified.discard(seq)
+            self._readers.pop(seq, None)
+            self._leaving.discard(seq)

@@ -1,0 +1,240 @@
+"""A data directory against its rules: log, segments, acknowledgements, and whether they fit together.
+
+`check` changes nothing and takes no lock, so it may run beside the writer; what the writer changes meanwhile
+may then look odd for a moment. `repair` wants the directory for itself. It does what a start does: damaged
+files are copied or moved to `quarantine/` before anything is changed, and what they held is given up.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import Corrupt, NotFound, Unsupported
+from penstock.quiver.errors import Locked
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.offsets.log import replay
+from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.segments.file import check_bytes
+from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
+from penstock.quiver.segments.recovery import rescue_segments
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.wal.replay import quarantine_damage, read_wal
+from penstock.storage import DirectoryLock, FileSystem, LockHeld
+
+_CORE: Final = re.compile(r"core_(0|[1-9][0-9]{0,8})")
+_REPAIR: Final = "`penstock quiver fsck --repair` sets it aside, and so does the next start"
+
+
+class Severity(enum.StrEnum):
+    """Whether something is lost or wrong, or only worth knowing."""
+
+    PROBLEM = "problem"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to know about a core, and what to do about it."""
+
+    severity: Severity
+    core: int
+    subject: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckedCore:
+    """What was looked at in one core."""
+
+    core: int
+    directory: str
+    findings: list[Finding]
+    log_entries: int = 0
+    segments: int = 0
+    items: int = 0
+    byte_count: int = 0
+    ack_records: int = 0
+    subscribers: int = 0
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+
+    def problem(self, subject: str, text: str, advice: str = _REPAIR) -> None:
+        self._add(Severity.PROBLEM, subject, text, advice)
+
+    def note(self, subject: str, text: str, advice: str = "") -> None:
+        self._add(Severity.NOTE, subject, text, advice)
+
+    def _add(self, severity: Severity, subject: str, text: str, advice: str) -> None:
+        self.findings.append(
+            Finding(severity=severity, core=self.core, subject=subject, text=text, advice=advice)
+        )
+
+
+def core_directories(fs: FileSystem, root: str) -> list[tuple[int, str]]:
+    """The cores of a data directory, by number. Raises `NotFound` when there is none."""
+    names = {name.partition("/")[0] for name, _ in fs.list_files(root)}
+    numbers = sorted(int(match[1]) for name in names if (match := _CORE.fullmatch(name)) is not None)
+    if not numbers:
+        raise NotFound(f"{root} has no core_0 in it; name the data directory of a Quiver")
+    return [(number, os.path.join(root, f"core_{number}")) for number in numbers]
+
+
+def is_in_use(fs: FileSystem, core_dir: str) -> bool:
+    """Whether some process has this core open."""
+    try:
+        with fs.lock(os.path.join(core_dir, "LOCK"), wait=False):
+            return False
+    except LockHeld:
+        return True
+
+
+def check(
+    fs: FileSystem, core: int, core_dir: str, on_progress: Callable[[str], None] = lambda text: None
+) -> CheckedCore:
+    """Go over every checksum of one core. Raises `Unsupported` for segments of a later version.
+
+    A log that says so is a problem, because a header that is damaged may look like that of another version.
+    """
+    checked = CheckedCore(core=core, directory=core_dir, findings=[])
+    on_progress(f"core {core}: write-ahead log")
+    _check_wal(fs, checked)
+    infos = list(_check_segments(fs, checked, on_progress))
+    on_progress(f"core {core}: acknowledgements")
+    _check_acks(fs, checked, infos)
+    _look_around(fs, checked)
+    return checked
+
+
+def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
+    # Before the log is read: a writer that runs meanwhile only makes the log longer than this.
+    logged_end = replay(fs, checked.directory, keep_evidence=False).state.logged_end
+    try:
+        found = read_wal(fs, os.path.join(checked.directory, "wal"))
+    except Unsupported as error:
+        advice = "a start refuses it; if no other release has written it, its header is damaged: restore it"
+        checked.problem("wal", str(error), advice)
+        return
+    found.expect(logged_end)
+    checked.log_entries = sum(1 for _ in found.entries())
+    for damage in found.damage:
+        checked.problem(
+            f"wal/{damage.name}",
+            f"{damage.reason}, from byte {damage.start} on",
+            "the next start copies it to quarantine/ and goes on behind it; "
+            "bundles in it that no segment has are lost",
+        )
+    if found.unknown_entries:
+        checked.note("wal", f"{found.unknown_entries} entries are of a kind that this release skips")
+
+
+def _check_segments(
+    fs: FileSystem, checked: CheckedCore, on_progress: Callable[[str], None]
+) -> Iterator[SegmentInfo]:
+    """The segments that are sound; what is wrong with the others is noted."""
+    directory = os.path.join(checked.directory, "segments")
+    names = {name for name, _ in fs.list_files(directory)}
+    for seq in sorted({seq for seq in map(seq_of, names) if seq is not None}):
+        on_progress(f"core {checked.core}: segment {seq}")
+        if meta_name(seq) not in names:
+            checked.note(f"segments/{arrow_name(seq)}", "was not committed", "the next start writes it again")
+            continue
+        try:
+            info = _check_segment(fs, directory, seq)
+        except NotFound:
+            continue  # removed meanwhile, as segments are
+        except Corrupt as error:
+            checked.problem(f"segments/{arrow_name(seq)}", str(error))
+            continue
+        checked.segments += 1
+        checked.items += info.item_count
+        checked.byte_count += info.file_size
+        yield info
+
+
+def _check_segment(fs: FileSystem, directory: str, seq: int) -> SegmentInfo:
+    meta, data = os.path.join(directory, meta_name(seq)), os.path.join(directory, arrow_name(seq))
+    info = decode_meta(fs.read(meta), meta)
+    if info.seq != seq:
+        raise Corrupt(f"its sidecar speaks of segment {info.seq}")
+    try:
+        check_bytes(fs.read(data), info, data)
+    except NotFound:
+        fs.stat(meta)  # raises when both are gone, as after a removal
+        raise Corrupt("there is a sidecar and no data") from None
+    return info
+
+
+def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) -> None:
+    found = replay(fs, checked.directory, keep_evidence=False)
+    checked.ack_records = found.records
+    checked.subscribers = len(found.state.subscribers)
+    for text in found.damage:
+        checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
+    for first, last in found.state.take_in(infos):
+        span = f"segment {first}" if first == last else f"segments {first} to {last}"
+        checked.problem(span, "nobody removed it, and it is not there", "the next start drops it")
+
+
+def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
+    aside = [name for name, _ in fs.list_files(os.path.join(checked.directory, "quarantine"))]
+    if aside:
+        checked.note(
+            "quarantine", f"{len(aside)} damaged files are kept", "remove them when they are no longer needed"
+        )
+
+
+def repair(fs: FileSystem, core_dir: str, clock: Clock = SYSTEM_CLOCK) -> list[str]:
+    """Set aside what is damaged and write anew what can be; what was done, in words.
+
+    Raises `Locked` while a process has the core open, and what the disk raises; then it may be repeated.
+    """
+    try:
+        with DirectoryLock(fs, core_dir):
+            return [*_repair_wal(fs, core_dir), *_repair_rest(fs, core_dir, clock)]
+    except LockHeld as error:
+        raise Locked(str(error)) from error
+
+
+def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
+    """The log is left as it is: the next start reads past the damage. Copies are made now."""
+    found = read_wal(fs, os.path.join(core_dir, "wal"))
+    for _ in found.entries():
+        pass
+    copies = quarantine_damage(fs, found, os.path.join(core_dir, "quarantine"))
+    return [f"copied the damaged part of the log to {copy}" for copy in copies]
+
+
+def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
+    found = read_wal(fs, os.path.join(core_dir, "wal"))
+    book = AckBook.open(fs, core_dir, clock=clock)
+    store = SegmentStore.open(
+        fs,
+        os.path.join(core_dir, "segments"),
+        os.path.join(core_dir, "quarantine"),
+        core_id=int(core_dir.rpartition("_")[2]),
+        verify="full",
+        wal_cursor=found.cursor,
+        rebuild=not found.found.files,
+    )
+    rescue_segments(store, book, fs, os.path.join(core_dir, "wal"))
+    reconciled = book.reconcile(store.infos(), highest_seq=store.highest_seq, set_aside=store.set_aside)
+    done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
+    done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]
+    if reconciled.corrupt:
+        done.append(f"{len(reconciled.corrupt)} damaged segments are recorded as dropped")
+    if book.damage:
+        # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
+        for _ in range(2):
+            book.checkpoint()
+        done.append("the acknowledgements were summed up anew; the damaged files are in quarantine/")
+    book.close()
+    return done

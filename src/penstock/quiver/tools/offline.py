@@ -1,0 +1,149 @@
+"""Reading subscribers and the history of acknowledgements, and dropping a subscriber, without an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import NotFound
+from penstock.quiver.errors import Locked
+from penstock.quiver.model import SegmentInfo
+from penstock.quiver.offsets.checkpoint import load_checkpoint
+from penstock.quiver.offsets.log import replay
+from penstock.quiver.offsets.log_files import list_logs, read_log
+from penstock.quiver.offsets.records import WHOLE_SEGMENT, AckRecord, NamePart, Outcome, RecordKind
+from penstock.quiver.offsets.state import AckState, Gone, Subscriber, SubscriberState, view_of
+from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.segments.source import LocalSegments
+from penstock.storage import DirectoryLock, FileSystem, LockHeld
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberLook:
+    """A subscriber, and what beyond its mark is resolved."""
+
+    subscriber: Subscriber
+    complete: tuple[tuple[int, int], ...]
+    """Ranges of segments beyond the mark that are resolved as a whole, both ends included."""
+    partial: Mapping[int, int]
+    """Of segments that are resolved in part, how many bundles are."""
+    highest: int
+    """The highest segment there is, or was."""
+
+
+def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[SubscriberLook]:
+    """All subscribers of a core as its files tell, by name. Writes nothing and takes no lock."""
+    state = replay(fs, core_dir, keep_evidence=False).state
+    state.take_in(infos)
+    for entry in state.subscribers.values():
+        state.advance(entry)
+    return [
+        SubscriberLook(
+            subscriber=view_of(state, entry),
+            complete=tuple(entry.progress.complete),
+            partial={seq: bitmap.count for seq, bitmap in sorted(entry.progress.gaps.items())},
+            highest=state.known[-1] if len(state.known) else entry.progress.hwm,
+        )
+        for _, entry in sorted(state.subscribers.items())
+    ]
+
+
+def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
+    """`look_at_progress` without what lies beyond the marks."""
+    return [look.subscriber for look in look_at_progress(fs, core_dir, infos)]
+
+
+def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYSTEM_CLOCK) -> Subscriber:
+    """Unregister a subscriber, durably. Returns it as it was.
+
+    Raises `Locked` while a process has the core open, and `UnknownSubscriber`.
+    """
+    try:
+        with DirectoryLock(fs, core_dir):
+            book = AckBook.open(fs, core_dir, clock=clock)
+            root, core = os.path.dirname(core_dir), int(core_dir.rpartition("_")[2])
+            infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
+            book.compare(infos)
+            try:
+                return book.unregister(name)
+            finally:
+                book.close()
+    except LockHeld as error:
+        raise Locked(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckEvent:
+    """One record. `bundle` is None when it is about a whole segment, or about none."""
+
+    number: int
+    ts_ns: int
+    what: str
+    subscriber: str | None = None
+    segment_seq: int = 0
+    bundle: int | None = None
+    attempt: int = 0
+
+
+def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
+    """Every readable record of the log, oldest first and each once. Writes nothing.
+
+    A file that the writer removes meanwhile ends there. Definitions that are repeated are left out.
+    """
+    names = _names(fs, core_dir)
+    state, last = AckState(), 0
+    directory = os.path.join(core_dir, "ack")
+    for file in list_logs(fs, directory):
+        try:
+            for record in read_log(fs.open_view(os.path.join(directory, file.name))):
+                if record is None or record.number <= last:
+                    continue
+                last = record.number
+                known = set(state.subscribers)
+                state.apply(record)
+                if isinstance(record, NamePart):
+                    for name in set(state.subscribers) - known:
+                        names[record.subscriber] = name
+                    continue
+                event = _event(record, names.get(record.subscriber, f"#{record.subscriber}"))
+                if event is not None:
+                    yield event
+        except NotFound:
+            continue
+
+
+def _names(fs: FileSystem, core_dir: str) -> dict[int, str]:
+    """Names by index, from the checkpoint: older records than the log has may have defined them."""
+    saved = load_checkpoint(fs, os.path.join(core_dir, "meta")).state
+    return {} if saved is None else {entry.index: entry.name for entry in saved.subscribers}
+
+
+def _event(record: AckRecord, name: str) -> AckEvent | None:
+    if record.kind == RecordKind.OUTCOME:
+        return AckEvent(
+            number=record.number,
+            ts_ns=record.ts_ns,
+            what=_word(Outcome, record.outcome),
+            subscriber=name,
+            segment_seq=record.segment_seq,
+            bundle=None if record.bundle == WHOLE_SEGMENT else record.bundle,
+            attempt=0 if record.bundle == WHOLE_SEGMENT else record.attempt,
+        )
+    if record.kind == RecordKind.DELETED:
+        what = _word(Gone, record.outcome)
+        return AckEvent(number=record.number, ts_ns=record.ts_ns, what=what, segment_seq=record.segment_seq)
+    if record.kind == RecordKind.UNREGISTER:
+        return AckEvent(number=record.number, ts_ns=record.ts_ns, what="unregistered", subscriber=name)
+    if record.kind == RecordKind.STATE:
+        what = _word(SubscriberState, record.outcome)
+        return AckEvent(number=record.number, ts_ns=record.ts_ns, what=what, subscriber=name)
+    return None
+
+
+def _word(kind: type[Outcome | Gone | SubscriberState], number: int) -> str:
+    try:
+        return kind(number).name.lower()
+    except ValueError:
+        return f"({number})"

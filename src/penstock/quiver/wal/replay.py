@@ -1,0 +1,200 @@
+"""What the write-ahead log holds after whatever happened, from the cursor on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import Corrupt, MediaError
+from penstock.quiver.wal.entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
+from penstock.quiver.wal.log import ACTIVE, QuiverLayout, read_cursor
+from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
+
+_BEGINNING = LogPosition(0, 0)
+_END = LogPosition(1 << 62, 0)
+_UNKNOWN_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundEntry:
+    """A bundle of the log and the positions of its first byte and behind its last one."""
+
+    entry: WalEntry
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Bundle numbers that are missing where `byte_count` bytes of the log are damaged, both ends included."""
+
+    first: int
+    last: int
+    byte_count: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WalReplay:
+    """A log that was read. `cursor` is the sidecar's position, or where the log begins if that is later.
+
+    `damage` is what was durable and cannot be read; `entries` adds to it what it cannot take apart.
+    `highest_seq` is that of every bundle in the files, also of those before the cursor.
+    """
+
+    found: LogScan
+    layout: QuiverLayout
+    cursor: int
+    sidecar: int | None
+    damage: list[LogDamage] = field(default_factory=list)
+    unknown_entries: int = 0
+    highest_seq: int = 0
+    is_short: bool = False
+    """Whether the log ends before a position up to which it was durable."""
+    _jumps: list[tuple[int, int, LogPosition, LogPosition]] = field(default_factory=list)
+    """Where numbers do not follow each other: those of the two bundles, and the place between them."""
+    _last_end: LogPosition = _BEGINNING
+
+    @property
+    def end(self) -> int:
+        """The position behind the last entry; the cursor if there is no file."""
+        return self.layout.position(self.found.end) if self.found.files else self.cursor
+
+    def expect(self, position: int) -> None:
+        """Everything up to `position` was durable once. What the files do not have of it is damage.
+
+        Later entries get positions above it, whatever is in the files.
+        """
+        end = self.end if self.found.files else 0
+        if position > max(end, self.layout.floor):
+            number = self.found.end.file or 1
+            name = self.found.name_of(number) if self.found.files else ACTIVE
+            is_there = f"the log ends at position {end}" if self.found.files else "the file is missing"
+            reason = f"{is_there}, but the log was written up to position {position}"
+            start = self.found.end.offset
+            self.damage.append(LogDamage(file=number, start=start, end=start, reason=reason, name=name))
+            self.is_short = True
+        self.layout.floor = max(self.layout.floor, position)
+        if not self.found.files:
+            self.layout.base = max(self.layout.base, position)
+
+    def raise_base(self, position: int) -> None:
+        """Let a log without files start at `position` or above."""
+        if not self.found.files:
+            self.layout.base = self.cursor = max(self.layout.base, position)
+
+    def entries(self) -> Iterator[FoundEntry]:
+        """Every bundle that ends behind the cursor, in order, each once. May be asked again."""
+        self.unknown_entries = self.highest_seq = 0
+        self._jumps, self._last_end = [], _BEGINNING
+        for file, start, end in self.found.frames():
+            try:
+                frame = file.bytes_of(start, end)
+            except MediaError as error:
+                self._lose(file, start, end, str(error))
+                continue
+            kind = entry_type(frame, 0)
+            if kind == EntryType.BUNDLE:
+                found = self._bundle(file, frame, start, end)
+                if found is not None:
+                    yield found
+            elif kind not in (EntryType.MARK, EntryType.OPENING):
+                self.unknown_entries += 1
+
+    def gaps(self, last_seq: int) -> list[Gap]:
+        """Which numbers up to `last_seq` damage may have taken, behind the cursor, after `entries`.
+
+        A number that was given to a bundle whose write failed cannot be told apart.
+        """
+        jumps = list(self._jumps)
+        if last_seq > self.highest_seq and not self.is_short:
+            jumps.append((self.highest_seq, last_seq + 1, self._last_end, _END))
+        gaps = []
+        for before, after, low, high in jumps:
+            inside = [one for one in self.damage if low <= (one.file, one.start) < high]
+            if inside and (high == _END or self.layout.position(high) > self.cursor):
+                gaps.append(Gap(first=before + 1, last=after - 1, byte_count=sum(map(_size, inside))))
+        return gaps
+
+    def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
+        name = self.found.name_of(file.number)
+        damage = LogDamage(file=file.number, start=start, end=end, reason=reason, name=name)
+        if damage not in self.damage:
+            self.damage.append(damage)
+
+    def _bundle(self, file: ScannedFile, frame: memoryview, start: int, end: int) -> FoundEntry | None:
+        try:
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
+        except Corrupt as error:
+            self._lose(file, start, end, str(error))
+            return None
+        if entry.wal_seq <= self.highest_seq:
+            return None
+        begin, after = LogPosition(file.number, start), LogPosition(file.number, end)
+        if entry.wal_seq != self.highest_seq + 1:
+            self._jumps.append((self.highest_seq, entry.wal_seq, self._last_end, begin))
+        self.highest_seq, self._last_end = entry.wal_seq, after
+        first, behind = self.layout.position(begin), self.layout.position(after)
+        if behind <= self.cursor and not self.layout.is_guessed(file.number):
+            return None
+        return FoundEntry(entry=entry, start=first, end=behind)
+
+
+def _size(damage: LogDamage) -> int:
+    """How many bytes are damaged; of a file that is missing nobody knows."""
+    return _UNKNOWN_BYTES if damage.end is None else damage.end - damage.start
+
+
+def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
+    """Read the log in `directory`; changes nothing. Every checksum from the cursor's file on is checked.
+
+    `base` is where positions start if there is no file. Raises `Unsupported` for a log that this release
+    cannot read.
+    """
+    sidecar = read_cursor(fs, directory)
+    layout = QuiverLayout(base=max(base, sidecar or 0))
+    first = _file_of(fs, directory, layout, sidecar)
+    found = scan(fs, directory, WalFormat(), start=LogPosition(first, 0) if first else None, layout=layout)
+    replay = WalReplay(found=found, layout=layout, cursor=0, sidecar=sidecar, damage=list(found.damage))
+    replay.cursor = _within(replay, sidecar)
+    if sidecar is not None and sidecar < replay.cursor:
+        replay.damage.insert(0, _lost(replay, sidecar))
+    # The active file is there before the cursor is, and is durable up to it before the cursor moves there.
+    replay.expect(sidecar or 0)
+    return replay
+
+
+def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:
+    """The file in which a position lies, 0 if none does: then everything is read."""
+    if position is None:
+        return 0
+    starts = layout.read_starts(fs, directory)
+    return max((number for number, start in starts.items() if start <= position), default=0)
+
+
+def _within(replay: WalReplay, sidecar: int | None) -> int:
+    """The sidecar's position, at least where the log begins."""
+    if not replay.found.files:
+        return replay.layout.base
+    oldest = replay.layout.start(replay.found.files[0].number)
+    return oldest if sidecar is None else max(sidecar, oldest)
+
+
+def _lost(replay: WalReplay, sidecar: int) -> LogDamage:
+    number = replay.found.files[0].number - 1
+    reason = f"positions {sidecar} to {replay.cursor} are missing"
+    return LogDamage(file=number, start=0, end=None, reason=reason, name=replay.found.name_of(number))
+
+
+def quarantine_damage(fs: FileSystem, replay: WalReplay, quarantine: str) -> list[str]:
+    """Copy each damaged file from its first damaged byte on; returns the copies. May be done again."""
+    copies: list[str] = []
+    for damage in replay.damage:
+        copy = os.path.join(quarantine, f"{ACTIVE}.{damage.file}.at-{damage.start}")
+        if damage.end is None or damage.end <= damage.start or copy in copies:
+            continue
+        copies.append(copy)
+        fs.make_dirs(quarantine)
+        view = fs.open_view(os.path.join(replay.found.directory, damage.name))
+        write_durably(fs, copy, [view[damage.start :]], staging=quarantine)
+    return copies

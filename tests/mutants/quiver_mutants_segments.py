@@ -9,10 +9,10 @@ __all__ = ["SEGMENT_MUTANTS"]
 DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
 CRASH = "tests/crash/quiver/test_segment_crash.py"
 STORE = "tests/unit/quiver/test_segment_store.py"
-FINALIZE = "tests/unit/quiver/test_finalize.py"
+FINALIZE = "tests/unit/quiver/test_segment_writer.py"
 UPLOAD = "tests/unit/quiver/test_upload.py"
-INBOX = "tests/unit/quiver/test_ack_inbox.py"
-OPEN = "tests/unit/quiver/test_open_segment.py"
+INBOX = "tests/unit/quiver/test_external_acks.py"
+OPEN = "tests/unit/quiver/test_memtable.py"
 READERS = "tests/unit/quiver/test_segment_readers.py"
 OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
 
@@ -75,21 +75,21 @@ SEGMENT_MUTANTS = (
     ),
     Mutant(
         name="a segment that cannot be written is let go",
-        where="quiver:OrderedWork.step",
+        where="quiver:OrderedQueue.step",
         old="            self._put_off(job, error)\n            return False\n        except Ex",
         new="            self.finish(job.item)\n            return False\n        except Ex",
         test=f"{FINALIZE}::test_a_write_that_fails_twice_is_kept_and_then_written",
     ),
     Mutant(
         name="a sealed segment does not hold back the log",
-        where="quiver:Finalizer.lowest_wal_start",
+        where="quiver:SegmentWriter.lowest_wal_start",
         old="    return min((each.sealed.wal_start for each in self._work.items()), default=None)\n",
         new="    return None\n",
         test=f"{FINALIZE}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
     ),
     Mutant(
         name="sealing forgets what it took",
-        where="quiver:OpenSegments.take",
+        where="quiver:ActiveSegments.take",
         old="    self._byte_count -= stream.byte_count\n",
         new="",
         test=f"{OPEN}::test_sealing_takes_a_stream_out_and_the_next_part_starts_anew",
@@ -103,7 +103,7 @@ SEGMENT_MUTANTS = (
     ),
     Mutant(
         name="a note takes back what an earlier one said",
-        where="quiver:leave_note",
+        where="quiver:commit_offset",
         old="    if there is not None and there.through >= note.through:\n",
         new="    if there is not None and there.through == note.through:\n",
         test=f"{INBOX}::test_a_note_never_takes_back_what_an_earlier_one_said",

@@ -8,7 +8,7 @@ __all__ = ["QUIVER_WAL_MUTANTS"]
 
 ADMISSION = "tests/unit/quiver/test_admission.py"
 ENGINE = "tests/unit/quiver/test_engine.py"
-INTAKE = "tests/unit/quiver/test_intake.py"
+INTAKE = "tests/unit/quiver/test_append.py"
 WAL = "tests/unit/quiver/test_wal.py"
 CRASH = "tests/crash/quiver/test_wal_crash.py"
 
@@ -16,15 +16,15 @@ CRASH = "tests/crash/quiver/test_wal_crash.py"
 QUIVER_WAL_MUTANTS = (
     Mutant(
         name="the cursor passes what is still open",
-        where="quiver:OpenBuffer.needed",
-        old="        lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())\n",
-        new="        lowest = (self._finalizer.lowest_wal_start(),)\n",
+        where="quiver:Memtable.needed",
+        old="        lowest = (self._open.lowest_wal_start(), self._segment_writer.lowest_wal_start())\n",
+        new="        lowest = (self._segment_writer.lowest_wal_start(),)\n",
         test=f"{ENGINE}::test_the_cursor_stays_at_the_oldest_bundle_that_is_open",
     ),
     Mutant(
         name="the cursor passes what is sealed and not written",
-        where="quiver:OpenBuffer.needed",
-        old="        lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())\n",
+        where="quiver:Memtable.needed",
+        old="        lowest = (self._open.lowest_wal_start(), self._segment_writer.lowest_wal_start())\n",
         new="        lowest = (self._open.lowest_wal_start(),)\n",
         test=f"{ENGINE}::test_the_cursor_stays_at_a_segment_that_cannot_be_written",
     ),
@@ -44,7 +44,7 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a processed segment goes while the log still has its bundles",
-        where="quiver:Upkeep._may_remove",
+        where="quiver:Maintenance._may_remove",
         old="        return core.store.get(seq).wal_end <= core.wal.cursor\n",
         new="        return True\n",
         test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it",
@@ -59,7 +59,7 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="a log that ends before what was durable is not compared with the acknowledgements",
         where="quiver:recover",
-        old="    replay.expect(book.logged[0])\n",
+        old="    replay.expect(offsets.logged[0])\n",
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
         "::test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded",
@@ -105,14 +105,14 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a writer is answered before the sync",
-        where="quiver:Intake.take",
-        old="        entry = Entry(buffers, byte_count, 1, self._config.syncs, context=taken)\n",
-        new="        entry = Entry(buffers, byte_count, 1, False, context=taken)\n",
+        where="quiver:Appender.append",
+        old="        entry = Entry(buffers, byte_count, 1, self._config.syncs, context=accepted)\n",
+        new="        entry = Entry(buffers, byte_count, 1, False, context=accepted)\n",
         test=f"{ENGINE}::test_what_was_open_is_read_from_the_log",
     ),
     Mutant(
         name="after a failed sync nobody is accepted any more",
-        where="quiver:Intake._submit",
+        where="quiver:Appender._submit",
         old="        committer.resume()\n",
         new="",
         test=f"{INTAKE}::test_a_failed_sync_is_told_and_the_next_bundle_is_accepted",
@@ -133,30 +133,30 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a bundle counts for one of its places",
-        where="quiver:taken_by",
+        where="quiver:footprint",
         old="return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)",
         new="return FRAME_BYTES + byte_count",
         test=f"{ADMISSION}::test_bundles_of_any_size_stay_within_the_cap",
     ),
     Mutant(
         name="the same room is given to everybody who asks",
-        where="quiver:Upkeep.reserve",
-        old="        self._budget.charge(_RESERVED, self._takes(byte_count))\n",
+        where="quiver:Maintenance.reserve",
+        old="        self._quota.charge(_RESERVED, self._footprint(byte_count))\n",
         new="",
         test=f"{ADMISSION}::test_room_is_given_once",
     ),
     Mutant(
         name="what is left of the log keeps large bundles out for ever",
-        where="quiver:Upkeep._shed_log",
-        old="            core.intake.rotate()\n            core.cut()\n",
+        where="quiver:Maintenance._shed_log",
+        old="            core.appender.rotate()\n            core.cut()\n",
         new="            pass\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
     ),
     Mutant(
         name="data is dropped before the log is cut",
-        where="quiver:Upkeep._make_room",
-        old="        if self._sweeper.make_room(takes, may_drop=False):\n",
-        new="        if self._sweeper.make_room(takes):\n",
+        where="quiver:Maintenance._reclaim",
+        old="        if self._reaper.reclaim(needed_bytes, may_drop=False):\n",
+        new="        if self._reaper.reclaim(needed_bytes):\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
     ),
     Mutant(
@@ -168,7 +168,7 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="marks of the log keep its files for ever",
-        where="quiver:Intake.rotate",
+        where="quiver:Appender.rotate",
         old="            self._committer.rotate(self._skip_marks)\n",
         new="            self._committer.rotate()\n",
         test=f"{ADMISSION}::test_marks_of_the_log_keep_nothing_out",
@@ -176,21 +176,21 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="marks from before a restart keep the log for ever",
         where="quiver:Core._replay",
-        old="        self.buffer.add((), end=self.wal.active_start)\n",
+        old="        self.memtable.add((), end=self.wal.active_start)\n",
         new="        pass\n",
         test=f"{ADMISSION}::test_an_old_log_goes_when_no_log_is_wanted_any_more",
     ),
     Mutant(
         name="the log of a closed directory is rotated",
-        where="quiver:Upkeep.stop",
+        where="quiver:Maintenance.stop",
         old="self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))",
         new="pass",
         test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
     ),
     Mutant(
         name="a full device keeps the oldest from going",
-        where="quiver:Upkeep._free_log",
-        old='            self._tell("what is open could not be written to make room", error)\n',
+        where="quiver:Maintenance._free_log",
+        old='            self._warn("what is open could not be written to make room", error)\n',
         new="            raise\n",
         test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
     ),
@@ -204,8 +204,8 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="writers that wait hold the threads that readers need",
         where="quiver:AsyncQuiver._take_room",
-        old="admission.make_way(byte_count))",
-        new="admission.make_way(byte_count, wait_s=60))",
+        old="admission.wait_for_quota(byte_count))",
+        new="admission.wait_for_quota(byte_count, wait_s=60))",
         test=f"{ADMISSION}::test_writers_that_wait_keep_no_reader_from_making_room",
     ),
 )

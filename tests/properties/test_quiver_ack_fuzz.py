@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Corrupt
 from penstock.quiver.offsets.checkpoint import CheckpointState, decode_checkpoint, encode_checkpoint
-from penstock.quiver.offsets.records import AckRecord, decode_record, encode_record
+from penstock.quiver.offsets.records import OffsetRecord, decode_record, encode_record
 from penstock.quiver.retention.shared_quota import decode_slot
 from penstock.testing.disk import FakeDisk
 
@@ -37,7 +37,7 @@ def test_counts_that_do_not_fit_are_corrupt_although_the_checksum_does(counts: b
 
 
 RECORDS = st.builds(
-    AckRecord,
+    OffsetRecord,
     kind=st.integers(0, 255),
     outcome=st.integers(0, 255),
     subscriber=st.integers(0, 65535),
@@ -57,7 +57,7 @@ def test_a_start_survives_any_records_and_takes_new_data(parts: list[bytes]) -> 
     file = disk.create(f"{CORE}/ack/ack.log")
     file.write([bytes(32), *parts])
     core = Core(disk).open()
-    floor = core.book.next_segment_seq_floor
+    floor = core.offsets.next_segment_seq_floor
     core.subscribe("fresh")
     if floor < 2**63:
         core.add(floor, bundles=1)

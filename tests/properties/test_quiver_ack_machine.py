@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.quiver.ack_doubles import Core
 
-from penstock.quiver.delivery.leases import Claim
+from penstock.quiver.delivery.leases import Lease
 from penstock.quiver.model import BundleRef
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import AckSettings
+from penstock.quiver.offsets.store import OffsetLogSettings
 from penstock.testing.disk import Survival
 
 pytestmark = pytest.mark.timeout(120)
@@ -29,21 +29,21 @@ BUNDLES = st.integers(min_value=1, max_value=10)
 class AckMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
-        self.core = Core(settings=AckSettings(flush_interval_s=0)).open()
+        self.core = Core(settings=OffsetLogSettings(flush_interval_s=0)).open()
         self.said: set[tuple[str, int, int]] = set()
         self.kept: set[tuple[str, int, int]] = set()
         self.known: set[str] = set()
         self.first: dict[str, int] = {}
         self.removed: set[int] = set()
         self.highest = 0
-        self.claims: list[Claim] = []
+        self.claims: list[Lease] = []
         self.marks: dict[str, int] = {}
 
     def pending(self) -> list[tuple[str, int, int]]:
         return [
             (name, info.seq, bundle)
             for name in sorted(self.known)
-            for info in self.core.book.infos()
+            for info in self.core.offsets.infos()
             if info.seq >= self.first[name]
             for bundle in range(info.bundle_count)
             if (name, info.seq, bundle) not in self.said
@@ -51,7 +51,7 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule(bundles=BUNDLES, skip=st.sampled_from([1, 1, 1, 3]))
     def add(self, bundles: int, skip: int) -> None:
-        self.highest = max(self.highest, self.core.book.next_segment_seq_floor - 1) + skip
+        self.highest = max(self.highest, self.core.offsets.next_segment_seq_floor - 1) + skip
         self.core.add(self.highest, bundles)
         if skip > 1:
             self.sync()
@@ -62,11 +62,11 @@ class AckMachine(RuleBasedStateMachine):
             self.said = {said for said in self.said if said[0] != name}
             self.kept = {kept for kept in self.kept if kept[0] != name}
             self.marks.pop(name, None)
-            hwm = self.core.book.register(name, start).hwm
-            seqs = [info.seq for info in self.core.book.infos()]
+            hwm = self.core.offsets.register(name, start).hwm
+            seqs = [info.seq for info in self.core.offsets.infos()]
             self.first[name] = hwm + 1 if start == "latest" else min(seqs, default=hwm + 1)
             self.known.add(name)
-        self.core.book.activate(name)
+        self.core.offsets.activate(name)
         self.sync()
 
     @precondition(lambda self: self.known)
@@ -82,7 +82,7 @@ class AckMachine(RuleBasedStateMachine):
         pending = self.pending()
         if pending:
             name, seq, bundle = data.draw(st.sampled_from(pending))
-            assert self.core.book.resolve(name, BundleRef(seq, bundle), outcome)
+            assert self.core.offsets.resolve(name, BundleRef(seq, bundle), outcome)
             if outcome.resolves:
                 self.said.add((name, seq, bundle))
 
@@ -125,7 +125,7 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), outcome=st.sampled_from([Outcome.DROPPED, Outcome.EXPIRED]))
     def drop(self, data: st.DataObject, outcome: Outcome) -> None:
-        infos = self.core.book.infos()
+        infos = self.core.offsets.infos()
         if not infos:
             return
         seq = data.draw(st.sampled_from([info.seq for info in infos]))
@@ -138,15 +138,15 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.core.book.sync()
+        self.core.offsets.sync()
         self.kept = set(self.said)
-        self.marks = {name: self.core.book.subscriber(name).hwm for name in self.known}
+        self.marks = {name: self.core.offsets.subscriber(name).hwm for name in self.known}
 
     @rule()
     def checkpoint(self) -> None:
-        self.core.book.checkpoint()
+        self.core.offsets.checkpoint()
         self.kept = set(self.said)
-        self.marks = {name: self.core.book.subscriber(name).hwm for name in self.known}
+        self.marks = {name: self.core.offsets.subscriber(name).hwm for name in self.known}
 
     @rule()
     def remove(self) -> None:
@@ -158,19 +158,22 @@ class AckMachine(RuleBasedStateMachine):
     def crash(self, survival: Survival, seed: int) -> None:
         self.core = self.core.crashed(self.core.disk.crash(survival, random.Random(seed)))
         self.claims = []
-        book = self.core.book
+        offsets = self.core.offsets
         assert self.core.found.missing == ()
-        assert book.damage == ()
-        assert set(book.names()) == self.known
-        assert book.next_segment_seq_floor > max(self.removed, default=0)
+        assert offsets.damage == ()
+        assert set(offsets.names()) == self.known
+        assert offsets.next_segment_seq_floor > max(self.removed, default=0)
         actual = set()
         for name in self.known:
-            assert book.subscriber(name).hwm >= self.marks.get(name, 0)
+            assert offsets.subscriber(name).hwm >= self.marks.get(name, 0)
             for info in self.core.infos.values():
                 for bundle in range(info.bundle_count):
-                    if book.is_resolved(name, BundleRef(info.seq, bundle)) and info.seq >= self.first[name]:
+                    if (
+                        offsets.is_resolved(name, BundleRef(info.seq, bundle))
+                        and info.seq >= self.first[name]
+                    ):
                         actual.add((name, info.seq, bundle))
-            self.core.book.activate(name)
+            self.core.offsets.activate(name)
         alive = {said for said in self.kept if said[0] in self.known and said[1] in self.core.infos}
         assert alive <= actual <= self.said
         self.said = actual | {said for said in self.said if said[1] not in self.core.infos}
@@ -178,25 +181,25 @@ class AckMachine(RuleBasedStateMachine):
 
     @invariant()
     def marks_and_outstanding_agree_with_the_model(self) -> None:
-        book = self.core.book
+        offsets = self.core.offsets
         waiting = self.pending()
         for name in self.known:
             open_segments = [seq for who, seq, _ in waiting if who == name]
             expected = min(open_segments) - 1 if open_segments else None
-            hwm = book.subscriber(name).hwm
+            hwm = offsets.subscriber(name).hwm
             assert (
                 hwm == expected
                 if expected is not None
-                else hwm >= max((info.seq for info in book.infos()), default=0)
+                else hwm >= max((info.seq for info in offsets.infos()), default=0)
             )
-        for info in book.infos():
-            assert book.outstanding(info.seq) == len({who for who, seq, _ in waiting if seq == info.seq})
+        for info in offsets.infos():
+            assert offsets.outstanding(info.seq) == len({who for who, seq, _ in waiting if seq == info.seq})
 
     @invariant()
     def nothing_is_deletable_that_somebody_needs(self) -> None:
         needed = {seq for _, seq, _ in self.pending()}
-        assert not needed & set(self.core.book.finished())
-        assert not needed & set(self.core.book.deletable())
+        assert not needed & set(self.core.offsets.finished())
+        assert not needed & set(self.core.offsets.removable())
 
 
 AckMachine.TestCase.settings = settings(

@@ -20,7 +20,7 @@ from penstock.metrics import Registry
 from penstock.objects import StoreConfig, open_store
 from penstock.quiver import Quiver, QuiverConfig
 from penstock.quiver.model import SegmentInfo
-from penstock.quiver.offsets.external import AckNote, read_note
+from penstock.quiver.offsets.external import ExternalAck, read_external_ack
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.tools.upload import Uploader
 from penstock.spark.session.failures import explain
@@ -151,12 +151,12 @@ def test_a_subscriber_says_when_it_starts_and_how_far_it_is(place: Directory) ->
     place.add(1, batch(1))
     place.add(2, batch(2))
     place.stream(subscriber="lake", maxSegmentsPerTrigger="1")
-    first = read_note(fs, core, "lake")
-    assert first in (AckNote(subscriber="lake", through=1), AckNote(subscriber="lake", through=2))
+    first = read_external_ack(fs, core, "lake")
+    assert first in (ExternalAck(subscriber="lake", through=1), ExternalAck(subscriber="lake", through=2))
     place.core().remove(1)
     place.add(3, batch(3))
     place.stream(subscriber="lake")
-    later = read_note(fs, core, "lake")
+    later = read_external_ack(fs, core, "lake")
     assert later is not None
     assert later.through >= 2
     assert place.delta() == [1, 2, 3]

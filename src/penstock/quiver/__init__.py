@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.quiver.errors import AtCapacity, Closed, Locked, StaleClaim, UnknownSubscriber
     from penstock.quiver.metrics import QuiverStats
     from penstock.quiver.model import SLOTS, BundleRef, SegmentInfo, Signal, flat_slot, slot_name
-    from penstock.quiver.offsets.external import AckNote, leave_note
+    from penstock.quiver.offsets.external import ExternalAck, commit_offset
     from penstock.quiver.offsets.progress import Ranges
     from penstock.quiver.offsets.state import Subscriber, SubscriberState, check_name
     from penstock.quiver.segments.file import SegmentReader
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 __all__ = [
     "SLOTS",
     "AckEvent",
-    "AckNote",
     "AsyncQuiver",
     "AtCapacity",
     "Bundle",
     "BundleRef",
     "CheckedCore",
     "Closed",
+    "ExternalAck",
     "LocalSegments",
     "Locked",
     "Quiver",
@@ -69,6 +69,7 @@ __all__ = [
     "UnknownSubscriber",
     "check",
     "check_name",
+    "commit_offset",
     "core_directories",
     "core_directory",
     "drop_subscriber",
@@ -77,7 +78,6 @@ __all__ = [
     "is_in_use",
     "is_store_url",
     "known_schema",
-    "leave_note",
     "look_at_progress",
     "look_at_subscribers",
     "open_source",
@@ -100,7 +100,7 @@ if not TYPE_CHECKING:
             "errors": "AtCapacity Closed Locked StaleClaim UnknownSubscriber",
             "metrics": "QuiverStats",
             "model": "SLOTS BundleRef SegmentInfo Signal flat_slot slot_name",
-            "offsets.external": "AckNote leave_note",
+            "offsets.external": "ExternalAck commit_offset",
             "offsets.progress": "Ranges",
             "offsets.state": "Subscriber SubscriberState check_name",
             "segments.file": "SegmentReader",

@@ -22,7 +22,7 @@ from penstock.quiver.config import WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.model import Pending, Signal, flat_slot, slot_name
-from penstock.quiver.segments.memtable import OpenBuffer, Trigger
+from penstock.quiver.segments.memtable import Memtable, Trigger
 from penstock.quiver.wal.entry import SlotPart, encode_entry, entry_bytes
 from penstock.quiver.wal.log import HEADER_BYTES, Wal
 from penstock.quiver.wal.payload import encode_part
@@ -53,7 +53,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class EncodedBundle:
     """A bundle that is encoded: its batches by ascending slot, and their parts of the entry."""
 
     batches: Sequence[pa.RecordBatch]
@@ -61,7 +61,7 @@ class Prepared:
     byte_count: int
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch], parts: Sequence[SlotPart]) -> Prepared:
+    def of(cls, batches: Sequence[pa.RecordBatch], parts: Sequence[SlotPart]) -> EncodedBundle:
         """Raises `LimitExceeded` for more than an entry may have."""
         return cls(batches, parts, entry_bytes(parts))
 
@@ -81,7 +81,9 @@ class Prepared:
         ]
 
 
-def prepare(data: Batches, *, signal: Signal | str | None = None, slot: int | None = None) -> Prepared:
+def encode_bundle(
+    data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
+) -> EncodedBundle:
     """Encode a bundle. A single batch goes into `slot`, or into the flat one of its `signal`.
 
     Raises `InvalidInput` for what is no batch or has no slot, `LimitExceeded` for more than an entry holds.
@@ -91,7 +93,7 @@ def prepare(data: Batches, *, signal: Signal | str | None = None, slot: int | No
         slot_name(number)
         if not isinstance(batch, pa.RecordBatch):
             raise InvalidInput(f"slot {number} takes a pyarrow.RecordBatch, not {type(batch).__name__}")
-    return Prepared.of([batch for _, batch in batches], [encode_part(*one) for one in batches])
+    return EncodedBundle.of([batch for _, batch in batches], [encode_part(*one) for one in batches])
 
 
 def raw_batch(data: bytes) -> pa.RecordBatch:
@@ -142,19 +144,19 @@ class Admission:
         return (
             byte_count <= self._bundle_max
             and self._fits(byte_count)
-            and self._core.upkeep.reserve(byte_count)
+            and self._core.maintenance.reserve(byte_count)
         )
 
     def release(self, byte_count: int) -> None:
         """Give back what `reserve` or `admit` took."""
-        self._core.upkeep.release(byte_count)
+        self._core.maintenance.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
-        """Return when the room for a bundle is taken; waits as settings allow. Raises as `make_way`."""
+        """Return when the room for a bundle is taken; waits as settings allow. Raises as `wait_for_quota`."""
         while not self.reserve(byte_count):
-            self.make_way(byte_count, wait_s=self._core.config.ingest.block_s)
+            self.wait_for_quota(byte_count, wait_s=self._core.config.ingest.block_s)
 
-    def make_way(self, byte_count: int, *, wait_s: float = 0.0) -> None:
+    def wait_for_quota(self, byte_count: int, *, wait_s: float = 0.0) -> None:
         """Return when there was room for a bundle. May write segments and delete files to make it.
 
         Raises `AtCapacity` when there is none and none may be made, `LimitExceeded` when there never will be.
@@ -165,30 +167,32 @@ class Admission:
                 "that wal.max_size and retention.size_cap leave room for; split it, or raise them"
             )
         if not self._fits(byte_count):
-            if not self._core.upkeep.has_room(byte_count):
+            if not self._core.maintenance.has_room(byte_count):
                 # First of all: on a full disk nothing can be finalized before something goes.
-                self._core.upkeep.make_room(byte_count, wait_s)
-            self._relieve(byte_count)
-        if not self._core.upkeep.has_room(byte_count):
-            self._core.upkeep.make_room(byte_count, wait_s)
+                self._core.maintenance.reclaim(byte_count, wait_s)
+            self._flush_to_free(byte_count)
+        if not self._core.maintenance.has_room(byte_count):
+            self._core.maintenance.reclaim(byte_count, wait_s)
 
     def _fits(self, byte_count: int) -> bool:
-        return self._core.intake.has_room(byte_count) and self._core.buffer.memory_bytes < self._memory_max
+        return (
+            self._core.appender.has_room(byte_count) and self._core.memtable.memory_bytes < self._memory_max
+        )
 
-    def _relieve(self, byte_count: int) -> None:
+    def _flush_to_free(self, byte_count: int) -> None:
         """Finalize what is open, so that the log can be cut; once."""
         core = self._core
         try:
-            with core.upkeep.at_work():
+            with core.maintenance.at_work():
                 core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
-                if not core.intake.has_room(byte_count):
-                    core.intake.rotate()
+                if not core.appender.has_room(byte_count):
+                    core.appender.rotate()
                     core.cut()
         except Closed:
             raise
         except PenstockError as error:
             raise self._full(f"segments cannot be written: {error}") from error
-        if not core.intake.has_room(byte_count):
+        if not core.appender.has_room(byte_count):
             raise self._full("the log is full")
 
     def _full(self, why: str) -> AtCapacity:
@@ -205,13 +209,13 @@ Settle: TypeAlias = Callable[[Receipt | None, PenstockError | None], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Taken:
-    bundle: Prepared
+class _PendingAppend:
+    bundle: EncodedBundle
     receipt: Receipt
     settle: Settle
 
 
-class Intake:
+class Appender:
     """Takes bundles, from any thread, and answers when they are as safe as the flush policy says.
 
     Without a log (`wal` is None) a bundle is accepted as soon as it is in memory. Without threads everything
@@ -221,7 +225,7 @@ class Intake:
     def __init__(
         self,
         wal: Wal | None,
-        buffer: OpenBuffer,
+        memtable: Memtable,
         config: WalConfig,
         *,
         next_seq: int,
@@ -231,11 +235,11 @@ class Intake:
         logged_file: LoggedFile,
     ) -> None:
         self._wal = wal
-        self._buffer = buffer
+        self._memtable = memtable
         self._config = config
         self._clock = clock
         self._next_seq = next_seq
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._failed = False
         self._is_closed = False
         self._logged = (0, 0)
@@ -271,7 +275,7 @@ class Intake:
         """How far the log is durable: a position, and its last bundle. (0, 0) where nothing is synced."""
         return self._logged
 
-    def take(self, bundle: Prepared, settle: Settle) -> None:
+    def append(self, bundle: EncodedBundle, settle: Settle) -> None:
         """Accept a bundle; `settle` hears of it when it is safe, or that it is not.
 
         Raises `AtCapacity` when too many wait for the disk, and `Closed`; then `settle` is not called.
@@ -279,11 +283,13 @@ class Intake:
         if self._wal is None:
             self._take_in_memory(bundle, settle)
             return
-        with self._door:
+        with self._lock:
             self._check_open()
-            taken = _Taken(bundle, self._receipt(bundle), settle)
-            buffers, byte_count = encode_entry(taken.receipt.ingest_ns, taken.receipt.wal_seq, bundle.parts)
-            entry = Entry(buffers, byte_count, 1, self._config.syncs, context=taken)
+            accepted = _PendingAppend(bundle, self._receipt(bundle), settle)
+            buffers, byte_count = encode_entry(
+                accepted.receipt.ingest_ns, accepted.receipt.wal_seq, bundle.parts
+            )
+            entry = Entry(buffers, byte_count, 1, self._config.syncs, context=accepted)
             if self._committer is None:
                 commit_entries(self._wal.log, [entry])
                 self._deliver([entry])
@@ -295,24 +301,24 @@ class Intake:
             # Bundles do not build on each other: after a failure the next one starts afresh.
             self._failed = False
             committer.resume()
-        self._buffer.expect(entry.byte_count)
+        self._memtable.expect(entry.byte_count)
         try:
             committer.submit(entry)
         except BaseException as error:
-            self._buffer.expect(-entry.byte_count)
+            self._memtable.expect(-entry.byte_count)
             if isinstance(error, QueueFull):
                 raise AtCapacity(str(error), retry_after_s=0.1) from error
             raise
 
-    def _take_in_memory(self, bundle: Prepared, settle: Settle) -> None:
-        with self._door:
+    def _take_in_memory(self, bundle: EncodedBundle, settle: Settle) -> None:
+        with self._lock:
             self._check_open()
             receipt = self._receipt(bundle)
-            end = self._buffer.end
-            self._buffer.add(bundle.pending(receipt, end, end), end=end)
+            end = self._memtable.end
+            self._memtable.add(bundle.pending(receipt, end, end), end=end)
         settle(receipt, None)
 
-    def _receipt(self, bundle: Prepared) -> Receipt:
+    def _receipt(self, bundle: EncodedBundle) -> Receipt:
         seq = self._next_seq
         self._next_seq += 1
         return Receipt(
@@ -334,18 +340,18 @@ class Intake:
                 continue
             start = self._wal.position(entry.position)
             end = start + entry.byte_count
-            pending += _taken(entry).bundle.pending(_taken(entry).receipt, start, end)
-        self._buffer.add(pending, end=end, arrived=arrived)
+            pending += _append_of(entry).bundle.pending(_append_of(entry).receipt, start, end)
+        self._memtable.add(pending, end=end, arrived=arrived)
         if end and self._config.syncs:
-            seqs = [_taken(one).receipt.wal_seq for one in entries if one.position and one.error is None]
+            seqs = [_append_of(one).receipt.wal_seq for one in entries if one.position and one.error is None]
             self._logged = (end, max(seqs))
             self._logged_file.reach(*self._logged)
         for entry in entries:
-            taken = _taken(entry)
+            accepted = _append_of(entry)
             if entry.position is None or entry.error is not None:
-                taken.settle(None, entry.error or Unavailable("the bundle was not written"))
+                accepted.settle(None, entry.error or Unavailable("the bundle was not written"))
             else:
-                taken.settle(taken.receipt, None)
+                accepted.settle(accepted.receipt, None)
 
     def has_room(self, byte_count: int) -> bool:
         """Whether the log may have so many bytes more."""
@@ -353,7 +359,7 @@ class Intake:
         if wal is None:
             return True
         files = wal.rotated_count
-        used = self._buffer.end - wal.oldest + self._buffer.expected_bytes + HEADER_BYTES * (files + 1)
+        used = self._memtable.end - wal.oldest + self._memtable.expected_bytes + HEADER_BYTES * (files + 1)
         if used + byte_count > self._config.max_bytes:
             return False
         return files < self._config.max_rotated_files or byte_count <= wal.log.room
@@ -363,7 +369,7 @@ class Intake:
 
         Raises `Closed`: the directory may be somebody else's by then.
         """
-        with self._door:
+        with self._lock:
             self._check_open()
             if self._committer is not None:
                 self._committer.rotate(self._skip_marks)
@@ -374,11 +380,11 @@ class Intake:
     def _skip_marks(self) -> None:
         """Marks behind the last entry are nobody's, but keep files from being cut."""
         assert self._wal is not None
-        self._buffer.add((), end=self._wal.active_start)
+        self._memtable.add((), end=self._wal.active_start)
 
     def close(self) -> None:
         """Commit what was submitted, sync it, and take no more. Raises what the last sync raised."""
-        with self._door:
+        with self._lock:
             self._is_closed = True
             if self._committer is not None:
                 self._committer.close()
@@ -391,6 +397,6 @@ class Intake:
             raise Closed("this Quiver is closed; open it again")
 
 
-def _taken(entry: Entry) -> _Taken:
-    assert isinstance(entry.context, _Taken)
+def _append_of(entry: Entry) -> _PendingAppend:
+    assert isinstance(entry.context, _PendingAppend)
     return entry.context

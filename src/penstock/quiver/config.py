@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.config import Setting, build
 from penstock.errors import ConfigError
-from penstock.quiver.quota import largest_bundle, least_cap, most_of_core
+from penstock.quiver.quota import largest_bundle, max_core_quota, min_quota
 from penstock.units import DurationLike, SizeLike, format_size, parse_duration, parse_size
 
 DurabilityLike: TypeAlias = Literal["wal", "segment_only"]
@@ -260,7 +260,7 @@ class QuiverConfig:
     def cap_per_core(self, cores: int) -> int:
         """The share of one core. Raises `ConfigError` if it cannot hold a log and two segments."""
         share = self.retention.cap_bytes // cores
-        least = least_cap(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
+        least = min_quota(wal_bytes=self.wal_bytes, target_bytes=self.segment.target_bytes)
         if share < least:
             raise ConfigError(
                 f"retention.size_cap must be at least {least * cores} bytes for {cores} core(s): "
@@ -277,7 +277,7 @@ class QuiverConfig:
     def largest_bundle(self, cores: int) -> int:
         """The largest bundle, encoded, that the cap ever has room for."""
         target = self.segment.target_bytes
-        most = most_of_core(self.retention.cap_bytes, cores, target)
+        most = max_core_quota(self.retention.cap_bytes, cores, target)
         return largest_bundle(most, target_bytes=target, has_wal=self.has_wal)
 
     @classmethod

@@ -13,19 +13,19 @@ from penstock.clock import Clock
 from penstock.errors import Corrupt, NotFound, PenstockError, PermissionDenied, Unavailable
 from penstock.metrics import Registry
 from penstock.objects import open_store
-from penstock.quiver.append import Admission, Intake
+from penstock.quiver.append import Admission, Appender
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.delivery.leases import Bundle, Claim
+from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.logged_file import LoggedFile
-from penstock.quiver.maintenance import Upkeep
+from penstock.quiver.maintenance import Maintenance
 from penstock.quiver.metrics import QuiverMetrics, QuiverStats
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.recovery import Recovered, recover
-from penstock.quiver.segments.memtable import OpenBuffer, Trigger
-from penstock.quiver.segments.recovery import rescue_segment
-from penstock.quiver.segments.writer import Finalizer
+from penstock.quiver.segments.memtable import Memtable, Trigger
+from penstock.quiver.segments.recovery import rebuild_segment
+from penstock.quiver.segments.writer import SegmentWriter
 from penstock.quiver.tools.upload import Uploader
 from penstock.storage import FileSystem
 from penstock.units import parse_duration
@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seams:
+class Runtime:
     """What a core gets from outside: where files are, what time it is, and who counts."""
 
     fs: FileSystem
@@ -49,77 +49,77 @@ class Core:
     """Everything of one core directory at work. Whoever opens it has locked the directory."""
 
     def __init__(
-        self, directory: str, config: QuiverConfig, seams: Seams, *, core_id: int, cores: int
+        self, directory: str, config: QuiverConfig, runtime: Runtime, *, core_id: int, cores: int
     ) -> None:
-        started_s = seams.clock.monotonic()
+        started_s = runtime.clock.monotonic()
         self.uploader: Uploader | None = None
         self.config = config
-        self.clock = seams.clock
-        self._fs = seams.fs
+        self.clock = runtime.clock
+        self._fs = runtime.fs
         self._directory = directory
-        self._mending = threading.Lock()
-        self._rescued: set[int] = set()
-        self.metrics = QuiverMetrics(seams.registry)
-        found = recover(seams.fs, directory, config, core_id=core_id, clock=seams.clock)
-        self.book = found.book
+        self._repair_lock = threading.Lock()
+        self._rebuilt: set[int] = set()
+        self.metrics = QuiverMetrics(runtime.registry)
+        found = recover(runtime.fs, directory, config, core_id=core_id, clock=runtime.clock)
+        self.offsets = found.offsets
         self.store = found.store
         self.wal = found.wal
         self.damage = found.damage
         self.deliveries = Deliveries(
-            found.book,
+            found.offsets,
             _delivery_settings(config),
-            clock=seams.clock,
-            rng=seams.rng,
-            registry=seams.registry,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            registry=runtime.registry,
         )
         self.deliveries.count_found(found.reconciled)
-        self.finalizer = Finalizer(
+        self.segment_writer = SegmentWriter(
             found.store,
             next_seq=found.next_segment_seq,
             on_written=self._on_written,
-            clock=seams.clock,
-            rng=seams.rng,
-            registry=seams.registry,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            registry=runtime.registry,
         )
-        self.buffer = OpenBuffer(self.finalizer, config.segment, end=found.cursor, clock=seams.clock)
+        self.memtable = Memtable(self.segment_writer, config.segment, end=found.cursor, clock=runtime.clock)
         self._replay(found)
-        self.intake = Intake(
+        self.appender = Appender(
             found.wal if config.has_wal else None,
-            self.buffer,
+            self.memtable,
             config.wal,
             next_seq=found.next_wal_seq,
-            clock=seams.clock,
-            registry=seams.registry,
-            threads=seams.threads,
-            logged_file=LoggedFile(seams.fs, os.path.join(directory, "meta")),
+            clock=runtime.clock,
+            registry=runtime.registry,
+            threads=runtime.threads,
+            logged_file=LoggedFile(runtime.fs, os.path.join(directory, "meta")),
         )
-        self.uploader = self._make_uploader(seams, core_id)
-        self.upkeep = Upkeep(self, seams, directory, core_id=core_id, cores=cores)
+        self.uploader = self._make_uploader(runtime, core_id)
+        self.maintenance = Maintenance(self, runtime, directory, core_id=core_id, cores=cores)
         self.admission = Admission(self, cores=cores)
-        self.metrics.recovered(found, seams.clock.monotonic() - started_s)
-        self.intake.start()
-        if seams.threads:
-            self.finalizer.start()
+        self.metrics.recovered(found, runtime.clock.monotonic() - started_s)
+        self.appender.start()
+        if runtime.threads:
+            self.segment_writer.start()
             if self.uploader is not None:
                 self.uploader.start()
-        if seams.maintenance:
-            self.upkeep.start()
+        if runtime.maintenance:
+            self.maintenance.start()
 
     def _replay(self, found: Recovered) -> None:
         """Take in what the log has, writing segments on the way, so that a long log needs little memory."""
         for parts, end in found.pending():
-            self.buffer.add(parts, end=end)
-            while self.finalizer.step():
+            self.memtable.add(parts, end=end)
+            while self.segment_writer.step():
                 pass
         if self.wal is not None:
             # Marks behind the last entry are nobody's, but keep files from being cut.
-            self.buffer.add((), end=self.wal.active_start)
+            self.memtable.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
         if found.replayed or found.deduplicated:
             _LOGGER.info("the log had %d bundles to take in", found.replayed)
 
-    def _make_uploader(self, seams: Seams, core_id: int) -> Uploader | None:
+    def _make_uploader(self, runtime: Runtime, core_id: int) -> Uploader | None:
         """Who copies segments, with all that are there to begin with; None if nobody is to."""
         upload = self.config.upload
         if upload.store is None:
@@ -129,20 +129,20 @@ class Core:
             open_store(upload.store),
             prefix=upload.prefix,
             core_id=core_id,
-            clock=seams.clock,
-            rng=seams.rng,
-            registry=seams.registry,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            registry=runtime.registry,
             on_corrupt=self._on_corrupt_copy,
         )
         uploader.submit(self.store.infos())
         return uploader
 
     def _on_corrupt_copy(self, info: SegmentInfo, error: Corrupt) -> None:
-        if self.set_aside(info.seq, str(error)) and self.uploader is not None:
+        if self.quarantine(info.seq, str(error)) and self.uploader is not None:
             self.uploader.submit([self.store.get(info.seq)])
 
     def _on_written(self, info: SegmentInfo) -> None:
-        self.book.add_segment(info)
+        self.offsets.add_segment(info)
         if self.uploader is not None:
             self.uploader.submit([info])
         self.advance()
@@ -161,7 +161,7 @@ class Core:
     def advance(self) -> None:
         """Cut the log down to what is still needed."""
         if self.wal is not None:
-            self.wal.advance(self.buffer.needed())
+            self.wal.advance(self.memtable.needed())
 
     def cut(self) -> None:
         """Cut the log and remove what a rotation has just closed."""
@@ -170,17 +170,17 @@ class Core:
             self.wal.tidy()
 
     def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
-        """Seal what is open and wait until everything sealed is on disk. Raises as `Finalizer.drain`."""
-        self.buffer.seal_all(trigger)
-        self.finalizer.drain(timeout_s)
+        """Seal what is open and wait until everything sealed is on disk. Raises as `SegmentWriter.drain`."""
+        self.memtable.seal_all(trigger)
+        self.segment_writer.drain(timeout_s)
         self.advance()
 
-    def read(self, claim: Claim) -> Bundle | None:
+    def read(self, claim: Lease) -> Bundle | None:
         """The bundle of a claim, None if it cannot be read; then the claim has ended."""
         try:
             batch = self.store.read(claim.ref.segment_seq, claim.ref.bundle)
         except Corrupt as error:
-            if self.set_aside(claim.ref.segment_seq, str(error)):
+            if self.quarantine(claim.ref.segment_seq, str(error)):
                 self.deliveries.defer(claim, 0)
             return None
         except (PenstockError, IndexError) as error:
@@ -196,12 +196,12 @@ class Core:
             raise
         return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)
 
-    def set_aside(self, seq: int, reason: str) -> bool:
+    def quarantine(self, seq: int, reason: str) -> bool:
         """Take a damaged segment out of the way; its bytes are kept as evidence.
 
         True when it is there again, whole: the log still had it. Otherwise nobody waits for it any more.
         """
-        with self._mending:
+        with self._repair_lock:
             try:
                 self.store.verify(seq)
             except NotFound:
@@ -213,19 +213,19 @@ class Core:
             info = self.store.get(seq)
             self.metrics.corrupt.inc()
             self.damage.append(f"segment {seq} of bundles {info.wal_seq_min} to {info.wal_seq_max}: {reason}")
-            if self._rescue(info, reason):
+            if self._rebuild(info, reason):
                 return True
             self._drop_corrupt(seq, reason)
             return False
 
-    def _rescue(self, info: SegmentInfo, reason: str) -> bool:
+    def _rebuild(self, info: SegmentInfo, reason: str) -> bool:
         """Put a segment together again from the log; once for each, for a disk may go on breaking it."""
-        if self.wal is None or info.seq in self._rescued:
+        if self.wal is None or info.seq in self._rebuilt:
             return False
-        self._rescued.add(info.seq)
+        self._rebuilt.add(info.seq)
         try:
             self.store.quarantine(info.seq, reason)
-            return rescue_segment(self.store, info, self._fs, os.path.join(self._directory, "wal"))
+            return rebuild_segment(self.store, info, self._fs, os.path.join(self._directory, "wal"))
         except PenstockError as error:
             _LOGGER.error("segment %d could not be put together again: %s", info.seq, error)
             return False
@@ -236,7 +236,7 @@ class Core:
 
     def _drop_corrupt(self, seq: int, reason: str) -> None:
         self.deliveries.drop(seq, Outcome.DROPPED, reason="corrupt", force=True)
-        if seq not in self.store.set_aside:
+        if seq not in self.store.quarantined:
             with contextlib.suppress(PenstockError):
                 self.store.quarantine(seq, reason)
 
@@ -245,16 +245,16 @@ class Core:
         return QuiverStats(
             segments=len(self.store.infos()),
             segment_bytes=self.store.byte_count,
-            open_bytes=self.buffer.open_bytes,
-            open_streams=self.buffer.stream_count,
-            sealed_segments=self.finalizer.count,
+            open_bytes=self.memtable.open_bytes,
+            open_streams=self.memtable.stream_count,
+            sealed_segments=self.segment_writer.count,
             wal_bytes=0 if self.wal is None else self.wal.data_bytes,
             wal_files=0 if self.wal is None else self.wal.rotated_count + 1,
             wal_cursor=0 if self.wal is None else self.wal.cursor,
-            next_segment_seq=self.finalizer.next_seq,
-            next_wal_seq=self.intake.next_seq,
-            disk_bytes=self.upkeep.disk_bytes(),
-            cap_bytes=self.upkeep.cap_bytes,
+            next_segment_seq=self.segment_writer.next_seq,
+            next_wal_seq=self.appender.next_seq,
+            disk_bytes=self.maintenance.disk_bytes(),
+            cap_bytes=self.maintenance.cap_bytes,
             subscribers=tuple(self.deliveries.subscribers()),
             damage=tuple(self.damage),
         )
@@ -264,15 +264,15 @@ class Core:
         with contextlib.ExitStack() as stack:
             if self.wal is not None:
                 stack.callback(self.wal.close)
-            stack.callback(self._close_book)
+            stack.callback(self._close_offsets)
             stack.callback(self.deliveries.close)
             if self.uploader is not None:
                 stack.callback(self.uploader.stop)
             stack.callback(self._clear_log)
-            stack.callback(self.finalizer.stop)
+            stack.callback(self.segment_writer.stop)
             stack.callback(self._last_flush)
-            stack.callback(self.intake.close)
-            stack.callback(self.upkeep.stop)
+            stack.callback(self.appender.close)
+            stack.callback(self.maintenance.stop)
 
     def _last_flush(self) -> None:
         try:
@@ -288,14 +288,16 @@ class Core:
         As long as one is, the log stays: a damaged segment can be put together again from it.
         """
         try:
-            self.upkeep.sweep_last()
-            if self.wal is not None and not self.store.infos() and not self.buffer.memory_bytes:
+            self.maintenance.reap_last()
+            if self.wal is not None and not self.store.infos() and not self.memtable.memory_bytes:
                 self.wal.clear()
         except PenstockError as error:
             _LOGGER.warning("delivered data stays until the next start: %s", error)
 
-    def _close_book(self) -> None:
-        self.book.close(self.finalizer.first_unwritten_seq, self.intake.next_seq, logged=self.intake.logged)
+    def _close_offsets(self) -> None:
+        self.offsets.close(
+            self.segment_writer.first_unwritten_seq, self.appender.next_seq, logged=self.appender.logged
+        )
 
 
 def _delivery_settings(config: QuiverConfig) -> DeliverySettings:

@@ -20,10 +20,10 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, InvalidInput, PenstockError, Unavailable
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
-from penstock.quiver.append import Batches, Prepared, Receipt, prepare, raw_batch
+from penstock.quiver.append import Batches, EncodedBundle, Receipt, encode_bundle, raw_batch
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.core import Core, Seams
-from penstock.quiver.delivery.leases import Bundle, Claim
+from penstock.quiver.core import Core, Runtime
+from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.errors import AtCapacity, Closed, Locked
 from penstock.quiver.metrics import QuiverStats
 from penstock.quiver.model import BundleRef, Signal, raw_slot
@@ -87,10 +87,10 @@ class Quiver:
         with contextlib.ExitStack() as stack:
             _lock_directory(stack, fs, directory)
             _warn_of_memory(fs, directory)
-            seams = Seams(
+            runtime = Runtime(
                 fs=fs, clock=clock, rng=rng, registry=registry, threads=threads, maintenance=maintenance
             )
-            core = Core(directory, config, seams, core_id=core_id, cores=cores)
+            core = Core(directory, config, runtime, core_id=core_id, cores=cores)
             return cls(core, stack.pop_all())
 
     # ---- in ------------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ class Quiver:
         raises; then it is not accepted, though it may come back if the machine stops at once.
         """
         self.check_open()
-        return self._accept(prepare(data, signal=signal, slot=slot))
+        return self._accept(encode_bundle(data, signal=signal, slot=slot))
 
-    def _accept(self, bundle: Prepared) -> Receipt:
+    def _accept(self, bundle: EncodedBundle) -> Receipt:
         answer = _Answer()
         self._core.admission.admit(bundle.byte_count)
         try:
-            self._core.intake.take(bundle, answer.settle)
+            self._core.appender.append(bundle, answer.settle)
         finally:
             self._core.admission.release(bundle.byte_count)
         return answer.wait()
@@ -130,17 +130,17 @@ class Quiver:
         with a segment's number.
         """
         self.check_open()
-        return self._core.book.register(name, start)
+        return self._core.offsets.register(name, start)
 
     def activate(self, name: str) -> None:
         """Let a subscriber be given bundles. Raises `UnknownSubscriber`."""
         self.check_open()
-        self._core.book.activate(name)
+        self._core.offsets.activate(name)
 
     def deactivate(self, name: str) -> None:
         """Give a subscriber nothing until it is activated again; its data is kept."""
         self.check_open()
-        self._core.book.deactivate(name)
+        self._core.offsets.deactivate(name)
 
     def unregister(self, name: str) -> Subscriber:
         """Forget a subscriber, durably: nothing is kept for it any more. Returns it as it was."""
@@ -154,7 +154,7 @@ class Quiver:
     def orphans(self, configured: Iterable[str]) -> list[str]:
         """Mark the subscribers that are not among these as orphaned; their names. Their data is kept."""
         self.check_open()
-        return self._core.book.orphans(configured)
+        return self._core.offsets.orphans(configured)
 
     # ---- out -----------------------------------------------------------------------------------------
 
@@ -205,18 +205,18 @@ class Quiver:
         chosen = select(store.infos(), signal=kind, slot=slot, since=since, until=until)
         return scan_segments([(info, store.path(info.seq)) for info in chosen], since=since, until=until)
 
-    # ---- upkeep --------------------------------------------------------------------------------------
+    # ---- maintenance ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Return when everything accepted so far is in segments, which are ready to be delivered."""
         self.check_open()
-        with self._core.upkeep.at_work():
+        with self._core.maintenance.at_work():
             self._core.flush()
 
     def maintain(self) -> None:
         """Do what is due now: seal, deliver again, sync, delete. Raises what the disk raises."""
         self.check_open()
-        self._core.upkeep.run()
+        self._core.maintenance.run()
 
     def stats(self) -> QuiverStats:
         """How much is where."""
@@ -340,13 +340,13 @@ class AsyncQuiver:
     ) -> Receipt:
         """As `Quiver.ingest`. A task that is cancelled does not know whether its bundle was accepted."""
         self._quiver.check_open()
-        return await self._accept(prepare(data, signal=signal, slot=slot))
+        return await self._accept(encode_bundle(data, signal=signal, slot=slot))
 
     async def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
         """As `Quiver.ingest_raw`."""
         return await self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
-    async def _accept(self, bundle: Prepared) -> Receipt:
+    async def _accept(self, bundle: EncodedBundle) -> Receipt:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Receipt] = loop.create_future()
 
@@ -358,7 +358,7 @@ class AsyncQuiver:
 
         await self._take_room(bundle.byte_count)
         try:
-            self._core.intake.take(bundle, settle)
+            self._core.appender.append(bundle, settle)
         finally:
             self._core.admission.release(bundle.byte_count)
         return await answer
@@ -373,7 +373,7 @@ class AsyncQuiver:
         wait_s = _WAIT_FIRST_S
         while not admission.reserve(byte_count):
             try:
-                await self._run(lambda: admission.make_way(byte_count))
+                await self._run(lambda: admission.wait_for_quota(byte_count))
             except AtCapacity:
                 if clock.monotonic() >= deadline_s:
                     raise
@@ -393,7 +393,7 @@ class AsyncQuiver:
             if bundle is not None:
                 return bundle
 
-    async def _read(self, claim: Claim) -> Bundle | None:
+    async def _read(self, claim: Lease) -> Bundle | None:
         """The first read of a segment may go over all of its bytes; what follows is a look into memory."""
         seq = claim.ref.segment_seq
         if seq in self._warm:

@@ -12,65 +12,65 @@ from typing import TYPE_CHECKING, Final
 from penstock.clock import SteadyClock
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.errors import AtCapacity, Closed
-from penstock.quiver.offsets.external import AckInbox, AckNote
-from penstock.quiver.quota import FRAME_BYTES, Budget, taken_by
-from penstock.quiver.retention.reaper import Retention, Sweeper
-from penstock.quiver.retention.shared_quota import SharedBudget
+from penstock.quiver.offsets.external import ExternalAck, ExternalAcks
+from penstock.quiver.quota import FRAME_BYTES, Quota, footprint
+from penstock.quiver.retention.reaper import Reaper, Retention
+from penstock.quiver.retention.shared_quota import SharedQuota
 from penstock.quiver.segments.memtable import Trigger
 from penstock.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from penstock.quiver.core import Core, Seams
+    from penstock.quiver.core import Core, Runtime
 
 _LOGGER = logging.getLogger(__name__)
 _SLICE_S: Final = 0.01
 _MEASURE_EVERY_S: Final = 1.0
-_TELL_EVERY_S: Final = 10.0
+_WARN_EVERY_S: Final = 10.0
 _RESERVED: Final = "reserved"
 
 
-class Upkeep:
+class Maintenance:
     """The timers and the disk budget of one core.
 
     `run` does what is due, on a thread of its own once `start` was called.
     """
 
-    def __init__(self, core: Core, seams: Seams, directory: str, *, core_id: int, cores: int) -> None:
+    def __init__(self, core: Core, runtime: Runtime, directory: str, *, core_id: int, cores: int) -> None:
         config = core.config
         self._core = core
-        self._clock = SteadyClock(seams.clock)
-        self._fs = seams.fs
+        self._clock = SteadyClock(runtime.clock)
+        self._fs = runtime.fs
         self._directory = directory
-        self._threads = seams.threads
-        self._inbox = AckInbox(seams.fs, directory)
-        self._shared = _shared_budget(core, seams, directory, core_id=core_id, cores=cores)
-        self._budget = Budget(
-            seams.fs,
+        self._threads = runtime.threads
+        self._external_acks = ExternalAcks(runtime.fs, directory)
+        self._shared = _shared_quota(core, runtime, directory, core_id=core_id, cores=cores)
+        self._quota = Quota(
+            runtime.fs,
             directory,
             hard_bytes=config.cap_per_core(cores),
             target_bytes=config.segment.target_bytes,
             wal_bytes=config.wal_bytes,
             min_free_bytes=parse_size(config.retention.min_free),
-            clock=seams.clock,
+            clock=runtime.clock,
             shared=self._shared,
         )
-        self._sweeper = Sweeper(
-            core.book,
+        self._reaper = Reaper(
+            core.offsets,
             core.deliveries,
             core,
-            self._budget,
+            self._quota,
             Retention(
                 policy=config.retention.size_cap_policy,
                 max_age_s=config.retention.max_age_s,
                 headroom_bytes=parse_size(config.retention.steady_state_headroom),
             ),
             core_id=core_id,
-            clock=seams.clock,
+            clock=runtime.clock,
             shared=self._shared,
             may_remove=self._may_remove,
         )
-        self._pressed = 0
-        self._told_s: float | None = None
+        self._pressure = 0
+        self._warned_s: float | None = None
         self._measured_s: float | None = None
         self._turn = threading.Lock()
         self._counting = threading.RLock()
@@ -83,7 +83,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Do what is due every `maintenance_interval` from here on."""
-        self._thread = threading.Thread(target=self._loop, name="quiver-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="quiver-maintenance", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,17 +107,17 @@ class Upkeep:
             except Closed:
                 return
             except PenstockError as error:
-                self._tell("maintenance", error)
+                self._warn("maintenance", error)
             except Exception:
-                if self._may_tell():
+                if self._may_warn():
                     _LOGGER.exception("maintenance")
 
-    def _may_tell(self) -> bool:
+    def _may_warn(self) -> bool:
         """Whether it is time for another word about what happens ten times in a second."""
         now_s = self._clock.monotonic()
-        if self._told_s is not None and now_s - self._told_s < _TELL_EVERY_S:
+        if self._warned_s is not None and now_s - self._warned_s < _WARN_EVERY_S:
             return False
-        self._told_s = now_s
+        self._warned_s = now_s
         return True
 
     def run(self) -> None:
@@ -131,16 +131,16 @@ class Upkeep:
             # Each step is tried, whatever became of the others; what runs first is called last.
             stack.callback(self._measure)
             stack.callback(self._forget_delivered)
-            stack.callback(self._sweep)
+            stack.callback(self._reap)
             stack.callback(core.advance)
             stack.callback(
-                core.book.tend,
-                core.finalizer.first_unwritten_seq,
-                core.intake.next_seq,
-                logged=core.intake.logged,
+                core.offsets.tend,
+                core.segment_writer.first_unwritten_seq,
+                core.appender.next_seq,
+                logged=core.appender.logged,
             )
             stack.callback(self._drop_orphans)
-            stack.callback(self._take_notes)
+            stack.callback(self._apply_external_acks)
             stack.callback(core.deliveries.expire)
             stack.callback(self._finalize)
 
@@ -163,23 +163,23 @@ class Upkeep:
             raise Closed("this Quiver is closed; open it again")
 
     def _finalize(self) -> None:
-        self._core.buffer.seal_due()
+        self._core.memtable.seal_due()
         if not self._threads:
-            while self._core.finalizer.step():
+            while self._core.segment_writer.step():
                 pass
             while self._core.uploader is not None and self._core.uploader.step():
                 pass
 
-    def _take_notes(self) -> None:
-        for note in self._inbox.take():
-            self._take_note(note)
+    def _apply_external_acks(self) -> None:
+        for note in self._external_acks.take():
+            self._apply_external_ack(note)
 
-    def _take_note(self, note: AckNote) -> None:
+    def _apply_external_ack(self, note: ExternalAck) -> None:
         """A process that only reads is done with every segment up to a number."""
-        book = self._core.book
-        if note.subscriber not in book.names():
-            book.register(note.subscriber)
-            book.activate(note.subscriber)
+        offsets = self._core.offsets
+        if note.subscriber not in offsets.names():
+            offsets.register(note.subscriber)
+            offsets.activate(note.subscriber)
         self._core.deliveries.ack_through(note.subscriber, note.through)
 
     def _drop_orphans(self) -> None:
@@ -188,25 +188,25 @@ class Upkeep:
             return
         age_ms = int(parse_duration(timeout) * 1000)
         limit_ns = (self._clock.cautious_ms(age_ms) - age_ms) * 1_000_000
-        for name in self._core.book.orphaned_before(limit_ns):
+        for name in self._core.offsets.orphaned_before(limit_ns):
             _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)
             self._core.deliveries.unregister(name)
 
-    def _sweep(self) -> None:
+    def _reap(self) -> None:
         self._count()
-        self._sweeper.sweep()
+        self._reaper.reap()
 
     def _forget_delivered(self) -> None:
         """Start a new file of the log when every bundle in it is delivered, so that no payload stays."""
         core = self._core
-        is_delivered = not core.store.infos() and core.buffer.needed() >= core.buffer.end
+        is_delivered = not core.store.infos() and core.memtable.needed() >= core.memtable.end
         if is_delivered and self._log_bytes > 0 and core.wal is not None and core.wal.has_entries:
-            core.intake.rotate()
+            core.appender.rotate()
             core.cut()
 
-    def sweep_last(self) -> None:
+    def reap_last(self) -> None:
         """Remove the segments that everybody has, after everything else has come to rest."""
-        self._sweep()
+        self._reap()
 
     def _measure(self) -> None:
         now_s = self._clock.monotonic()
@@ -215,10 +215,10 @@ class Upkeep:
         self._measured_s = now_s
         core, metrics = self._core, self._core.metrics
         core.deliveries.measure()
-        metrics.open_bytes.set(core.buffer.open_bytes)
-        metrics.open_streams.set(core.buffer.stream_count)
-        metrics.open_age.set(core.buffer.age_s())
-        metrics.unsynced.set(core.buffer.expected_bytes)
+        metrics.open_bytes.set(core.memtable.open_bytes)
+        metrics.open_streams.set(core.memtable.stream_count)
+        metrics.open_age.set(core.memtable.age_s())
+        metrics.unsynced.set(core.memtable.expected_bytes)
         metrics.quarantined.set(len(self._fs.list_files(os.path.join(self._directory, "quarantine"))))
         if core.wal is not None:
             metrics.wal_bytes.set(core.wal.data_bytes)
@@ -229,40 +229,40 @@ class Upkeep:
     @property
     def cap_bytes(self) -> int:
         """What this core may use now."""
-        return self._budget.hard_bytes
+        return self._quota.hard_bytes
 
     def disk_bytes(self) -> int:
         """What this core uses, with what is in memory and about to be written."""
         with self._counting:
             self._count()
-            return self._budget.used
+            return self._quota.used
 
     def has_room(self, byte_count: int) -> bool:
         """Whether a bundle of so many bytes stays below the soft cap, and leaves enough of the device."""
         with self._counting:
             self._count()
-            return not self._budget.excess(self._takes(byte_count))
+            return not self._quota.excess(self._footprint(byte_count))
 
     def reserve(self, byte_count: int) -> bool:
         """Take the room for a bundle, if there is some, until `release`."""
         with self._counting:
             if not self.has_room(byte_count):
                 return False
-            self._budget.charge(_RESERVED, self._takes(byte_count))
+            self._quota.charge(_RESERVED, self._footprint(byte_count))
             return True
 
     def release(self, byte_count: int) -> None:
         """Give back what was reserved for a bundle: it counts by itself, or did not come in."""
         with self._counting:
-            self._budget.release(_RESERVED, self._takes(byte_count))
+            self._quota.release(_RESERVED, self._footprint(byte_count))
 
-    def make_room(self, byte_count: int, wait_s: float = 0.0) -> None:
+    def reclaim(self, byte_count: int, wait_s: float = 0.0) -> None:
         """Return when a bundle of so many bytes fits, after deleting what may go and waiting so long.
 
         Raises `AtCapacity`, `Closed`, and what the disk raises.
         """
         self._check_open()
-        if self._make_room(byte_count):
+        if self._reclaim(byte_count):
             return
         deadline_s = self._clock.monotonic() + wait_s
         slices = int(wait_s / _SLICE_S)
@@ -270,94 +270,94 @@ class Upkeep:
             slices -= 1
             self._stopping.wait(_SLICE_S)
             self._check_open()
-            if self._make_room(byte_count):
+            if self._reclaim(byte_count):
                 return
         raise AtCapacity(
-            f"{format_size(self._budget.used)} of {format_size(self._budget.hard_bytes)} are in use, or the "
+            f"{format_size(self._quota.used)} of {format_size(self._quota.hard_bytes)} are in use, or the "
             "device is nearly full, and nothing may be deleted; retry when subscribers have caught up",
             retry_after_s=1.0,
         )
 
-    def _make_room(self, byte_count: int) -> bool:
-        takes = self._takes(byte_count)
+    def _reclaim(self, byte_count: int) -> bool:
+        needed_bytes = self._footprint(byte_count)
         drops = self._core.config.retention.size_cap_policy == "drop_oldest"
-        with self.at_work(), self._pressing():
+        with self.at_work(), self._under_pressure():
             self._count()
-            if self._sweeper.make_room(takes, may_drop=False):
+            if self._reaper.reclaim(needed_bytes, may_drop=False):
                 return True
             # What costs no data comes before what does.
-            self._free_log(takes)
-            if self._sweeper.make_room(takes):
+            self._free_log(needed_bytes)
+            if self._reaper.reclaim(needed_bytes):
                 return True
-            if not drops or not self._core.buffer.memory_bytes:
+            if not drops or not self._core.memtable.memory_bytes:
                 return False
             self._core.flush(Trigger.PRESSURE)
-            self._shed_log(takes)
-            return self._sweeper.make_room(takes)
+            self._shed_log(needed_bytes)
+            return self._reaper.reclaim(needed_bytes)
 
     @contextlib.contextmanager
-    def _pressing(self) -> Iterator[None]:
+    def _under_pressure(self) -> Iterator[None]:
         """Let segments go before the log is cut behind them."""
         with self._counting:
-            self._pressed += 1
+            self._pressure += 1
         try:
             yield
         finally:
             with self._counting:
-                self._pressed -= 1
+                self._pressure -= 1
 
-    def _free_log(self, takes: int) -> None:
+    def _free_log(self, needed_bytes: int) -> None:
         """Write what is open if it is much, or keeps much of the log, or the bundle is large; cut the log."""
-        core, target = self._core, self._budget.target_bytes
-        if core.buffer.open_bytes >= target // 2 or max(takes, self._log_bytes) >= target:
+        core, target = self._core, self._quota.target_bytes
+        if core.memtable.open_bytes >= target // 2 or max(needed_bytes, self._log_bytes) >= target:
             try:
                 core.flush(Trigger.PRESSURE)
             except PenstockError as error:
                 # On a full disk nothing can be written before something goes.
-                self._tell("what is open could not be written to make room", error)
-        self._shed_log(takes)
+                self._warn("what is open could not be written to make room", error)
+        self._shed_log(needed_bytes)
 
-    def _shed_log(self, takes: int) -> None:
+    def _shed_log(self, needed_bytes: int) -> None:
         """Cut the active file of the log, too, if nothing in it is needed and that is worth it."""
         core = self._core
         self._count()
-        worth = min(self._budget.target_bytes, self._budget.excess(takes))
-        if self._log_bytes >= max(1, worth) and core.buffer.needed() >= core.buffer.end:
+        worth = min(self._quota.target_bytes, self._quota.excess(needed_bytes))
+        if self._log_bytes >= max(1, worth) and core.memtable.needed() >= core.memtable.end:
             try:
-                core.intake.rotate()
+                core.appender.rotate()
                 core.cut()
             except PenstockError as error:
-                self._tell("the log could not be cut to make room", error)
+                self._warn("the log could not be cut to make room", error)
             self._count()
 
     @property
     def _log_bytes(self) -> int:
         """What the log holds of entries, needed or not; 0 while more are on their way."""
         core = self._core
-        if core.wal is None or core.buffer.expected_bytes:
+        if core.wal is None or core.memtable.expected_bytes:
             return 0
-        return max(0, core.buffer.end - core.wal.oldest)
+        return max(0, core.memtable.end - core.wal.oldest)
 
-    def _tell(self, what: str, error: PenstockError) -> None:
-        if self._may_tell():
+    def _warn(self, what: str, error: PenstockError) -> None:
+        if self._may_warn():
             _LOGGER.warning("%s: %s", what, error)
 
-    def _takes(self, byte_count: int) -> int:
-        return taken_by(byte_count, has_wal=self._core.config.has_wal)
+    def _footprint(self, byte_count: int) -> int:
+        return footprint(byte_count, has_wal=self._core.config.has_wal)
 
     def _count(self) -> None:
         """Count every byte once: what waits is asked before what is stored, which may be some of it."""
         core = self._core
         with self._counting:
-            waiting = core.buffer.waiting()
+            waiting = core.memtable.waiting()
             stored_bytes, stored = core.store.usage(seq for seq, _ in waiting.sealed)
             sealed = [byte_count for seq, byte_count in waiting.sealed if seq not in stored]
             frames = FRAME_BYTES * (waiting.stream_count + len(sealed))
             in_log = 0 if core.wal is None else max(0, waiting.end - core.wal.oldest)
-            self._budget.put(
+            self._quota.put(
                 segments=stored_bytes,
                 open=waiting.open_bytes + sum(sealed) + waiting.expected_bytes + frames,
-                ack=core.book.log_bytes,
+                ack=core.offsets.log_bytes,
                 wal=in_log + waiting.expected_bytes,
             )
 
@@ -370,7 +370,7 @@ class Upkeep:
         core = self._core
         if core.uploader is not None and not core.uploader.is_uploaded(seq):
             return False
-        if core.wal is None or self._pressed or core.finalizer.last_error is not None:
+        if core.wal is None or self._pressure or core.segment_writer.last_error is not None:
             return True
         try:
             return core.store.get(seq).wal_end <= core.wal.cursor
@@ -378,17 +378,17 @@ class Upkeep:
             return True
 
 
-def _shared_budget(
-    core: Core, seams: Seams, directory: str, *, core_id: int, cores: int
-) -> SharedBudget | None:
+def _shared_quota(
+    core: Core, runtime: Runtime, directory: str, *, core_id: int, cores: int
+) -> SharedQuota | None:
     if cores == 1:
         return None
-    return SharedBudget(
-        seams.fs,
+    return SharedQuota(
+        runtime.fs,
         os.path.dirname(directory),
         core_id=core_id,
         cores=cores,
         cap_bytes=core.config.retention.cap_bytes,
         target_bytes=core.config.segment.target_bytes,
-        clock=seams.clock,
+        clock=runtime.clock,
     )

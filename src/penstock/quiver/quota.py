@@ -15,7 +15,7 @@ from penstock.storage import FileSystem
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.quiver.retention.shared_quota import SharedBudget
+    from penstock.quiver.retention.shared_quota import SharedQuota
 
 FRAME_BYTES: Final = 2048
 """About what a segment has besides its bundles: schema, footer and sidecar."""
@@ -24,25 +24,25 @@ _ACK_LOG_SHARE: Final = 16
 _LOOK_EVERY_S: Final = 1.0
 
 
-def least_cap(*, wal_bytes: int, target_bytes: int) -> int:
+def min_quota(*, wal_bytes: int, target_bytes: int) -> int:
     """What one core needs at least: its log, the segment that is written and one more."""
     return wal_bytes + 2 * target_bytes
 
 
-def least_of_core(cap_bytes: int, cores: int) -> int:
+def min_core_quota(cap_bytes: int, cores: int) -> int:
     """What one of several cores may use whatever the others do: half of its share."""
     return cap_bytes // cores // 2
 
 
-def most_of_core(cap_bytes: int, cores: int, target_bytes: int) -> int:
+def max_core_quota(cap_bytes: int, cores: int, target_bytes: int) -> int:
     """What one core may use when the others use nothing."""
     if cores == 1:
         return cap_bytes
-    least = least_of_core(cap_bytes, cores)
+    least = min_core_quota(cap_bytes, cores)
     return max(least, cap_bytes - target_bytes * cores - least * (cores - 1))
 
 
-def taken_by(byte_count: int, *, has_wal: bool) -> int:
+def footprint(byte_count: int, *, has_wal: bool) -> int:
     """What a bundle takes: it is in the log still when its segment is written."""
     return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)
 
@@ -54,7 +54,7 @@ def largest_bundle(most_bytes: int, *, target_bytes: int, has_wal: bool) -> int:
     return room // 2 if has_wal else room
 
 
-class Budget:
+class Quota:
     """The bytes of one core by what they are for. Safe to use from any thread.
 
     `hard_bytes` is this core's share of the cap; writers are held up one segment before it, so that what is
@@ -71,9 +71,9 @@ class Budget:
         wal_bytes: int = 0,
         min_free_bytes: int = 0,
         clock: Clock = SYSTEM_CLOCK,
-        shared: SharedBudget | None = None,
+        shared: SharedQuota | None = None,
     ) -> None:
-        least = least_cap(wal_bytes=wal_bytes, target_bytes=target_bytes)
+        least = min_quota(wal_bytes=wal_bytes, target_bytes=target_bytes)
         if hard_bytes < least:
             raise ConfigError(
                 f"the cap of {format_size(hard_bytes)} per core is too small: the log and two segments "

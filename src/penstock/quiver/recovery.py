@@ -20,9 +20,9 @@ from penstock.clock import Clock
 from penstock.errors import Corrupt
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.model import Pending
-from penstock.quiver.offsets.log import AckSettings
-from penstock.quiver.offsets.store import AckBook, Reconciled
-from penstock.quiver.segments.recovery import rescue_segments
+from penstock.quiver.offsets.log import OffsetLogSettings
+from penstock.quiver.offsets.store import RecoveryReport, SubscriptionStore
+from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.wal.entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
 from penstock.quiver.wal.log import Wal
@@ -40,10 +40,10 @@ _COUNTED = "quiver.wal.counted-"
 class Recovered:
     """A core directory in order: its parts are open, and the log is read but not yet taken in."""
 
-    book: AckBook
+    offsets: SubscriptionStore
     store: SegmentStore
     wal: Wal | None
-    reconciled: Reconciled
+    reconciled: RecoveryReport
     next_segment_seq: int
     cursor: int
     replay: WalReplay | None
@@ -112,8 +112,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     replay = read_wal(fs, wal_dir)
     first_seq = _first_seq(replay)
     _refuse_damage(replay, config)
-    book = AckBook.open(fs, core_dir, _ack_settings(config), clock)
-    replay.expect(book.logged[0])
+    offsets = SubscriptionStore.open(fs, core_dir, _ack_settings(config), clock)
+    replay.expect(offsets.logged[0])
     _refuse_damage(replay, config)
     store = SegmentStore.open(
         fs,
@@ -126,29 +126,29 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         rebuild=not config.has_wal,
     )
     committed = {} if first_seq is None else _committed(store, first_seq)
-    if rescue_segments(store, book, fs, wal_dir) and first_seq is not None:
+    if rebuild_segments(store, offsets, fs, wal_dir) and first_seq is not None:
         committed = _committed(store, first_seq)
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
-    unlogged = _unlogged(replay, store, book.logged)
-    gaps = _uncounted(fs, quarantine, replay, book.logged[1])
+    unlogged = _unlogged(replay, store, offsets.logged)
+    gaps = _uncounted(fs, quarantine, replay, offsets.logged[1])
     unlogged += sum(_missing(gap, store) for gap in gaps)
-    reconciled = book.reconcile(
+    reconciled = offsets.reconcile(
         store.infos(),
         expired_before_ns=expired_before_ns,
         highest_seq=store.highest_seq,
-        set_aside=store.set_aside,
+        quarantined=store.quarantined,
         unlogged=unlogged,
     )
     _note_counted(fs, quarantine, replay, gaps)
     infos = store.infos()
     replay.raise_base(max([info.wal_end for info in infos], default=0))
     found = Recovered(
-        book=book,
+        offsets=offsets,
         store=store,
         wal=None,
         reconciled=reconciled,
-        next_segment_seq=max(book.next_segment_seq_floor, store.highest_seq + 1),
+        next_segment_seq=max(offsets.next_segment_seq_floor, store.highest_seq + 1),
         cursor=replay.cursor,
         replay=replay,
         expired_before_ns=expired_before_ns,
@@ -161,7 +161,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     if not replay.highest_seq:
         # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
         numbers.append(replay.end)
-    found.next_wal_seq = max(book.next_wal_seq_floor, 1 + max(numbers))
+    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))
     if replay.is_short:
         # Nobody knows how many bundles were in what is gone, but that they fitted into the log.
         found.next_wal_seq += config.wal.max_bytes // ENTRY_BYTES_MIN
@@ -187,15 +187,15 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
         found.report(f"the log is damaged: {damage}")
     if found.reconciled.unlogged:
         found.report(
-            f"{found.reconciled.unlogged} accepted bundles up to number {found.book.logged[1]} are neither "
-            "in a segment nor in the log: they are recorded as dropped for every subscriber"
+            f"{found.reconciled.unlogged} accepted bundles up to number {found.offsets.logged[1]} are "
+            "neither in a segment nor in the log: they are recorded as dropped for every subscriber"
         )
     for first, last in found.reconciled.missing:
         found.damage.append(f"segments {first} to {last} are missing and recorded as dropped")
     for copy in copies:
         _LOGGER.error("the damaged part of the log was copied to %s", copy)
     found.damage += [f"segment {one.seq} is {one.action.value}: {one.reason}" for one in found.store.damage]
-    found.damage += found.book.damage
+    found.damage += found.offsets.damage
 
 
 def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -> int:
@@ -253,8 +253,8 @@ def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set
     return numbers
 
 
-def _ack_settings(config: QuiverConfig) -> AckSettings:
-    return AckSettings(
+def _ack_settings(config: QuiverConfig) -> OffsetLogSettings:
+    return OffsetLogSettings(
         flush_interval_s=parse_duration(config.ack.flush_interval),
         checkpoint_bytes=parse_size(config.ack.checkpoint_bytes),
         checkpoint_records=config.ack.checkpoint_records,

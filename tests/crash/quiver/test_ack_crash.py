@@ -22,7 +22,7 @@ from tests.unit.quiver.ack_doubles import Core
 from penstock.errors import PenstockError
 from penstock.quiver.model import BundleRef
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import AckSettings
+from penstock.quiver.offsets.store import OffsetLogSettings
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if os.environ.get("PENSTOCK_SOAK") else 120)]
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if os.environ.get("PEN
 STEP = 1 if os.environ.get("PENSTOCK_SOAK") else 3
 CRASHES = [DiskFault.CRASH_BEFORE, DiskFault.CRASH_AFTER]
 FAULTS = [fault for fault in DiskFault if fault not in CRASHES]
-SETTINGS = AckSettings(flush_interval_s=0, checkpoint_records=1_000_000)
+SETTINGS = OffsetLogSettings(flush_interval_s=0, checkpoint_records=1_000_000)
 BUNDLES = 3
 
 
@@ -62,13 +62,13 @@ class Work:
         return True
 
     def register(self, name: str) -> None:
-        if self.attempt(lambda: self.core.book.register(name)):
+        if self.attempt(lambda: self.core.offsets.register(name)):
             self.notes.registered.add(name)
 
     def leave(self, name: str) -> None:
         self.notes.left.add(name)
         self.notes.registered.discard(name)
-        self.attempt(lambda: self.core.book.unregister(name))
+        self.attempt(lambda: self.core.offsets.unregister(name))
 
     def add(self, seq: int) -> None:
         self.core.add(seq, bundles=BUNDLES)
@@ -76,29 +76,29 @@ class Work:
 
     def say(self, name: str, seq: int, *bundles: int, outcome: Outcome = Outcome.ACK) -> None:
         for bundle in bundles:
-            if self.core.book.resolve(name, BundleRef(seq, bundle), outcome) and outcome.resolves:
+            if self.core.offsets.resolve(name, BundleRef(seq, bundle), outcome) and outcome.resolves:
                 self.notes.said.add((name, seq, bundle))
 
     def sync(self) -> None:
         said = set(self.notes.said)
         marks = {one.name: one.hwm for one in self.core.deliveries.subscribers()}
-        if self.attempt(self.core.book.sync):
+        if self.attempt(self.core.offsets.sync):
             self.notes.kept |= said
             self.notes.marks.update(marks)
 
     def remove(self) -> None:
-        book = self.core.book
-        book.doom(book.finished())
-        self.attempt(book.sync)
-        for seq in book.deletable():
+        offsets = self.core.offsets
+        offsets.mark_deleted(offsets.finished())
+        self.attempt(offsets.sync)
+        for seq in offsets.removable():
             del self.core.infos[seq]
             self.notes.removed.add(seq)
-            book.forget_segment(seq)
+            offsets.forget_segment(seq)
 
     def drop(self, seq: int) -> None:
-        for name in self.core.book.names():
+        for name in self.core.offsets.names():
             self.notes.said |= {(name, seq, bundle) for bundle in range(BUNDLES)}
-        self.core.book.drop(seq, Outcome.DROPPED)
+        self.core.offsets.drop(seq, Outcome.DROPPED)
 
     def run(self) -> None:
         if not self.attempt(self.core.open):
@@ -113,12 +113,12 @@ class Work:
         self.say("b", 1, 2, 1, 0)
         self.say("b", 2, 0, outcome=Outcome.NACK)
         self.remove()
-        self.attempt(self.core.book.checkpoint)
+        self.attempt(self.core.offsets.checkpoint)
         self.register("late")
         self.say("a", 3, 0, 2)
         self.say("a", 2, 0)
         self.sync()
-        self.attempt(self.core.book.checkpoint)
+        self.attempt(self.core.offsets.checkpoint)
         self.drop(2)
         self.remove()
         self.leave("late")
@@ -126,29 +126,29 @@ class Work:
         self.remove()
         self.add(5)
         self.say("a", 5, 0)
-        self.attempt(self.core.book.close)
+        self.attempt(self.core.offsets.close)
 
 
 def check(core: Core, notes: Notes) -> None:
     """What holds after any crash."""
-    book = core.book
+    offsets = core.offsets
     assert core.found.missing == ()
-    assert book.damage == ()
-    names = set(book.names())
+    assert offsets.damage == ()
+    names = set(offsets.names())
     assert notes.registered <= names
-    assert book.next_segment_seq_floor > max(notes.removed, default=0)
+    assert offsets.next_segment_seq_floor > max(notes.removed, default=0)
     for name, seq, bundle in notes.kept:
-        assert name in notes.left or book.is_resolved(name, BundleRef(seq, bundle))
+        assert name in notes.left or offsets.is_resolved(name, BundleRef(seq, bundle))
     for name in names:
-        assert book.subscriber(name).hwm >= notes.marks.get(name, 0) or name in notes.left
+        assert offsets.subscriber(name).hwm >= notes.marks.get(name, 0) or name in notes.left
         if name == "late":
             continue  # it may be there although it left, and then everything is pending for it
         for seq in core.infos:
             for bundle in range(BUNDLES):
-                if book.is_resolved(name, BundleRef(seq, bundle)):
+                if offsets.is_resolved(name, BundleRef(seq, bundle)):
                     assert (name, seq, bundle) in notes.said
-    for seq in book.finished():
-        assert all(book.is_resolved(name, BundleRef(seq, 0)) for name in names)
+    for seq in offsets.finished():
+        assert all(offsets.is_resolved(name, BundleRef(seq, 0)) for name in names)
 
 
 def calls_of_a_whole_run() -> int:
@@ -171,10 +171,10 @@ def test_a_power_cut_anywhere_loses_nothing_that_was_synced(fault: DiskFault, su
         rng = random.Random(call * 10 + seed)
         once = work.core.crashed(work.core.disk.crash(survival, rng))
         check(once, work.notes)
-        before = [once.book.subscriber(name) for name in once.book.names()]
+        before = [once.offsets.subscriber(name) for name in once.offsets.names()]
         twice = once.crashed(once.disk.crash(survival, rng))
         check(twice, work.notes)
-        assert [twice.book.subscriber(name) for name in twice.book.names()] == before
+        assert [twice.offsets.subscriber(name) for name in twice.offsets.names()] == before
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -210,7 +210,7 @@ def test_a_power_cut_during_recovery_changes_nothing(fault: DiskFault) -> None:
         for survival in Survival:
             after = work.core.crashed(_copy(disk).crash(survival, random.Random(call)))
             check(after, work.notes)
-            assert after.book.subscriber("a").acked == 1
+            assert after.offsets.subscriber("a").acked == 1
 
 
 def test_a_power_cut_while_a_file_is_given_up_loses_nothing_that_was_synced() -> None:

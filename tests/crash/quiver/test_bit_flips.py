@@ -32,8 +32,8 @@ def prepared() -> FakeDisk:
     bundle = quiver.next_bundle("lake")
     assert bundle is not None
     bundle.nack("not now")
-    quiver.core.book.checkpoint()
-    quiver.core.intake.rotate()
+    quiver.core.offsets.checkpoint()
+    quiver.core.appender.rotate()
     quiver.core.wal.log.mark()  # type: ignore[union-attr]
     return disk.crash(Survival.NOTHING)
 

@@ -10,7 +10,7 @@ from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open
 
 from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.metrics import Registry
-from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.offsets.external import ExternalAck, commit_offset
 from penstock.quiver.segments.metadata import seq_of
 from penstock.quiver.tools.fsck import check
 from penstock.testing.disk import FakeDisk, Survival
@@ -50,11 +50,11 @@ def prepared(*, at_rest: bool) -> tuple[FakeDisk, dict[str, list[bytes]], int]:
             clock.step(0.2)
             quiver.maintain()
         if n == COUNT // 2 - 1:
-            quiver.core.book.checkpoint()
-            leave_note(disk, CORE, AckNote(subscriber="spark", through=0))
+            quiver.core.offsets.checkpoint()
+            commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=0))
         if n == COUNT // 2 + 1:
-            leave_note(disk, CORE, AckNote(subscriber="spark", through=1))
-            quiver.core.book.checkpoint()
+            commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=1))
+            quiver.core.offsets.checkpoint()
         if n in (2, COUNT // 2, COUNT - 3):
             for name, _ in disk.list_files(PATH):
                 older.setdefault(name, []).append(disk.read(f"{PATH}/{name}"))
@@ -72,7 +72,7 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
         quiver = open_quiver(disk, StepClock(), registry=registry)
     except (Corrupt, Unsupported):
         return None
-    if not quiver.core.book.has("lake"):
+    if not quiver.core.offsets.has("lake"):
         quiver.register("lake")
     quiver.activate("lake")
     number = quiver.ingest(rows(LATER, 3), slot=50).wal_seq

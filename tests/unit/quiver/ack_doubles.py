@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable
 
 from penstock.metrics import Registry
-from penstock.quiver.delivery.leases import Claim
+from penstock.quiver.delivery.leases import Lease
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.model import BundleRef, SegmentInfo, Signal
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import AckBook, AckSettings
+from penstock.quiver.offsets.store import OffsetLogSettings, SubscriptionStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 
@@ -49,7 +49,7 @@ class Core:
         disk: FakeDisk | None = None,
         *,
         clock: ManualClock | None = None,
-        settings: AckSettings | None = None,
+        settings: OffsetLogSettings | None = None,
         delivery: DeliverySettings | None = None,
         infos: Iterable[SegmentInfo] = (),
     ) -> None:
@@ -61,10 +61,10 @@ class Core:
         self.registry = Registry()
 
     def open(self, *, expired_before_ns: int | None = None) -> Core:
-        self.book = AckBook.open(self.disk, CORE, self.settings, self.clock)
-        self.found = self.book.reconcile(self.infos.values(), expired_before_ns=expired_before_ns)
+        self.offsets = SubscriptionStore.open(self.disk, CORE, self.settings, self.clock)
+        self.found = self.offsets.reconcile(self.infos.values(), expired_before_ns=expired_before_ns)
         self.deliveries = Deliveries(
-            self.book,
+            self.offsets,
             self.delivery_settings,
             clock=self.clock,
             rng=random.Random(7),
@@ -74,28 +74,28 @@ class Core:
 
     def add(self, seq: int, bundles: int = 2, *, size: int = 1000, ingest_ns: int = START_NS) -> None:
         info = self.infos[seq] = segment(seq, bundles, size=size, ingest_ns=ingest_ns)
-        self.book.add_segment(info)
+        self.offsets.add_segment(info)
 
     def subscribe(self, *names: str) -> None:
         for name in names:
-            self.book.register(name)
-            self.book.activate(name)
+            self.offsets.register(name)
+            self.offsets.activate(name)
 
     def remove(self) -> list[int]:
         """What the sweeper does with segments that nobody needs."""
-        self.book.doom(self.book.finished())
-        self.book.sync()
-        gone = self.book.deletable()
+        self.offsets.mark_deleted(self.offsets.finished())
+        self.offsets.sync()
+        gone = self.offsets.removable()
         for seq in gone:
             del self.infos[seq]
-            self.book.forget_segment(seq)
+            self.offsets.forget_segment(seq)
         return gone
 
     def ack(self, name: str, seq: int, *bundles: int) -> None:
         for bundle in bundles:
-            assert self.book.resolve(name, BundleRef(seq, bundle), Outcome.ACK)
+            assert self.offsets.resolve(name, BundleRef(seq, bundle), Outcome.ACK)
 
-    def take(self, name: str) -> Claim:
+    def take(self, name: str) -> Lease:
         claim = self.deliveries.next(name)
         assert claim is not None
         return claim

@@ -14,7 +14,7 @@ from tests.unit.quiver.engine_doubles import PATH, StepClock, config, ready, row
 from penstock.errors import ConfigError, LimitExceeded, StorageFull
 from penstock.metrics import Registry
 from penstock.quiver import AsyncQuiver, AtCapacity, Closed, Quiver, QuiverConfig
-from penstock.quiver.append import prepare
+from penstock.quiver.append import encode_bundle
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segments.memtable import SealedSegment
 from penstock.testing.disk import FakeDisk
@@ -71,7 +71,7 @@ def largest(quiver: Quiver) -> int:
     low, high = 1, 100_000
     while low + 1 < high:
         middle = (low + high) // 2
-        size = prepare(rows(1, middle)).byte_count
+        size = encode_bundle(rows(1, middle)).byte_count
         low, high = (middle, high) if size <= quiver.core.admission._bundle_max else (low, middle)
     return low
 
@@ -153,9 +153,9 @@ def marked(quiver: Quiver) -> None:
     """Wait until the log got quiet: whoever commits then writes a mark, which is no bundle's."""
     wal, end_s = quiver.core.wal, time.monotonic() + 20
     assert wal is not None
-    while wal.position(wal.log.end) <= quiver.core.buffer.end and time.monotonic() < end_s:
+    while wal.position(wal.log.end) <= quiver.core.memtable.end and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert wal.position(wal.log.end) > quiver.core.buffer.end
+    assert wal.position(wal.log.end) > quiver.core.memtable.end
 
 
 @pytest.mark.parametrize("policy", ["backpressure", "drop_oldest"])
@@ -191,27 +191,27 @@ def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> N
 
 def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
-    upkeep = quiver.core.upkeep
-    with upkeep.at_work():
+    maintenance = quiver.core.maintenance
+    with maintenance.at_work():
         closing = threading.Thread(target=quiver.close)
         closing.start()
         closing.join(0.2)
         assert closing.is_alive()
-        with pytest.raises(Closed), upkeep.at_work():
+        with pytest.raises(Closed), maintenance.at_work():
             pytest.fail("nobody begins while it ends")
     closing.join(20)
     assert not closing.is_alive()
     before = sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*"))
     with pytest.raises(Closed):
-        quiver.core.intake.rotate()
+        quiver.core.appender.rotate()
     with pytest.raises(Closed):
-        upkeep.make_room(30_000)
+        maintenance.reclaim(30_000)
     assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
 
 
 def test_who_is_at_work_may_close_too(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
-    with quiver.core.upkeep.at_work():
+    with quiver.core.maintenance.at_work():
         quiver.close()  # as a handler of signals does
 
 
@@ -241,7 +241,7 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
         quiver.ingest(rows(number, 20))
         quiver.flush()
     quiver.ingest(rows(1000, 80))
-    assert quiver.core.buffer.open_bytes >= 3000
+    assert quiver.core.memtable.open_bytes >= 3000
     store, free = quiver.core.store, [0]
     write, remove = store.write, quiver.core.remove
 
@@ -269,7 +269,7 @@ def test_a_full_device_does_not_keep_the_oldest_from_going(disk: FakeDisk, clock
 def test_a_bundle_that_the_cap_never_has_room_for_is_refused(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock, settings=capped())
     most = largest(quiver)
-    assert not quiver.core.admission.reserve(prepare(rows(1, most + 10)).byte_count)
+    assert not quiver.core.admission.reserve(encode_bundle(rows(1, most + 10)).byte_count)
     with pytest.raises(LimitExceeded, match=r"retention\.size_cap"):
         quiver.ingest(rows(1, most + 10))
     quiver.ingest(rows(1, most))
@@ -324,7 +324,7 @@ def test_an_old_log_goes_when_no_log_is_wanted_any_more(tmp_path: Path) -> None:
 
 def test_room_is_given_once(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock, settings=capped())
-    size = prepare(rows(1, 100)).byte_count
+    size = encode_bundle(rows(1, 100)).byte_count
     given = 0
     while quiver.core.admission.reserve(size):
         given += 1
@@ -348,7 +348,7 @@ def test_a_bundle_that_is_not_taken_gives_its_room_back(
         raise AtCapacity("too many wait", retry_after_s=0.1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(quiver.core.intake, "take", full)
+        patched.setattr(quiver.core.appender, "append", full)
         for _ in range(50):
             with pytest.raises(AtCapacity, match="too many wait"):
                 quiver.ingest(rows(1, 100))
@@ -360,7 +360,7 @@ async def test_a_task_that_gives_up_at_the_door_keeps_no_room(tmp_path: Path) ->
     async with await AsyncQuiver.open(str(tmp_path), settings, registry=Registry()) as quiver:
         await quiver.register("lake")
         await quiver.activate("lake")
-        size = prepare(rows(1, 100)).byte_count
+        size = encode_bundle(rows(1, 100)).byte_count
         admission = quiver.sync.core.admission
         given = 0
         while admission.reserve(size):
@@ -399,7 +399,7 @@ def test_writers_that_come_together_stay_within_the_cap(tmp_path: Path, policy: 
                     taken[number] += 1
                 except AtCapacity:
                     pass
-                used = quiver.core.upkeep.disk_bytes()
+                used = quiver.core.maintenance.disk_bytes()
                 if used > 200_000:
                     over.append(used)
 

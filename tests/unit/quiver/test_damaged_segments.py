@@ -11,7 +11,7 @@ from tests.unit.quiver.engine_doubles import CORE, StepClock, config, open_quive
 from penstock.metrics import Registry
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.engine import Quiver
-from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.segments.metadata import arrow_name, meta_name
 from penstock.quiver.segments.recovery import DamageAction
 from penstock.quiver.segments.source import LocalSegments
@@ -49,7 +49,7 @@ def two_segments(*, keep_log: bool) -> tuple[FakeDisk, StepClock]:
         quiver.ingest(rows(first + 50, 20))
         quiver.flush()
     if not keep_log:
-        quiver.core.intake.rotate()
+        quiver.core.appender.rotate()
         quiver.core.cut()
     quiver.close()
     return disk.crash(Survival.NOTHING), clock
@@ -85,7 +85,7 @@ def test_answers_stay_true_for_a_segment_that_was_put_together_again() -> None:
     bundle = quiver.next_bundle("lake")
     assert bundle is not None
     assert bundle.ack()
-    quiver.core.book.sync()
+    quiver.core.offsets.sync()
     after = disk.crash(Survival.NOTHING)
     flip(after, data_of(1))
     assert firsts(open_quiver(after, clock, CAREFUL)) == [50, 100, 150]
@@ -95,7 +95,7 @@ def test_a_segment_that_everybody_has_is_not_put_together_again() -> None:
     disk, clock = two_segments(keep_log=True)
     quiver = open_quiver(disk, clock)
     quiver.ack_segment("lake", 1)
-    quiver.core.book.sync()
+    quiver.core.offsets.sync()
     after = disk.crash(Survival.NOTHING)
     flip(after, data_of(1))
     again = open_quiver(after, clock, CAREFUL)
@@ -166,7 +166,7 @@ def test_unreadable_data_without_a_sidecar_is_kept_as_evidence() -> None:
     again = SegmentStore.open(disk, "/q/segments", "/q/quarantine")
     assert [name for name, _ in disk.list_files("/q/quarantine")] == [arrow_name(1)]
     assert [each.action for each in again.damage] == [DamageAction.QUARANTINED]
-    assert again.set_aside == {}, "it never counted"
+    assert again.quarantined == {}, "it never counted"
     assert again.highest_seq == 1
 
 
@@ -186,28 +186,28 @@ def test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others() -> None
 def test_an_orphan_stays_one_when_only_the_log_remembers_it() -> None:
     core = Core().open()
     core.subscribe("lake")
-    core.book.orphans([])
-    core.book.checkpoint()
-    core.book.checkpoint()
-    core.book.sync()
+    core.offsets.orphans([])
+    core.offsets.checkpoint()
+    core.offsets.checkpoint()
+    core.offsets.sync()
     for name in ("checkpoint", "checkpoint.1"):
         core.disk.unlink(f"{BOOK_CORE}/meta/{name}")
     core.disk.sync_dir(f"{BOOK_CORE}/meta")
     again = core.crashed(core.disk)
     later_ns = (again.clock.now_ms() + 1) * 1_000_000
-    assert again.book.orphaned_before(later_ns) == ["lake"]
+    assert again.offsets.orphaned_before(later_ns) == ["lake"]
 
 
 def test_the_book_tells_corrupt_from_missing_and_from_never_written() -> None:
     core = Core(infos=[segment(2)]).open()
     core.subscribe("lake")
-    core.book.sync()
+    core.offsets.sync()
     core.add(3)
     core.add(4)
     core.add(5)
-    core.book.checkpoint()
-    again = AckBook.open(core.disk, BOOK_CORE, None, core.clock)
-    found = again.reconcile([segment(2), segment(5)], set_aside={4: segment(4), 6: None}, highest_seq=7)
+    core.offsets.checkpoint()
+    again = SubscriptionStore.open(core.disk, BOOK_CORE, None, core.clock)
+    found = again.reconcile([segment(2), segment(5)], quarantined={4: segment(4), 6: None}, highest_seq=7)
     assert found.missing == ((3, 3),)
     assert [one.info and one.info.seq for one in found.corrupt] == [4, None]
     again.sync()

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.quiver.ack_doubles import Core
 
 from penstock.errors import ConfigError, Rejected
-from penstock.quiver.delivery.leases import Bundle, ClaimTable
+from penstock.quiver.delivery.leases import Bundle, LeaseTable
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.errors import StaleClaim, UnknownSubscriber
 from penstock.quiver.model import BundleRef
@@ -70,7 +70,7 @@ async def test_consumers_of_one_subscriber_share_the_work(core: Core) -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == [BundleRef(1, bundle) for bundle in range(4)]
-    assert core.book.subscriber("a").hwm == 1
+    assert core.offsets.subscriber("a").hwm == 1
 
 
 async def test_somebody_nobody_knows_gets_an_error(core: Core) -> None:
@@ -79,10 +79,10 @@ async def test_somebody_nobody_knows_gets_an_error(core: Core) -> None:
 
 
 async def test_a_subscriber_that_was_not_activated_is_told_so(core: Core) -> None:
-    core.book.register("b")
+    core.offsets.register("b")
     with pytest.raises(Rejected, match="activate it first"):
         core.deliveries.next("b")
-    core.book.deactivate("a")
+    core.offsets.deactivate("a")
     core.add(1)
     assert core.deliveries.next("a") is None
 
@@ -134,10 +134,10 @@ async def test_other_bundles_go_on_while_one_is_put_off(core: Core) -> None:
     core.add(1, bundles=2)
     core.deliveries.nack(core.take("a"))
     core.deliveries.ack(core.take("a"))
-    assert core.book.subscriber("a").hwm == 0
+    assert core.offsets.subscriber("a").hwm == 0
     await core.clock.advance(1)
     core.deliveries.ack(core.take("a"))
-    assert core.book.subscriber("a").hwm == 1
+    assert core.offsets.subscriber("a").hwm == 1
 
 
 async def test_a_deferred_bundle_comes_again_as_if_it_had_not_been_tried(core: Core) -> None:
@@ -147,15 +147,15 @@ async def test_a_deferred_bundle_comes_again_as_if_it_had_not_been_tried(core: C
     assert core.deliveries.next("a") is None
     await core.clock.advance(0.2)
     assert core.take("a").attempt == 1
-    assert core.book.subscriber("a").nacked == 0
+    assert core.offsets.subscriber("a").nacked == 0
 
 
 async def test_a_rejected_bundle_does_not_come_again_and_is_counted(core: Core) -> None:
     core.add(1, bundles=1)
     assert core.deliveries.reject(core.take("a"), "malformed", items=10)
     assert core.refs("a") == []
-    assert core.book.subscriber("a").rejected == 1
-    assert core.book.finished() == [1]
+    assert core.offsets.subscriber("a").rejected == 1
+    assert core.offsets.finished() == [1]
     assert core.registry.value("quiver.loss.items", reason="rejected", signal="logs") == 10
 
 
@@ -165,7 +165,7 @@ async def test_the_last_of_a_limited_number_of_attempts_rejects() -> None:
     core.deliveries.nack(core.take("a"))
     await core.clock.advance(1)
     core.deliveries.nack(core.take("a"))
-    assert core.book.subscriber("a").rejected == 1
+    assert core.offsets.subscriber("a").rejected == 1
     assert core.registry.value("quiver.loss.bundles", reason="attempts", signal="logs") == 1
 
 
@@ -175,7 +175,7 @@ async def test_an_ack_of_a_segment_voids_the_claims_on_it(core: Core) -> None:
     assert core.deliveries.ack_segment("a", 1)
     assert not core.deliveries.ack(claim)
     assert core.deliveries.claimed_segments() == set()
-    assert core.book.subscriber("a").acked == 2
+    assert core.offsets.subscriber("a").acked == 2
 
 
 async def test_an_ack_through_a_number_takes_in_every_segment_up_to_it(core: Core) -> None:
@@ -183,7 +183,7 @@ async def test_an_ack_through_a_number_takes_in_every_segment_up_to_it(core: Cor
         core.add(seq)
     core.deliveries.ack_segment("a", 1)
     assert core.deliveries.ack_through("a", 2) == 1
-    assert core.book.subscriber("a").hwm == 2
+    assert core.offsets.subscriber("a").hwm == 2
 
 
 async def test_somebody_can_ask_for_one_bundle(core: Core) -> None:
@@ -221,7 +221,7 @@ async def test_a_claim_that_runs_out_goes_to_the_next_who_asks(core: Core) -> No
     new = core.take("a")
     assert (new.ref, new.attempt) == (old.ref, 2)
     assert not core.deliveries.ack(old)
-    assert core.book.outstanding(1) == 1
+    assert core.offsets.outstanding(1) == 1
     assert core.deliveries.ack(new)
     assert core.registry.value("quiver.subscriber.stale_claims_total", subscriber="a") == 1
 
@@ -249,7 +249,7 @@ async def test_claims_do_not_survive_a_restart_and_their_bundles_come_again(core
     core.add(1, bundles=2)
     core.deliveries.ack(core.take("a"))
     core.take("a")
-    core.book.sync()
+    core.offsets.sync()
     assert core.crashed().refs("a") == [(1, 1)]
 
 
@@ -314,14 +314,14 @@ def test_threads_that_ask_never_get_a_bundle_of_a_dropped_segment() -> None:
 
     def ask() -> None:
         while (claim := core.deliveries.next("a")) is not None:
-            with core.book.lock:
+            with core.offsets.lock:
                 assert claim.ref.segment_seq not in dropped
             taken.append(claim.ref.segment_seq)
             core.deliveries.ack(claim)
 
     def drop() -> None:
         for seq in range(200, 0, -2):
-            with core.book.lock:
+            with core.offsets.lock:
                 if core.deliveries.drop(seq, Outcome.DROPPED, reason="size") is not None:
                     dropped.add(seq)
 
@@ -330,9 +330,9 @@ def test_threads_that_ask_never_get_a_bundle_of_a_dropped_segment() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert core.book.subscriber("a").hwm == 200
-    assert core.book.subscriber("a").acked + core.book.subscriber("a").dropped == 200
-    assert len(taken) == core.book.subscriber("a").acked
+    assert core.offsets.subscriber("a").hwm == 200
+    assert core.offsets.subscriber("a").acked + core.offsets.subscriber("a").dropped == 200
+    assert len(taken) == core.offsets.subscriber("a").acked
 
 
 async def test_unregistering_voids_claims(core: Core) -> None:
@@ -405,7 +405,7 @@ def test_no_wake_up_is_lost_between_many_threads() -> None:
 async def test_a_task_of_an_inactive_subscriber_waits_quietly(core: Core) -> None:
     core.add(1, bundles=1)
     core.deliveries.nack(core.take("a"))
-    core.book.deactivate("a")
+    core.offsets.deactivate("a")
     task = asyncio.create_task(core.deliveries.take_async("a", 60))
     await core.clock.advance(59)
     assert core.clock.sleeping == 1
@@ -449,7 +449,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(core: Core) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not core.deliveries._bell._listening
+    assert not core.deliveries._notifier._listening
     core.add(1, bundles=1)
     assert core.refs("a") == [(1, 0)]
 
@@ -482,7 +482,7 @@ async def test_the_first_answer_counts(core: Core) -> None:
     bundle = bundle_of(core)
     assert bundle.ack()
     assert not bundle.nack("too late")
-    assert core.book.subscriber("a").hwm == 1
+    assert core.offsets.subscriber("a").hwm == 1
 
 
 async def test_leaving_a_bundle_without_an_answer_defers_it(core: Core) -> None:
@@ -532,13 +532,13 @@ async def test_gauges_follow(core: Core) -> None:
 def test_ten_thousand_pending_segments_cost_one_entry_each(core: Core) -> None:
     for seq in range(1, 10_001):
         core.add(seq, bundles=1000)
-    table = core.deliveries._tables.setdefault("a", ClaimTable())
+    table = core.deliveries._tables.setdefault("a", LeaseTable())
     for _ in range(3000):
         core.deliveries.ack(core.take("a"))
-    assert core.book.subscriber("a").hwm == 3
+    assert core.offsets.subscriber("a").hwm == 3
     held = (table._held, table._waiting, table._ready, table._deferred, table._positions, table._visited)
     assert all(len(part) <= 1 for part in held)
-    assert not core.book.entry("a").progress.gaps
+    assert not core.offsets.entry("a").progress.gaps
 
 
 async def test_an_hour_of_outage_loses_nothing_and_keeps_memory_flat(core: Core) -> None:
@@ -560,7 +560,7 @@ async def test_an_hour_of_outage_loses_nothing_and_keeps_memory_flat(core: Core)
         taken.append(claim.ref)
         core.deliveries.ack(claim)
     assert len(taken) == len(set(taken)) == 300
-    assert core.book.subscriber("a").hwm == 60
+    assert core.offsets.subscriber("a").hwm == 60
     table = core.deliveries._tables["a"]
     assert not table._waiting
     assert not table._ready

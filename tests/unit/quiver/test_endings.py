@@ -22,23 +22,23 @@ from penstock.metrics import Registry
 from penstock.quiver import AsyncQuiver, Quiver
 from penstock.quiver.delivery.subscription import DeliverySettings
 from penstock.quiver.errors import Closed
-from penstock.quiver.offsets.external import AckNote, leave_note
-from penstock.quiver.retention.shared_quota import SharedBudget
+from penstock.quiver.offsets.external import ExternalAck, commit_offset
+from penstock.quiver.retention.shared_quota import SharedQuota
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.segments.writer import Finalizer
+from penstock.quiver.segments.writer import SegmentWriter
 from penstock.testing.disk import FakeDisk, Survival
 
 pytestmark = pytest.mark.unit
 
 
-def failing_finalizer() -> Finalizer:
+def failing_finalizer() -> SegmentWriter:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
 
     def refuse(*_: object) -> None:
         raise Unavailable("the disk is away")
 
     store.write = refuse  # type: ignore[method-assign, assignment]
-    return Finalizer(
+    return SegmentWriter(
         store,
         next_seq=1,
         on_written=lambda info: None,
@@ -66,13 +66,13 @@ def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseE
 
 
 def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
-    finalizer = failing_finalizer()
-    finalizer.start()
-    finalizer.submit(sealed_of(batch(1)))
-    while finalizer.last_error is None:
+    segment_writer = failing_finalizer()
+    segment_writer.start()
+    segment_writer.submit(sealed_of(batch(1)))
+    while segment_writer.last_error is None:
         time.sleep(0.001)
     started = threading.Event()
-    work = finalizer._work
+    work = segment_writer._work
     hurry = work._hurry
 
     def noted() -> int:
@@ -82,9 +82,9 @@ def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
         return attempts
 
     work._hurry = noted  # type: ignore[method-assign]
-    thread, went = outcome_of(finalizer.drain)
+    thread, went = outcome_of(segment_writer.drain)
     assert started.wait(5)
-    finalizer.stop()
+    segment_writer.stop()
     thread.join(5)
     assert went
     assert isinstance(went[0], Unavailable)
@@ -92,7 +92,7 @@ def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
 
 def test_a_finalizer_that_ended_writes_nothing_more() -> None:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
-    finalizer = Finalizer(
+    segment_writer = SegmentWriter(
         store,
         next_seq=1,
         on_written=lambda info: None,
@@ -100,12 +100,12 @@ def test_a_finalizer_that_ended_writes_nothing_more() -> None:
         rng=random.Random(1),
         registry=Registry(),
     )
-    finalizer.start()
-    finalizer.stop()
-    finalizer.submit(sealed_of(batch(1)))
-    assert not finalizer.step()
+    segment_writer.start()
+    segment_writer.stop()
+    segment_writer.submit(sealed_of(batch(1)))
+    assert not segment_writer.step()
     with pytest.raises(Unavailable):
-        finalizer.drain()
+        segment_writer.drain()
     assert store.infos() == []
 
 
@@ -113,14 +113,14 @@ def test_a_closed_book_writes_nothing_more() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.add(1)
-    core.book.close()
+    core.offsets.close()
     files = sorted(core.disk.list_files(f"{BOOK_CORE}/ack"))
     core.ack("lake", 1, 0, 1)
-    for write in (core.book.sync, core.book.checkpoint):
+    for write in (core.offsets.sync, core.offsets.checkpoint):
         with pytest.raises(Closed):
             write()
     assert sorted(core.disk.list_files(f"{BOOK_CORE}/ack")) == files
-    core.book.close()
+    core.offsets.close()
 
 
 def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
@@ -128,14 +128,14 @@ def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
     core.subscribe("lake", "keeper")
     core.add(1)
     assert core.refs("lake") == [(1, 0), (1, 1)]
-    sync = core.book.sync
+    sync = core.offsets.sync
 
     def back_meanwhile() -> None:
-        core.book.sync = sync  # type: ignore[method-assign]
+        core.offsets.sync = sync  # type: ignore[method-assign]
         core.subscribe("lake")
         sync()
 
-    core.book.sync = back_meanwhile  # type: ignore[method-assign]
+    core.offsets.sync = back_meanwhile  # type: ignore[method-assign]
     core.deliveries.unregister("lake")
     assert core.refs("lake") == [(1, 0), (1, 1)]
 
@@ -157,7 +157,7 @@ async def test_a_forgotten_bundle_makes_room_in_flight_for_whoever_waits() -> No
 def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
-    leave_note(disk, CORE, AckNote(subscriber="spark", through=3))
+    commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=3))
     quiver.maintain()
     assert [each.name for each in quiver.subscribers()] == ["spark"]
     quiver.unregister("spark")
@@ -170,12 +170,12 @@ def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note(
 def test_a_reader_whose_notes_go_on_is_no_orphan() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(subscribers={"orphan_timeout": "10s"}))
-    leave_note(disk, CORE, AckNote(subscriber="spark", through=0))
+    commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=0))
     quiver.maintain()
     quiver.orphans(["lake"])
     quiver.ingest(rows(0))
     quiver.flush()
-    leave_note(disk, CORE, AckNote(subscriber="spark", through=1))
+    commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=1))
     quiver.maintain()
     clock.step(11)
     quiver.maintain()
@@ -185,11 +185,11 @@ def test_a_reader_whose_notes_go_on_is_no_orphan() -> None:
 def test_a_shared_budget_can_be_asked_after_it_was_closed() -> None:
     disk = FakeDisk()
     disk.make_dirs("/data")
-    budget = SharedBudget(disk, "/data", core_id=0, cores=2, cap_bytes=1000, target_bytes=10)
-    limit = budget.limit()
-    budget.close()
-    assert budget.limit() == limit
-    budget.close()
+    quota = SharedQuota(disk, "/data", core_id=0, cores=2, cap_bytes=1000, target_bytes=10)
+    limit = quota.limit()
+    quota.close()
+    assert quota.limit() == limit
+    quota.close()
 
 
 async def test_a_cancelled_read_gives_its_bundle_back(tmp_path: Path) -> None:
@@ -228,15 +228,15 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
     quiver = Quiver.open(str(tmp_path), small, registry=Registry())
     quiver.register("nobody")
     held = threading.Event()
-    make_room = quiver.core.upkeep._make_room
+    reclaim = quiver.core.maintenance._reclaim
 
     def noted(byte_count: int) -> bool:
-        if make_room(byte_count):
+        if reclaim(byte_count):
             return True
         held.set()
         return False
 
-    quiver.core.upkeep._make_room = noted  # type: ignore[method-assign]
+    quiver.core.maintenance._reclaim = noted  # type: ignore[method-assign]
 
     def fill() -> None:
         for n in range(10_000):
@@ -263,10 +263,10 @@ def test_maintenance_that_keeps_failing_says_so_now_and_then(
             tries.append(1)
             raise Unavailable("the disk is away")
 
-        run, quiver.core.upkeep.run = quiver.core.upkeep.run, fail  # type: ignore[method-assign]
+        run, quiver.core.maintenance.run = quiver.core.maintenance.run, fail  # type: ignore[method-assign]
         while len(tries) < 20:
             time.sleep(0.001)
-        quiver.core.upkeep.run = run  # type: ignore[method-assign]
+        quiver.core.maintenance.run = run  # type: ignore[method-assign]
     told = [record for record in caplog.records if "maintenance" in record.getMessage()]
     assert len(told) == 1
 
@@ -345,10 +345,10 @@ def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
         tries.append(byte_count)
         return False
 
-    quiver.core.upkeep._make_room = no_room  # type: ignore[method-assign]
-    quiver.core.upkeep.stop()
+    quiver.core.maintenance._reclaim = no_room  # type: ignore[method-assign]
+    quiver.core.maintenance.stop()
     with pytest.raises(Closed):
-        quiver.core.upkeep.make_room(10)
+        quiver.core.maintenance.reclaim(10)
     assert len(tries) <= 2
 
 
@@ -358,7 +358,7 @@ def test_maintenance_does_nothing_after_the_end() -> None:
     quiver.close()
     calls = len(disk.calls)
     with pytest.raises(Closed):
-        quiver.core.upkeep.run()
+        quiver.core.maintenance.run()
     assert len(disk.calls) == calls
 
 

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, InvalidInput, LimitExceeded, StorageFul
 from penstock.metrics import Registry
 from penstock.quiver import AtCapacity, BundleRef, Closed, Locked, Quiver, QuiverConfig, Signal
 from penstock.quiver.engine import Quiver as Engine
-from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.offsets.external import ExternalAck, commit_offset
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 
 
@@ -274,7 +274,7 @@ def test_a_log_that_was_wiped_does_not_hide_what_comes_next(disk: FakeDisk, cloc
 
 
 def again_disk(quiver: Engine) -> FakeDisk:
-    fs = quiver.core.upkeep._fs
+    fs = quiver.core.maintenance._fs
     assert isinstance(fs, FakeDisk)
     return fs
 
@@ -335,7 +335,7 @@ def test_a_log_that_is_there_is_read_even_if_none_is_wanted_any_more(
     assert numbers(quiver) == [1, 10]
     quiver.close()
     again = open_quiver(again_disk(quiver).crash(), clock, settings)
-    assert again.core.buffer.open_bytes == 0, "what is committed is not read again"
+    assert again.core.memtable.open_bytes == 0, "what is committed is not read again"
     assert numbers(again) == [1, 10]
 
 
@@ -475,7 +475,7 @@ def test_a_damaged_segment_is_set_aside_and_never_delivered(disk: FakeDisk, cloc
     quiver.flush()
     quiver.ingest(rows(100))
     quiver.flush()
-    quiver.core.intake.rotate()
+    quiver.core.appender.rotate()
     quiver.core.cut()
     quiver.close()
     after = disk.crash(Survival.NOTHING)
@@ -495,7 +495,7 @@ def log_of_three(disk: FakeDisk, clock: StepClock) -> FakeDisk:
     quiver = ready(disk, clock)
     for n in (1, 10, 20):
         quiver.ingest(rows(n))
-    quiver.core.intake.rotate()
+    quiver.core.appender.rotate()
     return disk.crash(Survival.NOTHING)
 
 
@@ -578,7 +578,7 @@ def test_a_note_of_another_process_answers_for_it(disk: FakeDisk, clock: StepClo
     for n in range(3):
         quiver.ingest(rows(n * 10))
         quiver.flush()
-    leave_note(disk, CORE, AckNote(subscriber="spark", through=2))
+    commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=2))
     quiver.maintain()
     quiver.maintain()
     assert [(one.name, one.hwm) for one in quiver.subscribers()] == [("lake", 0), ("spark", 2)]
@@ -691,7 +691,7 @@ def test_segments_are_copied_to_a_store_before_they_are_deleted(disk: FakeDisk, 
     assert bundle is not None
     bundle.ack()
     assert quiver.core.uploader is not None
-    assert not quiver.core.upkeep._may_remove(1)
+    assert not quiver.core.maintenance._may_remove(1)
     clock.step(1)
     quiver.maintain()
     quiver.maintain()

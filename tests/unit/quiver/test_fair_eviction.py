@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
-from tests.unit.quiver.test_sweep import Files
+from tests.unit.quiver.test_reaper import Files
 
-from penstock.quiver.quota import Budget
-from penstock.quiver.retention.reaper import Retention, Sweeper
-from penstock.quiver.retention.shared_quota import SharedBudget
+from penstock.quiver.quota import Quota
+from penstock.quiver.retention.reaper import Reaper, Retention
+from penstock.quiver.retention.shared_quota import SharedQuota
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 
@@ -21,17 +21,17 @@ class Sharer:
     def __init__(self, number: int, disk: FakeDisk, clock: ManualClock) -> None:
         self.core = Core(clock=clock).open()
         self.core.subscribe("a")
-        self.shared = SharedBudget(
+        self.shared = SharedQuota(
             disk, "/data", core_id=number, cores=2, cap_bytes=20_000, target_bytes=1000, clock=clock
         )
-        self.budget = Budget(
+        self.quota = Quota(
             self.core.disk, CORE, hard_bytes=10_000, target_bytes=1000, clock=clock, shared=self.shared
         )
-        self.sweeper = Sweeper(
-            self.core.book,
+        self.reaper = Reaper(
+            self.core.offsets,
             self.core.deliveries,
             Files(self.core),
-            self.budget,
+            self.quota,
             Retention(policy="drop_oldest"),
             clock=clock,
             shared=self.shared,
@@ -39,9 +39,9 @@ class Sharer:
 
     def add(self, count: int, ingest_ns: int) -> None:
         for seq in range(1, count + 1):
-            self.budget.charge("segments", 1000)
+            self.quota.charge("segments", 1000)
             self.core.add(seq, bundles=1, ingest_ns=ingest_ns)
-        self.sweeper.sweep()
+        self.reaper.reap()
 
 
 @pytest.fixture
@@ -64,21 +64,21 @@ def test_a_core_that_needs_room_lets_the_one_with_the_oldest_data_give_way(
     pair: tuple[Sharer, Sharer],
 ) -> None:
     young, old = pair
-    assert not young.sweeper.make_room(1000)
+    assert not young.reaper.reclaim(1000)
     assert sorted(young.core.infos) == [1, 2, 3, 4]
-    assert old.sweeper.sweep().dropped == (1,)
-    assert young.sweeper.make_room(1000)
+    assert old.reaper.reap().dropped == (1,)
+    assert young.reaper.reclaim(1000)
     assert sorted(young.core.infos) == [1, 2, 3, 4]
-    assert old.sweeper.sweep().dropped == ()
+    assert old.reaper.reap().dropped == ()
 
 
 async def test_a_core_that_waits_in_vain_drops_its_own(
     pair: tuple[Sharer, Sharer], clock: ManualClock
 ) -> None:
     young, _ = pair
-    assert not young.sweeper.make_room(1000)
+    assert not young.reaper.reclaim(1000)
     await clock.advance(2)
-    assert young.sweeper.make_room(1000)
+    assert young.reaper.reclaim(1000)
     assert sorted(young.core.infos) == [2, 3, 4]
 
 
@@ -86,15 +86,15 @@ async def test_what_nobody_needs_any_more_makes_nobody_give_way(
     pair: tuple[Sharer, Sharer], clock: ManualClock
 ) -> None:
     young, old = pair
-    assert not young.sweeper.make_room(1000)
+    assert not young.reaper.reclaim(1000)
     await clock.advance(5)
-    young.sweeper.sweep()
-    assert old.sweeper.sweep().dropped == ()
+    young.reaper.reap()
+    assert old.reaper.reap().dropped == ()
 
 
 def test_a_core_whose_own_data_is_the_oldest_drops_it_at_once(pair: tuple[Sharer, Sharer]) -> None:
     _, old = pair
-    old.budget.charge("segments", 1000)
+    old.quota.charge("segments", 1000)
     old.core.add(14, bundles=1, ingest_ns=START_NS - 10**12)
-    assert old.sweeper.make_room(1000)
+    assert old.reaper.reclaim(1000)
     assert 1 not in old.core.infos

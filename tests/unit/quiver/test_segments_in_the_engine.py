@@ -8,7 +8,7 @@ from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open
 from penstock.errors import PenstockError, Unavailable
 from penstock.objects import named_memory_store
 from penstock.quiver.engine import Quiver
-from penstock.quiver.offsets.external import AckNote, leave_note
+from penstock.quiver.offsets.external import ExternalAck, commit_offset
 from penstock.quiver.segments.source import LocalSegments, StoredSegments
 from penstock.testing.disk import FakeDisk, Survival
 
@@ -57,7 +57,7 @@ def test_a_segment_that_never_came_to_disk_leaves_no_number_out(how: str) -> Non
 def test_a_note_registers_a_reader_keeps_its_segments_and_lets_them_go() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock)
-    leave_note(disk, CORE, AckNote(subscriber="lake", through=0))
+    commit_offset(disk, CORE, ExternalAck(subscriber="lake", through=0))
     quiver.maintain()
     assert [each.name for each in quiver.subscribers()] == ["lake"]
     for first in (0, 10, 20):
@@ -65,7 +65,7 @@ def test_a_note_registers_a_reader_keeps_its_segments_and_lets_them_go() -> None
         quiver.flush()
     settle(quiver, clock)
     assert seqs(quiver) == [1, 2, 3]
-    leave_note(disk, CORE, AckNote(subscriber="lake", through=2))
+    commit_offset(disk, CORE, ExternalAck(subscriber="lake", through=2))
     settle(quiver, clock)
     assert seqs(quiver) == [3]
     assert [info.seq for info in LocalSegments(PATH, disk).infos()] == [3]
@@ -78,7 +78,7 @@ def test_a_note_waits_while_nobody_runs_the_directory() -> None:
     quiver.ingest(rows(0))
     quiver.ingest(rows(10))
     quiver.close()
-    leave_note(disk, CORE, AckNote(subscriber="lake", through=1))
+    commit_offset(disk, CORE, ExternalAck(subscriber="lake", through=1))
     again = open_quiver(disk, clock)
     settle(again, clock)
     assert seqs(again) == []

@@ -26,7 +26,7 @@ _READY: Final = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Lease:
     """One bundle in one consumer's hands until `expires_s`, on the monotonic clock."""
 
     subscriber: str
@@ -48,7 +48,7 @@ class _Waiting:
     due_s: float
 
 
-class ClaimTable:
+class LeaseTable:
     """The claims of one subscriber. Pure: the caller holds a lock and tells the time.
 
     Entries of the heaps are not removed when something else becomes of their bundle. They are recognised by
@@ -68,7 +68,7 @@ class ClaimTable:
     def __init__(self, *, newest_first: bool = False) -> None:
         self._newest_first = newest_first
         # In the order in which they were taken, which is that in which they run out: leases are all as long.
-        self._held: OrderedDict[BundleRef, Claim] = OrderedDict()
+        self._held: OrderedDict[BundleRef, Lease] = OrderedDict()
         self._waiting: dict[BundleRef, _Waiting] = {}
         self._deferred: list[tuple[float, BundleRef]] = []
         self._ready: list[tuple[int, int, BundleRef]] = []
@@ -169,14 +169,14 @@ class ClaimTable:
         waiting = self._waiting.get(ref)
         return (0, False) if waiting is None else (waiting.attempts, True)
 
-    def hold(self, claim: Claim) -> None:
+    def hold(self, claim: Lease) -> None:
         """The bundle is in somebody's hands."""
         self._waiting.pop(claim.ref, None)
         self._held[claim.ref] = claim
 
     # ---- taking back ---------------------------------------------------------------------------------
 
-    def end(self, claim: Claim, now_s: float) -> bool:
+    def end(self, claim: Lease, now_s: float) -> bool:
         """Take a claim out of the table; False when it ended before, by its lease or otherwise."""
         held = self._held.get(claim.ref)
         if held is None or held.token != claim.token or now_s >= held.expires_s:
@@ -223,11 +223,11 @@ class ClaimTable:
 class Resolver(Protocol):
     """Who takes the answers; `Deliveries` does."""
 
-    def ack(self, claim: Claim) -> bool: ...
-    def nack(self, claim: Claim, reason: str = "", *, retry_after_s: float | None = None) -> bool: ...
-    def reject(self, claim: Claim, reason: str = "", *, items: int = 0) -> bool: ...
-    def defer(self, claim: Claim, delay_s: float | None = None) -> bool: ...
-    def abandon(self, claim: Claim) -> None: ...
+    def ack(self, claim: Lease) -> bool: ...
+    def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool: ...
+    def reject(self, claim: Lease, reason: str = "", *, items: int = 0) -> bool: ...
+    def defer(self, claim: Lease, delay_s: float | None = None) -> bool: ...
+    def abandon(self, claim: Lease) -> None: ...
 
 
 class Bundle:
@@ -242,11 +242,11 @@ class Bundle:
     hands the bundle out again.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_resolver", "_told", "batch", "items")
+    __slots__ = ("__weakref__", "_claim", "_lease", "_resolver", "batch", "items")
 
-    def __init__(self, claim: Claim, batch: pa.RecordBatch, *, items: int, resolver: Resolver) -> None:
-        self._claim: Claim | None = claim
-        self._told = claim
+    def __init__(self, claim: Lease, batch: pa.RecordBatch, *, items: int, resolver: Resolver) -> None:
+        self._claim: Lease | None = claim
+        self._lease = claim
         self._resolver = resolver
         self.batch = batch
         """The rows. Zero-copy; they stay valid while referred to, also after the file is deleted."""
@@ -256,25 +256,25 @@ class Bundle:
     @property
     def ref(self) -> BundleRef:
         """Segment and place in it: unique within the core, and the same when it is delivered again."""
-        return self._told.ref
+        return self._lease.ref
 
     @property
     def signal(self) -> Signal:
-        return self._told.info.signal
+        return self._lease.info.signal
 
     @property
     def slot(self) -> int:
         """The kind of payload, by its number."""
-        return self._told.info.slot
+        return self._lease.info.slot
 
     @property
     def attempt(self) -> int:
         """1 for the first try."""
-        return self._told.attempt
+        return self._lease.attempt
 
     @property
     def subscriber(self) -> str:
-        return self._told.subscriber
+        return self._lease.subscriber
 
     @property
     def is_resolved(self) -> bool:
@@ -303,7 +303,7 @@ class Bundle:
         claim = self._answer()
         return claim is not None and self._resolver.defer(claim, wait_s)
 
-    def _answer(self) -> Claim | None:
+    def _answer(self) -> Lease | None:
         claim, self._claim = self._claim, None
         return claim
 

@@ -20,18 +20,18 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Rejected
 from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
-from penstock.quiver.delivery.leases import Claim, ClaimTable
+from penstock.quiver.delivery.leases import Lease, LeaseTable
 from penstock.quiver.errors import StaleClaim
 from penstock.quiver.metrics import DeliveryMetrics
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.state import Subscriber, SubscriberState
-from penstock.quiver.offsets.store import AckBook, Dropped, Reconciled
+from penstock.quiver.offsets.store import Dropped, RecoveryReport, SubscriptionStore
 
 _READ_FAILURES_MAX: Final = 3
 
 
-class Bell:
+class Notifier:
     """Rung when something changed. Threads wait under the lock; tasks listen first, then look, then wait.
 
     A thread that waits gives the lock up in the same step, so whoever changes something under the lock and
@@ -44,7 +44,7 @@ class Bell:
         self._changed = threading.Condition(lock)
         self._listening: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody who waits or listens. The caller holds the lock."""
         self._changed.notify_all()
         for heard, loop in self._listening.items():
@@ -106,36 +106,36 @@ class Deliveries:
 
     def __init__(
         self,
-        book: AckBook,
+        offsets: SubscriptionStore,
         settings: DeliverySettings | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random = SYSTEM_RNG,
         registry: Registry = DEFAULT_REGISTRY,
     ) -> None:
-        self._book = book
+        self._offsets = offsets
         self._settings = settings if settings is not None else DeliverySettings()
         self._clock = clock
         self._rng = rng
         self.metrics = DeliveryMetrics(registry)
-        self._tables: dict[str, ClaimTable] = {}
+        self._tables: dict[str, LeaseTable] = {}
         self._token = 0
         self._read_failures: dict[int, int] = {}
-        self._abandoned: deque[Claim] = deque()
-        self._bell = Bell(book.lock, clock)
+        self._abandoned: deque[Lease] = deque()
+        self._notifier = Notifier(offsets.lock, clock)
         self._is_closed = False
-        book.listen(self._bell.ring)
+        offsets.on_change(self._notifier.notify)
 
     # ---- handing out ---------------------------------------------------------------------------------
 
-    def next(self, name: str, now_s: float | None = None) -> Claim | None:
+    def next(self, name: str, now_s: float | None = None) -> Lease | None:
         """A claim on the next bundle, or None when there is none to be had now.
 
         Raises `UnknownSubscriber`, and `Rejected` when the subscriber was never activated.
         """
-        with self._book.lock:
+        with self._offsets.lock:
             now_s = self._now_s() if now_s is None else now_s
-            entry = self._book.entry(name)
+            entry = self._offsets.entry(name)
             if entry.state in (SubscriberState.REGISTERED, SubscriberState.ORPHANED):
                 raise Rejected(f"subscriber {name!r} is {entry.state.name.lower()}; activate it first")
             if entry.state is not SubscriberState.ACTIVE or self._is_closed:
@@ -144,18 +144,18 @@ class Deliveries:
             table = self._table(name)
             if table.in_flight >= self._settings.max_in_flight:
                 return None
-            chosen = table.choose(entry.progress, *self._book.segments)
+            chosen = table.choose(entry.progress, *self._offsets.segments)
             return None if chosen is None else self._hold(name, *chosen, now_s)
 
-    def claim(self, name: str, ref: BundleRef) -> Claim:
+    def claim(self, name: str, ref: BundleRef) -> Lease:
         """A claim on this very bundle, whatever its turn.
 
         Raises `StaleClaim` when it is resolved, is in somebody's hands or does not exist.
         """
-        with self._book.lock:
+        with self._offsets.lock:
             now_s = self._now_s()
             self._expire(now_s)
-            entry, info = self._book.entry(name), self._book.info(ref.segment_seq)
+            entry, info = self._offsets.entry(name), self._offsets.info(ref.segment_seq)
             before = self._table(name).attempts(ref)
             if info is None or not 0 <= ref.bundle < info.bundle_count or entry.progress.is_resolved(ref):
                 raise StaleClaim(
@@ -167,11 +167,11 @@ class Deliveries:
                 )
             return self._hold(name, ref, *before, now_s)
 
-    def _hold(self, name: str, ref: BundleRef, attempts: int, again: bool, now_s: float) -> Claim:
+    def _hold(self, name: str, ref: BundleRef, attempts: int, again: bool, now_s: float) -> Lease:
         self._token += 1
-        info = self._book.info(ref.segment_seq)
+        info = self._offsets.info(ref.segment_seq)
         assert info is not None
-        claim = Claim(
+        claim = Lease(
             subscriber=name,
             ref=ref,
             token=self._token,
@@ -188,26 +188,26 @@ class Deliveries:
     def _now_s(self) -> float:
         return self._clock.monotonic()
 
-    def _table(self, name: str) -> ClaimTable:
+    def _table(self, name: str) -> LeaseTable:
         table = self._tables.get(name)
         if table is None:
-            table = self._tables[name] = ClaimTable(newest_first=self._settings.newest_first)
+            table = self._tables[name] = LeaseTable(newest_first=self._settings.newest_first)
         return table
 
     # ---- answers -------------------------------------------------------------------------------------
 
-    def ack(self, claim: Claim) -> bool:
+    def ack(self, claim: Lease) -> bool:
         """The bundle was taken. False, and nothing is recorded, when the claim had ended."""
         return self._resolve(claim, Outcome.ACK)
 
-    def reject(self, claim: Claim, reason: str = "", *, items: int = 0) -> bool:
+    def reject(self, claim: Lease, reason: str = "", *, items: int = 0) -> bool:
         """The bundle cannot be taken, now or ever; it is not handed out again. False as for `ack`."""
         if not self._resolve(claim, Outcome.REJECTED):
             return False
         self._count_rejected(claim, "rejected", items)
         return True
 
-    def nack(self, claim: Claim, reason: str = "", *, retry_after_s: float | None = None) -> bool:
+    def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool:
         """The bundle could not be taken; hand it out again later, after `retry_after_s` at least.
 
         False as for `ack`. With a limit to the attempts the last of them rejects the bundle.
@@ -218,27 +218,27 @@ class Deliveries:
                 return False
             self._count_rejected(claim, "attempts", 0)
             return True
-        with self._book.lock:
+        with self._offsets.lock:
             if not self._end(claim):
                 return False
-            self._book.resolve(claim.subscriber, claim.ref, Outcome.NACK, attempt=claim.attempt)
+            self._offsets.resolve(claim.subscriber, claim.ref, Outcome.NACK, attempt=claim.attempt)
             wait_s = max(self._backoff_s(claim.attempt), retry_after_s or 0.0)
             self._put_off(claim, claim.attempt, wait_s)
         self.metrics.nacks.inc(subscriber=claim.subscriber)
         return True
 
-    def defer(self, claim: Claim, delay_s: float | None = None) -> bool:
+    def defer(self, claim: Lease, delay_s: float | None = None) -> bool:
         """Hand the bundle out again after a while, as if it had not been tried. False as for `ack`."""
-        with self._book.lock:
+        with self._offsets.lock:
             if not self._end(claim):
                 return False
             delay_s = self._settings.retry_initial_s if delay_s is None else delay_s
             self._put_off(claim, claim.attempt - 1, delay_s)
             return True
 
-    def read_failed(self, claim: Claim) -> bool:
+    def read_failed(self, claim: Lease) -> bool:
         """The bundle could not be read: it goes back. True when its segment should be set aside."""
-        with self._book.lock:
+        with self._offsets.lock:
             if not self._end(claim):
                 return False
             seq = claim.ref.segment_seq
@@ -246,17 +246,17 @@ class Deliveries:
             self._put_off(claim, claim.attempt - 1, self._backoff_s(failures))
             return failures >= _READ_FAILURES_MAX
 
-    def abandon(self, claim: Claim) -> None:
+    def abandon(self, claim: Lease) -> None:
         """The consumer forgot about its bundle. Takes no lock: it may be called in the middle of anything."""
         self._abandoned.append(claim)
 
     def ack_segment(self, name: str, seq: int) -> bool:
         """Every bundle of a segment was taken. False when there was nothing left to record."""
-        with self._book.lock:
-            done = self._book.resolve(name, seq, Outcome.ACK)
+        with self._offsets.lock:
+            done = self._offsets.resolve(name, seq, Outcome.ACK)
             if done:
                 self._table(name).forget_segment(seq)
-                self._bell.ring()
+                self._notifier.notify()
             return done
 
     def ack_through(self, name: str, through: int) -> int:
@@ -264,46 +264,46 @@ class Deliveries:
 
         Whoever has such news is there: if the subscriber counted as an orphan, it is active again.
         """
-        with self._book.lock:
-            known = [info.seq for info in self._book.infos() if info.seq <= through]
+        with self._offsets.lock:
+            known = [info.seq for info in self._offsets.infos() if info.seq <= through]
             news = sum(self.ack_segment(name, seq) for seq in known)
-            if news and self._book.entry(name).state is SubscriberState.ORPHANED:
-                self._book.activate(name)
+            if news and self._offsets.entry(name).state is SubscriberState.ORPHANED:
+                self._offsets.activate(name)
             return news
 
-    def _resolve(self, claim: Claim, outcome: Outcome) -> bool:
-        with self._book.lock:
+    def _resolve(self, claim: Lease, outcome: Outcome) -> bool:
+        with self._offsets.lock:
             if not self._end(claim):
                 return False
-            self._book.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
+            self._offsets.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
             self._read_failures.pop(claim.ref.segment_seq, None)
             # Somebody may wait because so much was in flight.
             if self._table(claim.subscriber).in_flight + 1 >= self._settings.max_in_flight:
-                self._bell.ring()
+                self._notifier.notify()
             return True
 
-    def _end(self, claim: Claim) -> bool:
+    def _end(self, claim: Lease) -> bool:
         table = self._tables.get(claim.subscriber)
         # Its subscriber may be gone, and its table not yet.
-        if table is None or not self._book.has(claim.subscriber) or not table.end(claim, self._now_s()):
+        if table is None or not self._offsets.has(claim.subscriber) or not table.end(claim, self._now_s()):
             self.metrics.stale_claims.inc(subscriber=claim.subscriber)
             return False
         return True
 
-    def _put_off(self, claim: Claim, attempts: int, delay_s: float) -> None:
+    def _put_off(self, claim: Lease, attempts: int, delay_s: float) -> None:
         table = self._table(claim.subscriber)
         if delay_s > 0:
             table.put_off(claim.ref, attempts, self._now_s() + delay_s)
         else:
             table.put_back(claim.ref, attempts)
-        self._bell.ring()
+        self._notifier.notify()
 
     def _backoff_s(self, attempt: int) -> float:
         settings = self._settings
         longest = settings.retry_initial_s * settings.retry_multiplier ** min(attempt - 1, 60)
         return min(longest, settings.retry_max_s) * self._rng.uniform(0.5, 1.0)
 
-    def _count_rejected(self, claim: Claim, reason: str, items: int) -> None:
+    def _count_rejected(self, claim: Lease, reason: str, items: int) -> None:
         labels = {"reason": reason, "signal": claim.info.signal.value}
         self.metrics.lost_bundles.labels(**labels).inc()
         self.metrics.lost_items.labels(**labels).inc(items)
@@ -312,10 +312,10 @@ class Deliveries:
 
     def expire(self, now_s: float | None = None) -> int:
         """Take back claims whose lease ran out and let go what is due; how many bundles that was."""
-        with self._book.lock:
+        with self._offsets.lock:
             back = self._expire(self._now_s() if now_s is None else now_s)
             if back:
-                self._bell.ring()
+                self._notifier.notify()
             return back
 
     def _expire(self, now_s: float) -> int:
@@ -328,32 +328,32 @@ class Deliveries:
                 back += 1  # not due yet, but there is room in flight, and a time to wake up at
         return back + sum(table.expire(now_s) for table in self._tables.values())
 
-    def take(self, name: str, timeout_s: float | None = None) -> Claim | None:
+    def take(self, name: str, timeout_s: float | None = None) -> Lease | None:
         """As `next`, waiting for something to come; None when the time is over or all is closed."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
-        with self._book.lock:
+        with self._offsets.lock:
             while True:
                 claim = self.next(name)
                 wait_s = self._wait_s(name, deadline_s)
                 if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
                     return claim
-                self._bell.wait(wait_s)
+                self._notifier.wait(wait_s)
 
-    async def take_async(self, name: str, timeout_s: float | None = None) -> Claim | None:
+    async def take_async(self, name: str, timeout_s: float | None = None) -> Lease | None:
         """As `take`, without blocking the event loop."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         while True:
             # Listening begins before the look: what comes between the look and the wait is heard.
-            with self._bell.listening() as heard:
+            with self._notifier.listening() as heard:
                 claim = self.next(name)
                 wait_s = self._wait_s(name, deadline_s)
                 if claim is not None or self._is_closed or (wait_s is not None and wait_s <= 0):
                     return claim
-                await self._bell.wait_async(heard, wait_s)
+                await self._notifier.wait_async(heard, wait_s)
 
     def _wait_s(self, name: str, deadline_s: float | None) -> float | None:
         """How long nothing can happen but news: to the deadline, or to the next lease or due time."""
-        with self._book.lock:
+        with self._offsets.lock:
             now_s = self._now_s()
             self._expire(now_s)  # what is due for somebody who is given nothing is no event
             event_s = self._table(name).next_event_s()
@@ -364,15 +364,15 @@ class Deliveries:
 
     def close(self) -> None:
         """Whoever waits gets nothing, and so does everybody who asks from now on. Answers are still taken."""
-        with self._book.lock:
+        with self._offsets.lock:
             self._is_closed = True
-            self._bell.ring()
+            self._notifier.notify()
 
     # ---- segments ------------------------------------------------------------------------------------
 
     def claimed_segments(self) -> set[int]:
         """Segments of which somebody holds a bundle."""
-        with self._book.lock:
+        with self._offsets.lock:
             return {seq for table in self._tables.values() for seq in table.held_segments()}
 
     def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
@@ -380,11 +380,11 @@ class Deliveries:
 
         `force` takes it out of their hands: for a file that cannot be read anyway. Counts what was lost.
         """
-        with self._book.lock:
+        with self._offsets.lock:
             self._expire(self._now_s())
-            if self._book.info(seq) is None or (not force and seq in self.claimed_segments()):
+            if self._offsets.info(seq) is None or (not force and seq in self.claimed_segments()):
                 return None
-            dropped = self._book.drop(seq, outcome)
+            dropped = self._offsets.drop(seq, outcome)
             self._forget(seq)
         self._count_dropped(dropped, reason)
         return dropped
@@ -418,7 +418,7 @@ class Deliveries:
         for one in dropped:
             self._count_dropped(one, reason)
 
-    def count_found(self, found: Reconciled) -> None:
+    def count_found(self, found: RecoveryReport) -> None:
         """Count everything that a start gave up."""
         self.count_losses(found.corrupt, "corrupt")
         self.count_losses(found.expired, "age")
@@ -429,12 +429,12 @@ class Deliveries:
 
     def unregister(self, name: str) -> Subscriber:
         """Forget a subscriber, durably, and what it holds; what it had not taken counts as dropped."""
-        with self._book.lock:
+        with self._offsets.lock:
             # In one step: somebody of the same name may register before the disk has it.
-            gone = self._book.leave(name)
+            gone = self._offsets.leave(name)
             self._tables.pop(name, None)
             self.metrics.clear(name)
-        self._book.confirm_leave(name)
+        self._offsets.confirm_leave(name)
         self.metrics.dropped_segments.inc(gone.pending_segments, subscriber=name)
         return gone
 
@@ -442,14 +442,14 @@ class Deliveries:
 
     def subscriber(self, name: str) -> Subscriber:
         """A subscriber as it is now. Raises `UnknownSubscriber`."""
-        with self._book.lock:
-            seen, table = self._book.subscriber(name), self._table(name)
+        with self._offsets.lock:
+            seen, table = self._offsets.subscriber(name), self._table(name)
             return replace(seen, in_flight=table.in_flight, deferred=table.deferred)
 
     def subscribers(self) -> list[Subscriber]:
         """All subscribers, by name."""
-        with self._book.lock:
-            return [self.subscriber(name) for name in self._book.names()]
+        with self._offsets.lock:
+            return [self.subscriber(name) for name in self._offsets.names()]
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
@@ -462,9 +462,9 @@ class Deliveries:
             self.metrics.gap_segments.set(one.gap_segments, subscriber=one.name)
             self.metrics.in_flight.set(one.in_flight, subscriber=one.name)
             self.metrics.deferred.set(one.deferred, subscriber=one.name)
-        self.metrics.log_bytes.set(self._book.log_bytes)
-        self.metrics.log_records.set(self._book.records)
-        self.metrics.since_checkpoint.set(self._book.since_checkpoint)
+        self.metrics.log_bytes.set(self._offsets.log_bytes)
+        self.metrics.log_records.set(self._offsets.records)
+        self.metrics.since_checkpoint.set(self._offsets.since_checkpoint)
 
 
 def _items_of(info: SegmentInfo, bundles: int) -> int:

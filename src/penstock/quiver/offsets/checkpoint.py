@@ -1,8 +1,8 @@
 """A summary of the offset log, so that a start need not read all of it.
 
     QUIVER\\0C | u16 version | u16 header bytes | u64 generation | u64 last number | u64 next segment
-    | u64 next entry | u64 abandoned | u32 subscribers | u32 absent ranges | u32 doomed
-    | absent ranges … | doomed … | subscribers … | u64 xxh3
+    | u64 next entry | u64 abandoned | u32 subscribers | u32 absent ranges | u32 tombstoned
+    | absent ranges … | tombstoned … | subscribers … | u64 xxh3
 
 `checkpoint` is the newest, `checkpoint.1` the one before. `docs/formats/quiver-acks.md` has the tables.
 """
@@ -66,7 +66,7 @@ class CheckpointState:
     """Segments up to this one need no subscriber to be let go: the last one left when they were there."""
     absent: tuple[tuple[int, int], ...] = ()
     """Numbers of segments that are gone or never were, above the lowest mark."""
-    doomed: tuple[int, ...] = ()
+    tombstoned: tuple[int, ...] = ()
     """Segments that everybody is done with and whose files may still be there."""
     subscribers: tuple[CheckpointEntry, ...] = ()
 
@@ -95,12 +95,12 @@ def encode_checkpoint(state: CheckpointState) -> bytes:
             state.abandoned_through,
             len(state.subscribers),
             len(state.absent),
-            len(state.doomed),
+            len(state.tombstoned),
         ),
         logged,
     ]
     parts += [_RANGE.pack(*span) for span in state.absent]
-    parts += [_SEQ.pack(seq) for seq in state.doomed]
+    parts += [_SEQ.pack(seq) for seq in state.tombstoned]
     for entry in state.subscribers:
         parts += _encode_entry(entry)
     body = b"".join(parts)
@@ -153,9 +153,19 @@ class _Reader:
         self._logged = _LOGGED.unpack_from(data, _HEAD.size) if has_logged else (0, 0)
 
     def state(self, head: tuple[int, ...]) -> CheckpointState:
-        _, _, _, generation, last_number, next_segment_seq, next_wal_seq, abandoned, subs, spans, doomed = (
-            head
-        )
+        (
+            _,
+            _,
+            _,
+            generation,
+            last_number,
+            next_segment_seq,
+            next_wal_seq,
+            abandoned,
+            subs,
+            spans,
+            tombstoned,
+        ) = head
         return CheckpointState(
             generation=generation,
             last_number=last_number,
@@ -165,7 +175,7 @@ class _Reader:
             logged_seq=self._logged[1],
             abandoned_through=abandoned,
             absent=self._spans(spans),
-            doomed=tuple(self._take(_SEQ)[0] for _ in range(doomed)),
+            tombstoned=tuple(self._take(_SEQ)[0] for _ in range(tombstoned)),
             subscribers=tuple(self._entry() for _ in range(subs)),
         )
 

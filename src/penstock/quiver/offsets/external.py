@@ -47,14 +47,14 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AckNote:
+class ExternalAck:
     """`subscriber` is done with every segment up to and including `through`; 0 is before the first."""
 
     subscriber: str
     through: int
 
 
-def leave_note(fs: FileSystem, core_dir: str, note: AckNote) -> None:
+def commit_offset(fs: FileSystem, core_dir: str, note: ExternalAck) -> None:
     """Put a note into the box of one core; durable on return.
 
     A note that says less than the one that is there changes nothing. Raises `InvalidInput` for a name that
@@ -64,14 +64,14 @@ def leave_note(fs: FileSystem, core_dir: str, note: AckNote) -> None:
     box, staging = _box(core_dir), _staging(core_dir)
     fs.make_dirs(box)
     fs.make_dirs(staging)
-    there = read_note(fs, core_dir, note.subscriber)
+    there = read_external_ack(fs, core_dir, note.subscriber)
     if there is not None and there.through >= note.through:
         return
     text = _ENCODER.encode(_Note(format=_FORMAT, subscriber=note.subscriber, through=note.through))
     write_durably(fs, os.path.join(box, _file_name(note.subscriber)), [text], staging=staging)
 
 
-def read_note(fs: FileSystem, core_dir: str, subscriber: str) -> AckNote | None:
+def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> ExternalAck | None:
     """The note of one subscriber; None when there is none that can be read."""
     try:
         return _decode(fs.read(os.path.join(_box(core_dir), _file_name(subscriber))), subscriber)
@@ -79,14 +79,14 @@ def read_note(fs: FileSystem, core_dir: str, subscriber: str) -> AckNote | None:
         return None
 
 
-def remove_note(fs: FileSystem, core_dir: str, subscriber: str) -> None:
+def remove_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> None:
     """Take the note of a subscriber out of the box, if there is one; durable on return."""
     with contextlib.suppress(NotFound):
         fs.unlink(os.path.join(_box(core_dir), _file_name(subscriber)))
         fs.sync_dir(_box(core_dir))
 
 
-class AckInbox:
+class ExternalAcks:
     """The box as the writer of the directory sees it."""
 
     def __init__(self, fs: FileSystem, core_dir: str) -> None:
@@ -94,12 +94,12 @@ class AckInbox:
         self._box = _box(core_dir)
         self._seen: dict[str, bytes] = {}
 
-    def take(self) -> list[AckNote]:
+    def take(self) -> list[ExternalAck]:
         """Every note that changed since the last call, by subscriber; after a start, every note.
 
         One that cannot be read is reported in the log once and passed over.
         """
-        notes: list[AckNote] = []
+        notes: list[ExternalAck] = []
         there = self._fs.list_files(self._box)
         for gone in self._seen.keys() - {name for name, _ in there}:
             del self._seen[gone]
@@ -111,7 +111,7 @@ class AckInbox:
                 notes.append(note)
         return notes
 
-    def _changed(self, name: str) -> AckNote | None:
+    def _changed(self, name: str) -> ExternalAck | None:
         try:
             data = self._fs.read(os.path.join(self._box, name))
         except NotFound:
@@ -129,14 +129,14 @@ class AckInbox:
             return None
 
 
-def _decode(data: bytes, subscriber: str) -> AckNote:
+def _decode(data: bytes, subscriber: str) -> ExternalAck:
     try:
         note = _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the note of {subscriber!r} cannot be read: {error}") from error
     if note.format != _FORMAT or note.subscriber != subscriber or note.through < 0:
         raise Corrupt(f"the note of {subscriber!r} is of another format or of another subscriber")
-    return AckNote(subscriber=note.subscriber, through=note.through)
+    return ExternalAck(subscriber=note.subscriber, through=note.through)
 
 
 def _box(core_dir: str) -> str:

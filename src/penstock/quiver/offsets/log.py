@@ -22,9 +22,9 @@ from penstock.errors import Conflict, PenstockError, StorageFull
 from penstock.quiver.errors import Closed
 from penstock.quiver.logged_file import read_logged
 from penstock.quiver.offsets.checkpoint import CHECKPOINT, CheckpointState, load_checkpoint, store_checkpoint
-from penstock.quiver.offsets.log_files import AckLog, LogFileInfo, list_logs, read_log
+from penstock.quiver.offsets.log_files import LogFileInfo, OffsetLogWriter, list_logs, read_log
 from penstock.quiver.offsets.records import Outcome, RecordKind, name_parts
-from penstock.quiver.offsets.state import AckState, Gone, SubscriberEntry
+from penstock.quiver.offsets.state import Gone, OffsetState, SubscriberEntry
 from penstock.storage import FileSystem, stage
 
 _LOGGER = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _AGAIN_S: Final = 1.0
 class Replayed:
     """What was read back, and from where."""
 
-    state: AckState
+    state: OffsetState
     files: list[LogFileInfo]
     last_number: int
     checkpoint_number: int
@@ -52,7 +52,7 @@ class Replayed:
 class _Pass:
     """One way through the log."""
 
-    state: AckState
+    state: OffsetState
     last_number: int
     records: int = 0
     lost: int = 0
@@ -69,7 +69,7 @@ def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Repl
     if loaded.damage and keep_evidence:
         _keep_evidence(fs, core_dir, meta_dir, [CHECKPOINT, f"{CHECKPOINT}.1"])
     start = loaded.state.last_number if loaded.state is not None else 0
-    going = _Pass(AckState.restore(loaded.state) if loaded.state is not None else AckState(), start)
+    going = _Pass(OffsetState.restore(loaded.state) if loaded.state is not None else OffsetState(), start)
     files: list[LogFileInfo] = []
     for file in list_logs(fs, ack_dir):
         problems = _replay_file(fs, os.path.join(ack_dir, file.name), going)
@@ -139,7 +139,7 @@ def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AckSettings:
+class OffsetLogSettings:
     """When the log is synced and when it is summed up."""
 
     flush_interval_s: float = 0.1
@@ -148,8 +148,8 @@ class AckSettings:
     checkpoint_interval_s: float = 60.0
 
 
-class AckJournal:
-    """Appending under the lock of the book, writing outside of it.
+class OffsetLog:
+    """Appending under the lock of the offsets, writing outside of it.
 
     `save` gives the state to put into a checkpoint: generation and last number go in, and whoever answers
     holds the lock so that nothing is appended meanwhile. `repeat` appends the definition of every subscriber.
@@ -160,7 +160,7 @@ class AckJournal:
         fs: FileSystem,
         core_dir: str,
         replayed: Replayed,
-        settings: AckSettings,
+        settings: OffsetLogSettings,
         clock: Clock,
         *,
         save: Callable[[int, Callable[[], int]], CheckpointState],
@@ -172,7 +172,7 @@ class AckJournal:
         self._clock = clock
         self._save = save
         self._repeat = repeat
-        self._log = AckLog(
+        self._log = OffsetLogWriter(
             fs, os.path.join(core_dir, "ack"), files=replayed.files, next_number=replayed.last_number + 1
         )
         self._log.trust(replayed.checkpoint_number)

@@ -28,8 +28,8 @@ from penstock.errors import NotFound, PenstockError, StorageFull
 from penstock.quiver.errors import Closed
 from penstock.quiver.offsets.records import (
     RECORD_BYTES,
-    AckRecord,
     NamePart,
+    OffsetRecord,
     Record,
     decode_records,
     encode_record,
@@ -108,7 +108,7 @@ def read_log(view: FileView) -> Iterator[Record | None]:
         yield from decode_records(view.read(start, min(len(view), start + _CHUNK_BYTES)))
 
 
-class AckLog:
+class OffsetLogWriter:
     """The log as one process writes it. Any thread may call any method.
 
     `synced_number` is the last number that a successful sync covers: what may be relied on after a power cut.
@@ -171,7 +171,7 @@ class AckLog:
     ) -> int:
         """Add a record, in memory; its number."""
         with self._lock:
-            record = AckRecord(
+            record = OffsetRecord(
                 kind=kind,
                 outcome=outcome,
                 subscriber=subscriber,

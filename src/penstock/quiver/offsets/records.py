@@ -59,7 +59,7 @@ class Outcome(enum.IntEnum):
         return self is not Outcome.NACK
 
 
-class AckRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Any record but a part of a name. `outcome` is a state for kinds 1 and 5, a reason for kind 3."""
 
     kind: int
@@ -81,7 +81,7 @@ class NamePart(msgspec.Struct, frozen=True, kw_only=True):
     number: int
 
 
-Record: TypeAlias = AckRecord | NamePart
+Record: TypeAlias = OffsetRecord | NamePart
 
 
 def encode_record(record: Record) -> bytes:
@@ -111,7 +111,7 @@ def decode_record(data: bytes | memoryview) -> Record | None:
         _, part, subscriber, text, number = _NAME.unpack(body)
         return NamePart(subscriber=subscriber, part=part, text=text.rstrip(b"\0"), number=number)
     kind, outcome, subscriber, segment_seq, bundle, attempt, ts_ns, number = _RECORD.unpack(body)
-    return AckRecord(
+    return OffsetRecord(
         kind=kind,
         outcome=outcome,
         subscriber=subscriber,

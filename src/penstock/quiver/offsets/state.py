@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointEntry, CheckpointState
 from penstock.quiver.offsets.progress import BUNDLES_MAX, Bitmap, Progress, Ranges
-from penstock.quiver.offsets.records import WHOLE_SEGMENT, AckRecord, NamePart, Outcome, Record, RecordKind
+from penstock.quiver.offsets.records import WHOLE_SEGMENT, NamePart, OffsetRecord, Outcome, Record, RecordKind
 
 SUBSCRIBERS_MAX: Final = 65_536
 """A subscriber's index is stored in two bytes."""
@@ -52,7 +52,7 @@ def check_name(name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class SubscriberEntry:
-    """A subscriber as the book keeps it."""
+    """A subscriber as the store keeps it."""
 
     index: int
     name: str
@@ -99,11 +99,11 @@ class Gone(enum.IntEnum):
 class _Definition:
     """A subscriber whose name has not been read to its end."""
 
-    record: AckRecord
+    record: OffsetRecord
     name: bytes = b""
 
 
-class AckState:
+class OffsetState:
     """The state of all subscribers of one core.
 
     `known` are the numbers of the segments that exist, rising. Segments are made known in rising order, so a
@@ -115,7 +115,7 @@ class AckState:
         self.known: list[int] = []
         self.infos: dict[int, SegmentInfo] = {}
         self.absent = Ranges()
-        self.doomed: dict[int, int] = {}
+        self.tombstoned: dict[int, int] = {}
         """Segments to be removed, by number; the record that says so."""
         self.highest_seq = 0
         self.next_wal_seq = 0
@@ -131,14 +131,14 @@ class AckState:
     # ---- out of a checkpoint, into a checkpoint ------------------------------------------------------
 
     @classmethod
-    def restore(cls, saved: CheckpointState) -> AckState:
+    def restore(cls, saved: CheckpointState) -> OffsetState:
         state = cls()
         state.highest_seq = saved.next_segment_seq - 1
         state.next_wal_seq = saved.next_wal_seq
         state.logged_end, state.logged_seq = saved.logged_end, saved.logged_seq
         state.abandoned_through = saved.abandoned_through
         state.absent = Ranges(saved.absent)
-        state.doomed = dict.fromkeys(saved.doomed, saved.last_number)
+        state.tombstoned = dict.fromkeys(saved.tombstoned, saved.last_number)
         for entry in saved.subscribers:
             progress = Progress(
                 entry.hwm,
@@ -169,7 +169,7 @@ class AckState:
             logged_seq=self.logged_seq,
             abandoned_through=self.abandoned_through,
             absent=tuple(self.absent),
-            doomed=tuple(sorted(self.doomed)),
+            tombstoned=tuple(sorted(self.tombstoned)),
             subscribers=tuple(_saved(entry) for entry in self.subscribers.values()),
         )
 
@@ -204,7 +204,7 @@ class AckState:
         self.logged_seq = max(self.logged_seq, seq)
         self.next_wal_seq = max(self.next_wal_seq, seq + 1)
 
-    def _apply_outcome(self, record: AckRecord) -> None:
+    def _apply_outcome(self, record: OffsetRecord) -> None:
         entry = self._by_index.get(record.subscriber)
         if entry is None or record.outcome not in _OUTCOMES:
             self.unknown_subscribers += entry is None
@@ -241,10 +241,10 @@ class AckState:
                 # Nothing else remembers since when: from the first time that it was told.
                 entry.orphaned_ns = record.ts_ns
 
-    def _apply_deleted(self, record: AckRecord) -> None:
+    def _apply_deleted(self, record: OffsetRecord) -> None:
         self.absent.add(record.segment_seq, _segment_of(record))
         if record.outcome == Gone.DELETED:
-            self.doomed[record.segment_seq] = record.number
+            self.tombstoned[record.segment_seq] = record.number
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
@@ -301,8 +301,8 @@ class AckState:
         segments that were there, whether or not the log ever spoke of them.
         """
         found = {info.seq: info for info in infos}
-        self.doomed = {seq: number for seq, number in self.doomed.items() if seq in found}
-        self.infos = {seq: info for seq, info in found.items() if seq not in self.doomed}
+        self.tombstoned = {seq: number for seq, number in self.tombstoned.items() if seq in found}
+        self.infos = {seq: info for seq, info in found.items() if seq not in self.tombstoned}
         self.known = sorted(self.infos)
         self.highest_seq = max(self.highest_seq, *found, *lost, *self.marks(), 0)
         for seq in self.known:
@@ -340,7 +340,7 @@ class AckState:
 
     def is_awaited(self, seq: int, bundle_count: int) -> bool:
         """Whether somebody needs this segment, which need not be there; nobody being there yet counts too."""
-        if seq in self.absent or seq in self.doomed:
+        if seq in self.absent or seq in self.tombstoned:
             return False
         if not self.subscribers:
             return seq > self.abandoned_through
@@ -384,12 +384,12 @@ class AckState:
             return False
         return not self.outstanding(seq)
 
-    def doom(self, seq: int, number: int) -> None:
+    def mark_deleted(self, seq: int, number: int) -> None:
         """The segment is going to be removed; from here on it is absent."""
         del self.infos[seq]
         del self.known[bisect.bisect_left(self.known, seq)]
         self.absent.add(seq)
-        self.doomed[seq] = number
+        self.tombstoned[seq] = number
         for entry in self.subscribers.values():
             entry.progress.advance(self.known, self.highest_seq)
         self.trim()
@@ -413,7 +413,7 @@ class AckState:
 _OUTCOMES = frozenset(Outcome)
 
 
-def _segment_of(record: AckRecord) -> int:
+def _segment_of(record: OffsetRecord) -> int:
     """The highest segment number that a record speaks of."""
     if record.kind == RecordKind.DELETED:
         return record.segment_seq + max((record.attempt << 32) + record.bundle, 1) - 1
@@ -443,7 +443,7 @@ def _saved(entry: SubscriberEntry) -> CheckpointEntry:
     )
 
 
-def view_of(state: AckState, entry: SubscriberEntry) -> Subscriber:
+def view_of(state: OffsetState, entry: SubscriberEntry) -> Subscriber:
     """A subscriber as it is now."""
     progress = entry.progress
     beyond = state.known[state.place_behind(progress.hwm) :]

@@ -3,8 +3,8 @@
 What becomes durable when:
 
 - an outcome, with the next `sync`; until then a crash only delivers again;
-- a deletion: `doom` records it, `sync` makes the record and every outcome before it durable, and only then
-  does `deletable` name the segment. No other file may be removed.
+- a deletion: `mark_deleted` records it, `sync` makes the record and every outcome before it durable, and only
+  then does `removable` name the segment. No other file may be removed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.errors import InvalidInput, PenstockError
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointState
-from penstock.quiver.offsets.external import remove_note
-from penstock.quiver.offsets.log import AckJournal, AckSettings, replay
+from penstock.quiver.offsets.external import remove_external_ack
+from penstock.quiver.offsets.log import OffsetLog, OffsetLogSettings, replay
 from penstock.quiver.offsets.progress import Ranges
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome
 from penstock.quiver.offsets.state import (
-    AckState,
     Gone,
+    OffsetState,
     Subscriber,
     SubscriberEntry,
     SubscriberState,
@@ -54,7 +54,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciled:
+class RecoveryReport:
     """What a start found that did not fit."""
 
     missing: tuple[tuple[int, int], ...] = ()
@@ -66,67 +66,67 @@ class Reconciled:
     """Bundles that were accepted and are neither in a segment nor in the log."""
 
 
-def record_losses(
-    state: AckState,
-    journal: AckJournal,
+def record_missing(
+    state: OffsetState,
+    log: OffsetLog,
     holes: Iterable[tuple[int, int]],
-    aside: Mapping[int, SegmentInfo | None],
-) -> Reconciled:
+    quarantined_infos: Mapping[int, SegmentInfo | None],
+) -> RecoveryReport:
     """Record the numbers in `holes` as dropped: those in `aside` as corrupt, the others as missing.
 
-    The caller holds the lock of the book.
+    The caller holds the lock of the offsets.
     """
-    set_aside = Ranges((seq, seq) for seq in aside)
+    quarantined = Ranges((seq, seq) for seq in quarantined_infos)
     corrupt: list[Dropped] = []
     missing: list[tuple[int, int]] = []
     for first, last in holes:
-        inside = [seq for seq in sorted(aside) if first <= seq <= last]
-        corrupt += [_record_corrupt(state, journal, seq, aside[seq]) for seq in inside]
-        missing += set_aside.missing(first, last)
+        inside = [seq for seq in sorted(quarantined_infos) if first <= seq <= last]
+        corrupt += [_record_corrupt(state, log, seq, quarantined_infos[seq]) for seq in inside]
+        missing += quarantined.missing(first, last)
     for first, last in missing:
-        _record_missing(state, journal, first, last)
-    return Reconciled(missing=tuple(missing), corrupt=tuple(corrupt))
+        _record_hole(state, log, first, last)
+    return RecoveryReport(missing=tuple(missing), corrupt=tuple(corrupt))
 
 
-def _record_corrupt(state: AckState, journal: AckJournal, seq: int, info: SegmentInfo | None) -> Dropped:
+def _record_corrupt(state: OffsetState, log: OffsetLog, seq: int, info: SegmentInfo | None) -> Dropped:
     missed: dict[str, int] = {}
     for entry in state.subscribers.values():
         done = entry.progress.resolved_in(seq)
         if entry.progress.resolve_segment(seq):
             bundles = missed[entry.name] = 0 if info is None else info.bundle_count - done
             entry.counters[Outcome.DROPPED] += bundles
-            journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
-    journal.append_gone(seq, seq, Gone.CORRUPT)
+            log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
+    log.append_gone(seq, seq, Gone.CORRUPT)
     state.absent.add(seq)
     return Dropped(info=info, subscribers=tuple(missed), bundles=max(missed.values(), default=0))
 
 
-def _record_missing(state: AckState, journal: AckJournal, first: int, last: int) -> None:
+def _record_hole(state: OffsetState, log: OffsetLog, first: int, last: int) -> None:
     for entry in state.subscribers.values():
         # A hole of any length is one record; the outcomes are for the audit.
         for seq in range(first, min(last, first + _MISSING_RECORDS_MAX - 1) + 1):
             if entry.progress.resolve_segment(seq):
-                journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
-    journal.append_gone(first, last, Gone.MISSING)
+                log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
+    log.append_gone(first, last, Gone.MISSING)
     state.absent.add(first, last)
 
 
-def record_unlogged(state: AckState, journal: AckJournal, bundles: int) -> None:
+def record_unlogged(state: OffsetState, log: OffsetLog, bundles: int) -> None:
     """Record bundles that the write-ahead log lost as dropped for every subscriber.
 
     They never got into a segment, so a segment number of their own stands for them. The caller holds the
-    lock of the book.
+    lock of the offsets.
     """
     seq = state.highest_seq + 1
     state.skip_through(seq)
     for entry in state.subscribers.values():
         if entry.progress.resolve_segment(seq):
             entry.counters[Outcome.DROPPED] += bundles
-            journal.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
-    journal.append_gone(seq, seq, Gone.MISSING)
+            log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
+    log.append_gone(seq, seq, Gone.MISSING)
 
 
-class AckBook:
+class SubscriptionStore:
     """Progress of all subscribers of one core, over `ack/` and `meta/`. Any thread may call any method.
 
     `lock` is held for every look at the state, and may be held by others to look at several things at once;
@@ -134,7 +134,11 @@ class AckBook:
     """
 
     def __init__(
-        self, fs: FileSystem, core_dir: str, settings: AckSettings | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        fs: FileSystem,
+        core_dir: str,
+        settings: OffsetLogSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._fs = fs
         self._core_dir = core_dir
@@ -145,13 +149,13 @@ class AckBook:
         """What could not be read, in words."""
         self.replayed_records = replayed.records
         self.lock = threading.RLock()
-        self._state: AckState = replayed.state
+        self._state: OffsetState = replayed.state
         self._next_segment_seq = 0
-        self._journal = AckJournal(
+        self._log = OffsetLog(
             fs,
             core_dir,
             replayed,
-            settings if settings is not None else AckSettings(),
+            settings if settings is not None else OffsetLogSettings(),
             clock,
             save=self._save,
             repeat=self._repeat_definitions,
@@ -166,21 +170,25 @@ class AckBook:
 
     @classmethod
     def open(
-        cls, fs: FileSystem, core_dir: str, settings: AckSettings | None = None, clock: Clock = SYSTEM_CLOCK
-    ) -> AckBook:
+        cls,
+        fs: FileSystem,
+        core_dir: str,
+        settings: OffsetLogSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> SubscriptionStore:
         """Read back what is there. Writes nothing yet; `reconcile` is the next thing to call.
 
         Damage is told in `damage` and never stops a start: what is lost of the log is delivered again.
         """
         return cls(fs, core_dir, settings, clock)
 
-    def listen(self, tell: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], None]) -> None:
         """Call this, under the lock, whenever there may be something new to deliver; it must not wait."""
-        self._listeners.append(tell)
+        self._listeners.append(callback)
 
-    def _tell(self) -> None:
-        for tell in self._listeners:
-            tell()
+    def _notify(self) -> None:
+        for callback in self._listeners:
+            callback()
 
     # ---- segments ------------------------------------------------------------------------------------
 
@@ -216,32 +224,32 @@ class AckBook:
         *,
         expired_before_ns: int | None = None,
         highest_seq: int = 0,
-        set_aside: Mapping[int, SegmentInfo | None] | None = None,
+        quarantined: Mapping[int, SegmentInfo | None] | None = None,
         unlogged: int = 0,
-    ) -> Reconciled:
+    ) -> RecoveryReport:
         """Compare with the segments that are there; to be called once, before anything else.
 
         What somebody waited for and is missing is recorded as dropped, and so is what was `set_aside`
         because it is damaged; what came in before `expired_before_ns` as expired. `highest_seq` is the
         highest number among files of any kind. `unlogged` bundles were accepted and are nowhere.
         """
-        aside = set_aside if set_aside is not None else {}
+        quarantined_infos = quarantined if quarantined is not None else {}
         with self.lock:
-            holes = self._state.take_in(infos, aside)
+            holes = self._state.take_in(infos, quarantined_infos)
             if highest_seq > self._state.highest_seq:
                 # Numbers of files that never counted, or do not any more: no mark has to wait for them.
-                self._journal.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
+                self._log.append_gone(self._state.highest_seq + 1, highest_seq, Gone.NEVER_WRITTEN)
                 self._state.skip_through(highest_seq)
-            lost = record_losses(self._state, self._journal, holes, aside)
+            lost = record_missing(self._state, self._log, holes, quarantined_infos)
             if unlogged:
-                record_unlogged(self._state, self._journal, unlogged)
+                record_unlogged(self._state, self._log, unlogged)
             for entry in self._state.subscribers.values():
                 self._state.advance(entry)
             expired = self._expire(expired_before_ns) if expired_before_ns is not None else ()
             self._look_for_finished()
-            self._tell()
+            self._notify()
         self._confirm()
-        self._journal.keep_reserve()
+        self._log.keep_reserve()
         return replace(lost, expired=expired, unlogged=unlogged)
 
     def _expire(self, before_ns: int) -> tuple[Dropped, ...]:
@@ -253,9 +261,9 @@ class AckBook:
 
     def _confirm(self) -> None:
         """Have what was replayed in a checkpoint of our own. If that fails, `tend` tries again."""
-        if self._journal.has_changes:
+        if self._log.has_changes:
             try:
-                self._journal.checkpoint()
+                self._log.checkpoint()
             except PenstockError as error:
                 _LOGGER.warning("no segment is deleted until a checkpoint can be written: %s", error)
 
@@ -267,15 +275,15 @@ class AckBook:
         with self.lock:
             skipped = self._state.add(info)
             if skipped is not None:
-                self._journal.append_gone(*skipped, Gone.NEVER_WRITTEN)
+                self._log.append_gone(*skipped, Gone.NEVER_WRITTEN)
                 for entry in self._state.subscribers.values():
                     self._state.advance(entry)
-            self._tell()
+            self._notify()
 
     def forget_segment(self, seq: int) -> None:
-        """The files of a deletable segment are gone."""
+        """The files of a removable segment are gone."""
         with self.lock:
-            self._state.doomed.pop(seq, None)
+            self._state.tombstoned.pop(seq, None)
 
     def info(self, seq: int) -> SegmentInfo | None:
         """The segment, as long as somebody may want it."""
@@ -310,9 +318,9 @@ class AckBook:
                     name, self._state.free_index(), SubscriberState.REGISTERED, hwm=hwm
                 )
                 self._state.advance(entry)
-                self._journal.append_definition(entry)
+                self._log.append_definition(entry)
                 self._look_for_finished()
-                self._tell()
+                self._notify()
             elif entry.state is SubscriberState.ORPHANED:
                 self._set_state(entry, SubscriberState.REGISTERED)
         self.sync()
@@ -334,7 +342,7 @@ class AckBook:
         """Let it be given bundles."""
         with self.lock:
             self._set_state(self.entry(name), SubscriberState.ACTIVE)
-            self._tell()
+            self._notify()
 
     def deactivate(self, name: str) -> None:
         """Give it nothing until it is activated again. What it has not resolved stays."""
@@ -349,7 +357,7 @@ class AckBook:
 
     def confirm_leave(self, name: str) -> None:
         """Make it durable that a subscriber left, and that no note of it brings it back."""
-        remove_note(self._fs, self._core_dir, name)
+        remove_external_ack(self._fs, self._core_dir, name)
         self.sync()
 
     def leave(self, name: str) -> Subscriber:
@@ -358,10 +366,10 @@ class AckBook:
             entry = self.entry(name)
             gone = view_of(self._state, entry)
             through = self._state.leave(entry)
-            self._journal.append_unregister(entry, through)
+            self._log.append_unregister(entry, through)
             self._look_for_finished()
             self._state.trim()
-            self._tell()
+            self._notify()
             return gone
 
     def orphans(self, configured: Iterable[str]) -> list[str]:
@@ -387,8 +395,8 @@ class AckBook:
         if entry.state is state:
             return
         entry.state = state
-        entry.orphaned_ns = self._journal.now_ns() if state is SubscriberState.ORPHANED else 0
-        self._journal.append_state(entry)
+        entry.orphaned_ns = self._log.now_ns() if state is SubscriberState.ORPHANED else 0
+        self._log.append_state(entry)
 
     def entry(self, name: str) -> SubscriberEntry:
         """The subscriber, to be looked at under the lock. Raises `UnknownSubscriber`."""
@@ -429,7 +437,7 @@ class AckBook:
             if outcome.resolves:
                 entry.progress.resolve(what, info.bundle_count)
             entry.counters[outcome] += 1
-            self._journal.append_outcome(entry, what.segment_seq, what.bundle, outcome, attempt)
+            self._log.append_outcome(entry, what.segment_seq, what.bundle, outcome, attempt)
             self._note_complete(entry, what.segment_seq)
             return True
 
@@ -446,7 +454,7 @@ class AckBook:
         entry.counters[outcome] += bundles if outcome.resolves else 1
         # For a whole segment the place of the attempt says how many bundles the outcome was for.
         told = bundles if outcome.resolves else attempt
-        self._journal.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, told)
+        self._log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, told)
         self._note_complete(entry, seq)
         return bundles
 
@@ -474,7 +482,7 @@ class AckBook:
                 bundles = self._resolve_segment(entry, seq, outcome, 0)
                 if bundles is not None:
                     missed[entry.name] = bundles
-            self._doom(seq)
+            self._mark_deleted(seq)
             bundles = max(missed.values(), default=0 if self._state.subscribers else info.bundle_count)
             return Dropped(info=info, subscribers=tuple(missed), bundles=bundles)
 
@@ -490,44 +498,44 @@ class AckBook:
         with self.lock:
             return sorted(self._finished)
 
-    def doom(self, seqs: Iterable[int]) -> list[int]:
+    def mark_deleted(self, seqs: Iterable[int]) -> list[int]:
         """Decide to delete these. Left out is what somebody wants after all, such as a subscriber that was
-        registered meanwhile. They are deletable after the next sync.
+        registered meanwhile. They are removable after the next sync.
         """
         with self.lock:
             if self._clock.monotonic() < self._held_until_s:
                 return []
             chosen = [seq for seq in seqs if self._state.is_finished(seq)]
             for seq in chosen:
-                self._doom(seq)
+                self._mark_deleted(seq)
             return chosen
 
-    def _doom(self, seq: int) -> None:
-        self._state.doom(seq, self._journal.append_gone(seq, seq, Gone.DELETED))
+    def _mark_deleted(self, seq: int) -> None:
+        self._state.mark_deleted(seq, self._log.append_gone(seq, seq, Gone.DELETED))
         self._finished.discard(seq)
 
     @property
-    def has_doomed(self) -> bool:
+    def has_tombstones(self) -> bool:
         """Whether there are segments whose files are to be removed."""
-        return bool(self._state.doomed)
+        return bool(self._state.tombstoned)
 
-    def deletable(self) -> list[int]:
+    def removable(self) -> list[int]:
         """The segments whose files may be removed: that they may is durable."""
         with self.lock:
-            doomed = self._state.doomed.items()
-            return sorted(seq for seq, number in doomed if self._journal.is_durable(number))
+            tombstoned = self._state.tombstoned.items()
+            return sorted(seq for seq, number in tombstoned if self._log.is_durable(number))
 
     def is_synced(self, seq: int) -> bool:
         """Whether the files of this segment may be removed."""
         with self.lock:
-            number = self._state.doomed.get(seq)
-            return number is not None and self._journal.is_durable(number)
+            number = self._state.tombstoned.get(seq)
+            return number is not None and self._log.is_durable(number)
 
     # ---- the disk ------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Return when every outcome so far is durable. Raises what the disk raises; nothing is forgotten."""
-        self._journal.sync()
+        self._log.sync()
 
     def checkpoint(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
         """Sum up the log, durably, so that a start need not read it.
@@ -536,7 +544,7 @@ class AckBook:
         Raises what the disk raises; then the checkpoint before it holds, and all of the log.
         """
         self._note_next(next_segment_seq, next_wal_seq)
-        self._journal.checkpoint()
+        self._log.checkpoint()
 
     def tend(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
@@ -548,7 +556,7 @@ class AckBook:
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
-        self._journal.tend()
+        self._log.tend()
 
     def close(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
@@ -556,7 +564,7 @@ class AckBook:
         """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
-        self._journal.close()
+        self._log.close()
 
     def _note_next(self, next_segment_seq: int, next_wal_seq: int) -> None:
         with self.lock:
@@ -568,7 +576,7 @@ class AckBook:
             state = self._state
             if logged[0] > state.logged_end:
                 state.note_logged(*logged)
-                self._journal.append_logged(*logged, max(0, self._next_segment_seq - 1))
+                self._log.append_logged(*logged, max(0, self._next_segment_seq - 1))
 
     def _save(self, generation: int, last_number: Callable[[], int]) -> CheckpointState:
         with self.lock:
@@ -583,20 +591,20 @@ class AckBook:
         """Each file begins with all names and marks: without any checkpoint the log alone has them."""
         with self.lock:
             for entry in self._state.subscribers.values():
-                self._journal.append_definition(entry)
-            self._journal.repeated()
+                self._log.append_definition(entry)
+            self._log.repeated()
 
     @property
     def log_bytes(self) -> int:
         """Bytes of the log on disk."""
-        return self._journal.byte_count
+        return self._log.byte_count
 
     @property
     def since_checkpoint(self) -> int:
         """Records behind the last checkpoint: what a start would replay, at most twice that."""
-        return self._journal.since_checkpoint
+        return self._log.since_checkpoint
 
     @property
     def records(self) -> int:
         """The number of the last record."""
-        return self._journal.records
+        return self._log.records

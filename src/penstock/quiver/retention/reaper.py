@@ -9,7 +9,7 @@ The rules decide only and touch no disk. In this order:
 
 The order of a deletion is: record it, sync the record, remove the file.
 
-    decide ──► doom or drop (in memory) ──► sync the ack log ──► remove the file ──► release its bytes
+    decide ──► mark or drop (in memory) ──► sync the offset log ──► remove the file ──► release its bytes
 
 A sync that fails stops it there, and everything stays. A file that cannot be removed is tried again later and
 counts until it is gone.
@@ -28,14 +28,14 @@ from penstock.errors import NotFound, PenstockError
 from penstock.quiver.delivery.subscription import Deliveries
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import AckBook
-from penstock.quiver.quota import Budget
-from penstock.quiver.retention.shared_quota import SharedBudget
+from penstock.quiver.offsets.store import SubscriptionStore
+from penstock.quiver.quota import Quota
+from penstock.quiver.retention.shared_quota import SharedQuota
 
 Policy: TypeAlias = Literal["backpressure", "drop_oldest"]
 SEGMENT_BYTES: Final = "segments"
 _AGE_EVERY_S: Final = 1.0
-_TELL_EVERY_S: Final = 10.0
+_WARN_EVERY_S: Final = 10.0
 _PATIENCE_S: Final = 1.0
 """How long a core waits for another one to give way before it drops data of its own."""
 _WAIT_FIRST_S: Final = 1.0
@@ -125,7 +125,7 @@ class SegmentFiles(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Reaped:
     """What one sweep did."""
 
     removed: tuple[int, ...] = ()
@@ -139,7 +139,7 @@ class _Failure:
     again_s: float
 
 
-class Sweeper:
+class Reaper:
     """Removes the segments that retention lets go. Any thread may call it; one works at a time.
 
     `may_remove` can keep a file that is still needed, such as one that has not been uploaded.
@@ -147,21 +147,21 @@ class Sweeper:
 
     def __init__(
         self,
-        book: AckBook,
+        offsets: SubscriptionStore,
         deliveries: Deliveries,
         files: SegmentFiles,
-        budget: Budget,
+        quota: Quota,
         retention: Retention,
         *,
         core_id: int = 0,
         clock: Clock = SYSTEM_CLOCK,
-        shared: SharedBudget | None = None,
+        shared: SharedQuota | None = None,
         may_remove: Callable[[int], bool] = lambda seq: True,
     ) -> None:
-        self._book = book
+        self._offsets = offsets
         self._deliveries = deliveries
         self._files = files
-        self._budget = budget
+        self._quota = quota
         self._retention = retention
         self._core_id = str(core_id)
         self._clock = SteadyClock(clock)
@@ -173,23 +173,23 @@ class Sweeper:
         self._aged_s: float | None = None
         self._wanted = 0
         self._wanted_s = float("-inf")
-        self._untold = 0
-        self._told_s: float | None = None
+        self._unreported = 0
+        self._warned_s: float | None = None
         self._lock = threading.RLock()
 
     # ---- every now and then --------------------------------------------------------------------------
 
-    def sweep(self) -> Swept:
+    def reap(self) -> Reaped:
         """Steady state and age, and our turn in a shared budget. Raises what a sync of the log raises."""
         with self._lock:
             expired = self._expire()
-            self._doom(self._retention.steady(self._finished()), "processed")
+            self._mark_deleted(self._retention.steady(self._finished()), "processed")
             dropped = self._take_turn()
             removed = self._remove()
             if dropped and self._shared is not None:
                 self._publish(self._shared)  # at once, or somebody else gives way for the same
             self._measure()
-            return Swept(removed=removed, expired=expired, dropped=dropped)
+            return Reaped(removed=removed, expired=expired, dropped=dropped)
 
     def _expire(self) -> tuple[int, ...]:
         now_s = self._clock.monotonic()
@@ -200,7 +200,7 @@ class Sweeper:
         if age_s is None:
             return ()
         now_ns = self._clock.cautious_ms(int(age_s * 1000)) * 1_000_000
-        old = self._retention.expired(self._book.infos(), now_ns, self._deliveries.claimed_segments())
+        old = self._retention.expired(self._offsets.infos(), now_ns, self._deliveries.claimed_segments())
         return tuple(seq for seq in old if self._drop(seq, Outcome.EXPIRED, "age"))
 
     def _take_turn(self) -> tuple[int, ...]:
@@ -212,37 +212,35 @@ class Sweeper:
         with self._shared.turn() as is_ours:
             return self._drop_oldest(self._shared.excess()) if is_ours else ()
 
-    def _publish(self, shared: SharedBudget) -> None:
+    def _publish(self, shared: SharedQuota) -> None:
         finished = sum(candidate.byte_count for candidate in self._finished())
         claimed = self._deliveries.claimed_segments()
-        oldest = next((info.ingest_ns_max for info in self._book.infos() if info.seq not in claimed), None)
+        oldest = next((info.ingest_ns_max for info in self._offsets.infos() if info.seq not in claimed), None)
         if self._clock.monotonic() - self._wanted_s > 2 * _PATIENCE_S:
             self._wanted = 0
         try:
-            shared.publish(
-                used=self._budget.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted
-            )
+            shared.publish(used=self._quota.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted)
         except PenstockError as error:
             _LOGGER.warning("the shared budget could not be told: %s", error)
 
     # ---- when somebody needs room --------------------------------------------------------------------
 
-    def make_room(self, more_bytes: int, *, may_drop: bool = True) -> bool:
+    def reclaim(self, more_bytes: int, *, may_drop: bool = True) -> bool:
         """Let go of what may go until `more_bytes` fit; whether they do. Counts a writer that must wait.
 
         Unless it `may_drop`, only what everybody has goes. Raises what a sync of the log raises.
         """
-        excess = self._budget.excess(more_bytes)
+        excess = self._quota.excess(more_bytes)
         if not excess:
             self._wanted = 0
             return True
         with self._lock:
-            self._doom(self._retention.evict(self._finished(), excess), "size")
+            self._mark_deleted(self._retention.evict(self._finished(), excess), "size")
             self._remove()
-            excess = self._budget.excess(more_bytes)
+            excess = self._quota.excess(more_bytes)
             if excess and may_drop and self._may_drop_own(more_bytes) and self._drop_oldest(excess):
                 self._remove()
-                excess = self._budget.excess(more_bytes)
+                excess = self._quota.excess(more_bytes)
             if not excess:
                 self._wanted = 0
         if excess and may_drop:
@@ -258,7 +256,7 @@ class Sweeper:
         now_s = self._clock.monotonic()
         if not self._wanted:
             self._wanted_s = now_s
-        self._wanted = more_bytes + self._budget.target_bytes
+        self._wanted = more_bytes + self._quota.target_bytes
         self._publish(self._shared)
         is_others = self._shared.excess() > 0 and not self._shared.is_our_turn()
         return not is_others or now_s - self._wanted_s >= _PATIENCE_S
@@ -278,19 +276,19 @@ class Sweeper:
 
     def _warn_of_drops(self, count: int) -> None:
         """Say it now and then: in an emergency it happens with every write."""
-        self._untold += count
+        self._unreported += count
         now_s = self._clock.monotonic()
-        if self._told_s is None or now_s - self._told_s >= _TELL_EVERY_S:
-            _LOGGER.warning("dropped %d unprocessed segments to stay under the cap", self._untold)
-            self._untold, self._told_s = 0, now_s
+        if self._warned_s is None or now_s - self._warned_s >= _WARN_EVERY_S:
+            _LOGGER.warning("dropped %d unprocessed segments to stay under the cap", self._unreported)
+            self._unreported, self._warned_s = 0, now_s
 
     # ---- the order -----------------------------------------------------------------------------------
 
     def _finished(self) -> list[Candidate]:
-        return [Candidate(seq, self._size(seq)) for seq in self._book.finished() if self._may_remove(seq)]
+        return [Candidate(seq, self._size(seq)) for seq in self._offsets.finished() if self._may_remove(seq)]
 
     def _candidates(self) -> Iterable[Candidate]:
-        return (Candidate(info.seq, self._size(info.seq)) for info in self._book.infos())
+        return (Candidate(info.seq, self._size(info.seq)) for info in self._offsets.infos())
 
     def _size(self, seq: int) -> int:
         try:
@@ -304,15 +302,15 @@ class Sweeper:
         self._reasons[seq] = reason
         return True
 
-    def _doom(self, seqs: list[int], reason: str) -> None:
-        for seq in self._book.doom(seqs):
+    def _mark_deleted(self, seqs: list[int], reason: str) -> None:
+        for seq in self._offsets.mark_deleted(seqs):
             self._reasons[seq] = reason
 
     def _remove(self) -> tuple[int, ...]:
         """Remove every file that may go. What permits it is made durable first."""
-        if self._book.has_doomed:
-            self._book.sync()
-        return tuple(seq for seq in self._book.deletable() if self._is_due(seq) and self._remove_one(seq))
+        if self._offsets.has_tombstones:
+            self._offsets.sync()
+        return tuple(seq for seq in self._offsets.removable() if self._is_due(seq) and self._remove_one(seq))
 
     def _is_due(self, seq: int) -> bool:
         failure = self._failures.get(seq)
@@ -327,8 +325,8 @@ class Sweeper:
         except PenstockError as error:
             self._put_off(seq, error)
             return False
-        self._budget.release(SEGMENT_BYTES, size)
-        self._book.forget_segment(seq)
+        self._quota.release(SEGMENT_BYTES, size)
+        self._offsets.forget_segment(seq)
         self._failures.pop(seq, None)
         self._metrics.evictions.inc(reason=self._reasons.pop(seq, "processed"))
         return True
@@ -340,5 +338,5 @@ class Sweeper:
         _LOGGER.warning("segment %d could not be removed; again in %g s: %s", seq, wait_s, error)
 
     def _measure(self) -> None:
-        self._metrics.core_bytes.set(self._budget.used, core_id=self._core_id)
-        self._metrics.cap_fraction.set(self._budget.fraction, core_id=self._core_id)
+        self._metrics.core_bytes.set(self._quota.used, core_id=self._core_id)
+        self._metrics.cap_fraction.set(self._quota.fraction, core_id=self._core_id)

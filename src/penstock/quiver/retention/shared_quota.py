@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, InvalidInput
-from penstock.quiver.quota import least_of_core
+from penstock.quiver.quota import min_core_quota
 from penstock.storage import FileSystem, FileView, LockHeld
 
 NOTHING_OLD: Final = (1 << 63) - 1
@@ -85,7 +85,7 @@ def decode_slot(data: bytes) -> CoreSlot | None:
     )
 
 
-class SharedBudget:
+class SharedQuota:
     """The view of one core on the budget of all. For one thread at a time."""
 
     def __init__(
@@ -159,7 +159,7 @@ class SharedBudget:
 
     def limit(self) -> int:
         """How much this core may use, given what the others do: what they leave, at least half a share."""
-        least = least_of_core(self._cap_bytes, self._cores)
+        least = min_core_quota(self._cap_bytes, self._cores)
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
         others = sum(max(slot.used, least) for slot in slots)
         return max(least, self._cap_bytes - self._target_bytes * self._cores - others)

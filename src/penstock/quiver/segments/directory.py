@@ -90,7 +90,7 @@ class SegmentDirectory:
             if seqs:
                 self.fs.sync_dir(self.directory)
 
-    def set_aside(self, seq: int) -> None:
+    def move_to_quarantine(self, seq: int) -> None:
         """Move a segment's files, those that there are, to the quarantine; durable on return."""
         for name in (arrow_name(seq), meta_name(seq)):
             with contextlib.suppress(NotFound):

@@ -24,7 +24,7 @@ from penstock.quiver.config import SegmentConfig
 from penstock.quiver.model import Pending, Signal, signal_of
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.writer import Finalizer
+    from penstock.quiver.segments.writer import SegmentWriter
 
 STREAMS_MAX: Final = 100_000
 BUNDLES_MAX: Final = 10_000_000
@@ -77,7 +77,7 @@ class _Accumulator:
     byte_count: int = 0
 
 
-class OpenSegments:
+class ActiveSegments:
     """The accumulators of all streams. The caller holds the lock."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class OpenSegments:
     def take(self, key: StreamKey, trigger: Trigger = Trigger.FLUSH) -> SealedSegment:
         """Seal one stream: what waited leaves, the next part starts anew. Raises `KeyError` if none waits.
 
-        Hand the result to the finalizer under the same lock, so that the log is never cut in between.
+        Hand the result to the segment writer under the same lock, so that the log is never cut in between.
         """
         stream = self._streams.pop(key)
         self._byte_count -= stream.byte_count
@@ -177,15 +177,17 @@ class Waiting:
     """The number and the bytes of each segment that is not known to be on disk."""
 
 
-class OpenBuffer:
+class Memtable:
     """The open segments and the way of sealed ones to the disk. Any thread may call any method."""
 
-    def __init__(self, finalizer: Finalizer, config: SegmentConfig, *, end: int, clock: Clock) -> None:
-        self._finalizer = finalizer
+    def __init__(
+        self, segment_writer: SegmentWriter, config: SegmentConfig, *, end: int, clock: Clock
+    ) -> None:
+        self._segment_writer = segment_writer
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
-        self._open = OpenSegments()
+        self._open = ActiveSegments()
         self._end = end
         self._expected_bytes = 0
 
@@ -222,7 +224,7 @@ class OpenBuffer:
         with self._lock:
             everything = self._open.keys()
             for key in everything:
-                self._finalizer.submit(self._open.take(key, trigger))
+                self._segment_writer.submit(self._open.take(key, trigger))
 
     def _seal_due(self, now_s: float) -> None:
         due = self._open.due(
@@ -232,12 +234,12 @@ class OpenBuffer:
             max_streams=self._config.max_stream_count,
         )
         for key, trigger in due:
-            self._finalizer.submit(self._open.take(key, trigger))
+            self._segment_writer.submit(self._open.take(key, trigger))
 
     def needed(self) -> int:
         """The lowest position of the log that is still needed; its end here if nothing is."""
         with self._lock:
-            lowest = (self._open.lowest_wal_start(), self._finalizer.lowest_wal_start())
+            lowest = (self._open.lowest_wal_start(), self._segment_writer.lowest_wal_start())
             return min([start for start in lowest if start is not None], default=self._end)
 
     def waiting(self) -> Waiting:
@@ -248,7 +250,7 @@ class OpenBuffer:
                 expected_bytes=self._expected_bytes,
                 open_bytes=self._open.byte_count,
                 stream_count=self._open.stream_count,
-                sealed=self._finalizer.waiting(),
+                sealed=self._segment_writer.waiting(),
             )
 
     @property
@@ -272,7 +274,7 @@ class OpenBuffer:
     @property
     def memory_bytes(self) -> int:
         """What waits in memory, open and sealed."""
-        return self._open.byte_count + self._finalizer.byte_count
+        return self._open.byte_count + self._segment_writer.byte_count
 
     def age_s(self) -> float:
         """How long the oldest bundle has been waiting in an open segment."""

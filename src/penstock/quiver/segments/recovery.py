@@ -33,7 +33,7 @@ from penstock.quiver.wal.payload import decode_batch
 from penstock.storage import FileSystem, LogPosition, scan
 
 if TYPE_CHECKING:
-    from penstock.quiver.offsets.store import AckBook
+    from penstock.quiver.offsets.store import SubscriptionStore
     from penstock.quiver.segments.store import SegmentStore
 
 Verify: TypeAlias = Literal["metadata", "full"]
@@ -78,7 +78,7 @@ class SegmentScan:
     verified: set[int] = field(default_factory=set)
     damage: list[SegmentDamage] = field(default_factory=list)
     highest_seq: int = 0
-    set_aside: dict[int, SegmentInfo | None] = field(default_factory=dict)
+    quarantined: dict[int, SegmentInfo | None] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -94,17 +94,17 @@ class SegmentScan:
                 self._committed(seq, sidecars[seq])
             elif arrow_name(seq) in self._names:
                 self._uncommitted(seq)
-        self._look_aside()
+        self._list_quarantine()
 
-    def _look_aside(self) -> None:
+    def _list_quarantine(self) -> None:
         """The committed segments in the quarantine, with what their sidecars say where that can be read."""
         for name in self.directory.quarantined():
             seq = seq_of(name)
             if seq is None or seq in self.infos or not name.endswith(".meta.json"):
                 continue
             info = self._read_sidecar(seq, os.path.join(self.directory.quarantine, name))
-            if self.set_aside.get(seq) is None:
-                self.set_aside[seq] = None if isinstance(info, Corrupt) else info
+            if self.quarantined.get(seq) is None:
+                self.quarantined[seq] = None if isinstance(info, Corrupt) else info
 
     def _read_sidecars(self) -> dict[int, SegmentInfo | Corrupt]:
         """All of them before anything is touched, so that a later version's files are left alone."""
@@ -132,10 +132,10 @@ class SegmentScan:
     def _committed(self, seq: int, sidecar: SegmentInfo | Corrupt) -> None:
         info = None if isinstance(sidecar, Corrupt) else sidecar
         if arrow_name(seq) not in self._names:
-            self.directory.set_aside(seq)
+            self.directory.move_to_quarantine(seq)
             self._report(seq, DamageAction.MISSING, f"{arrow_name(seq)} is gone, its sidecar is not", info)
         elif isinstance(sidecar, Corrupt):
-            self._mend(seq, str(sidecar))
+            self._repair_sidecar(seq, str(sidecar))
         else:
             self._accept(sidecar)
 
@@ -149,15 +149,15 @@ class SegmentScan:
                 check_bytes(self.directory.view(info.seq), info, path)
                 self.verified.add(info.seq)
         except Corrupt as error:
-            self._aside(info.seq, str(error), info)
+            self._quarantine(info.seq, str(error), info)
         else:
             self.infos[info.seq] = info
 
-    def _mend(self, seq: int, reason: str) -> None:
+    def _repair_sidecar(self, seq: int, reason: str) -> None:
         """The sidecar is damaged. The data may be whole: look at all of it."""
         info = self._info_from_data(seq)
         if info is None:
-            self._aside(seq, reason, None)
+            self._quarantine(seq, reason, None)
             return
         self._write_sidecar(info)
         self._report(seq, DamageAction.REBUILT, reason, info)
@@ -166,7 +166,7 @@ class SegmentScan:
         info = self._info_from_data(seq)
         if info is None:
             # It was whole before it got its name, so this is damage, and the only trace of it.
-            self._aside(seq, f"{arrow_name(seq)} has no sidecar and cannot be read", None)
+            self._quarantine(seq, f"{arrow_name(seq)} has no sidecar and cannot be read", None)
         elif self.rebuild or info.wal_start < self.wal_cursor:
             self._write_sidecar(info)
         else:
@@ -196,8 +196,8 @@ class SegmentScan:
         self.infos[info.seq] = info
         self.verified.add(info.seq)
 
-    def _aside(self, seq: int, reason: str, info: SegmentInfo | None) -> None:
-        self.directory.set_aside(seq)
+    def _quarantine(self, seq: int, reason: str, info: SegmentInfo | None) -> None:
+        self.directory.move_to_quarantine(seq)
         self._report(seq, DamageAction.QUARANTINED, reason, info)
 
     def _report(self, seq: int, action: DamageAction, reason: str, info: SegmentInfo | None) -> None:
@@ -205,21 +205,23 @@ class SegmentScan:
         self.damage.append(SegmentDamage(seq=seq, action=action, reason=reason, info=info))
 
 
-def rescue_segments(store: SegmentStore, book: AckBook, fs: FileSystem, wal_dir: str) -> list[int]:
-    """Write every segment again that was set aside, that somebody waits for and that the log has whole.
+def rebuild_segments(
+    store: SegmentStore, offsets: SubscriptionStore, fs: FileSystem, wal_dir: str
+) -> list[int]:
+    """Write again every quarantined segment that somebody waits for and that the log has whole.
 
-    Returns their numbers. To be called before the book is reconciled with the store; may be repeated after a
-    crash. Raises what the disk raises.
+    Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
+    a crash. Raises what the disk raises.
     """
-    rescued: list[int] = []
-    for seq, info in store.set_aside.items():
-        is_awaited = info is not None and book.is_awaited(seq, info.bundle_count)
-        if info is not None and is_awaited and rescue_segment(store, info, fs, wal_dir):
-            rescued.append(seq)
-    return rescued
+    rebuilt: list[int] = []
+    for seq, info in store.quarantined.items():
+        is_awaited = info is not None and offsets.is_awaited(seq, info.bundle_count)
+        if info is not None and is_awaited and rebuild_segment(store, info, fs, wal_dir):
+            rebuilt.append(seq)
+    return rebuilt
 
 
-def rescue_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
+def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
     """Write this segment again if the log has all of it. Raises what the disk raises.
 
     Reads the log from its oldest file on, also while it is written.

@@ -59,7 +59,7 @@ class SegmentStore:
         self._leaving: set[int] = set()
         self._highest_seq = scan.highest_seq
         self.damage = scan.damage
-        self._set_aside = scan.set_aside
+        self._quarantined = scan.quarantined
 
     @classmethod
     def open(
@@ -93,9 +93,9 @@ class SegmentStore:
         return self._highest_seq
 
     @property
-    def set_aside(self) -> dict[int, SegmentInfo | None]:
+    def quarantined(self) -> dict[int, SegmentInfo | None]:
         """Committed segments that are in the quarantine alone; None where no sidecar can be read."""
-        return {seq: info for seq, info in sorted(self._set_aside.items()) if seq not in self._infos}
+        return {seq: info for seq, info in sorted(self._quarantined.items()) if seq not in self._infos}
 
     @property
     def byte_count(self) -> int:
@@ -199,9 +199,9 @@ class SegmentStore:
         """Take a damaged segment out of the way and keep its bytes; it does not count any more."""
         info = self._infos.get(seq)
         self._leave([seq])
-        self._directory.set_aside(seq)
+        self._directory.move_to_quarantine(seq)
         self._forget(seq)
-        self._set_aside[seq] = info
+        self._quarantined[seq] = info
         damage = SegmentDamage(seq=seq, action=DamageAction.QUARANTINED, reason=reason, info=info)
         _LOGGER.error("segment %d is %s: %s", seq, damage.action.value, reason)
         self.damage.append(damage)

@@ -40,7 +40,7 @@ class _Job(Generic[T]):
     due_s: float = 0.0
 
 
-class OrderedWork(Generic[T]):
+class OrderedQueue(Generic[T]):
     """A queue of items and what does them, on a thread of its own once `start` was called.
 
     `do` raises a `PenstockError` when an item has to be tried again. It may itself take the item out with
@@ -221,7 +221,7 @@ class _Numbered:
     seq: int
 
 
-class Finalizer:
+class SegmentWriter:
     """Writes sealed segments in order, on a thread of its own once `start` was called.
 
     Without the thread, `step` does the work. `on_written` is called after each segment, when it no longer
@@ -244,7 +244,7 @@ class Finalizer:
         self._on_written = on_written
         self._clock = clock
         self._numbering = threading.Lock()
-        self._work: OrderedWork[_Numbered] = OrderedWork(
+        self._work: OrderedQueue[_Numbered] = OrderedQueue(
             self._write,
             what="finalizing a segment",
             clock=clock,

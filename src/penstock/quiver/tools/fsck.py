@@ -19,10 +19,10 @@ from penstock.errors import Corrupt, NotFound, Unsupported
 from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.log import replay
-from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.segments.file import check_bytes
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
-from penstock.quiver.segments.recovery import rescue_segments
+from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
@@ -215,7 +215,7 @@ def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
 
 def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
     found = read_wal(fs, os.path.join(core_dir, "wal"))
-    book = AckBook.open(fs, core_dir, clock=clock)
+    offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
     store = SegmentStore.open(
         fs,
         os.path.join(core_dir, "segments"),
@@ -225,16 +225,18 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
         wal_cursor=found.cursor,
         rebuild=not found.found.files,
     )
-    rescue_segments(store, book, fs, os.path.join(core_dir, "wal"))
-    reconciled = book.reconcile(store.infos(), highest_seq=store.highest_seq, set_aside=store.set_aside)
+    rebuild_segments(store, offsets, fs, os.path.join(core_dir, "wal"))
+    reconciled = offsets.reconcile(
+        store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined
+    )
     done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
     done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]
     if reconciled.corrupt:
         done.append(f"{len(reconciled.corrupt)} damaged segments are recorded as dropped")
-    if book.damage:
+    if offsets.damage:
         # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
         for _ in range(2):
-            book.checkpoint()
+            offsets.checkpoint()
         done.append("the acknowledgements were summed up anew; the damaged files are in quarantine/")
-    book.close()
+    offsets.close()
     return done

@@ -13,9 +13,9 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.checkpoint import load_checkpoint
 from penstock.quiver.offsets.log import replay
 from penstock.quiver.offsets.log_files import list_logs, read_log
-from penstock.quiver.offsets.records import WHOLE_SEGMENT, AckRecord, NamePart, Outcome, RecordKind
-from penstock.quiver.offsets.state import AckState, Gone, Subscriber, SubscriberState, view_of
-from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.offsets.records import WHOLE_SEGMENT, NamePart, OffsetRecord, Outcome, RecordKind
+from penstock.quiver.offsets.state import Gone, OffsetState, Subscriber, SubscriberState, view_of
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.segments.source import LocalSegments
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
@@ -62,14 +62,14 @@ def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYS
     """
     try:
         with DirectoryLock(fs, core_dir):
-            book = AckBook.open(fs, core_dir, clock=clock)
+            offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
             root, core = os.path.dirname(core_dir), int(core_dir.rpartition("_")[2])
             infos = [info for info in LocalSegments(root, fs).infos() if info.core_id == core]
-            book.compare(infos)
+            offsets.compare(infos)
             try:
-                return book.unregister(name)
+                return offsets.unregister(name)
             finally:
-                book.close()
+                offsets.close()
     except LockHeld as error:
         raise Locked(str(error)) from error
 
@@ -93,7 +93,7 @@ def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
     A file that the writer removes meanwhile ends there. Definitions that are repeated are left out.
     """
     names = _names(fs, core_dir)
-    state, last = AckState(), 0
+    state, last = OffsetState(), 0
     directory = os.path.join(core_dir, "ack")
     for file in list_logs(fs, directory):
         try:
@@ -120,7 +120,7 @@ def _names(fs: FileSystem, core_dir: str) -> dict[int, str]:
     return {} if saved is None else {entry.index: entry.name for entry in saved.subscribers}
 
 
-def _event(record: AckRecord, name: str) -> AckEvent | None:
+def _event(record: OffsetRecord, name: str) -> AckEvent | None:
     if record.kind == RecordKind.OUTCOME:
         return AckEvent(
             number=record.number,

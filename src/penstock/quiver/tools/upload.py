@@ -22,7 +22,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segments.metadata import arrow_name, meta_name, seq_of
 from penstock.quiver.segments.source import segment_key
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.segments.writer import OrderedWork
+from penstock.quiver.segments.writer import OrderedQueue
 from penstock.retry import RetryPolicy
 
 _RETRY: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
@@ -56,7 +56,7 @@ class Uploader:
         self._lock = threading.Lock()
         self._uploaded: set[int] = set()
         self._is_listed = False
-        self._work: OrderedWork[SegmentInfo] = OrderedWork(
+        self._work: OrderedQueue[SegmentInfo] = OrderedQueue(
             self._upload,
             what="uploading a segment",
             clock=clock,
@@ -100,7 +100,7 @@ class Uploader:
         return self._work.step()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Return when the store has everything submitted before. Raises as `OrderedWork.drain`."""
+        """Return when the store has everything submitted before. Raises as `OrderedQueue.drain`."""
         self._work.drain(timeout_s)
 
     def start(self) -> None:

@@ -16,7 +16,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, NotFound
-from penstock.quiver import AckNote, SegmentInfo, SegmentSource, core_directory, known_schema, leave_note
+from penstock.quiver import (
+    ExternalAck,
+    SegmentInfo,
+    SegmentSource,
+    commit_offset,
+    core_directory,
+    known_schema,
+)
 from penstock.spark.sources.quiver_offsets import (
     SegmentOffset,
     StoredOffset,
@@ -185,8 +192,8 @@ class QuiverStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.subscriber is None:
             return
         for core, seq in through.items():
-            note = AckNote(subscriber=self._options.subscriber, through=seq)
-            leave_note(OsFileSystem(), core_directory(self._options.path, core), note)
+            note = ExternalAck(subscriber=self._options.subscriber, through=seq)
+            commit_offset(OsFileSystem(), core_directory(self._options.path, core), note)
 
 
 def _following(infos: Sequence[SegmentInfo]) -> SegmentOffset:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.quiver.bundles import batch, part
 
-from penstock.quiver.segments.memtable import OpenSegments, StreamKey, Trigger
+from penstock.quiver.segments.memtable import ActiveSegments, StreamKey, Trigger
 
 pytestmark = pytest.mark.unit
 
@@ -17,9 +17,9 @@ def other_batch(name: str) -> pa.RecordBatch:
     return pa.record_batch({name: pa.array([1], pa.int64())})
 
 
-def filled(*sizes: int) -> tuple[OpenSegments, list[StreamKey]]:
+def filled(*sizes: int) -> tuple[ActiveSegments, list[StreamKey]]:
     """One stream per size, opened a second apart."""
-    segments, keys = OpenSegments(), []
+    segments, keys = ActiveSegments(), []
     for place, size in enumerate(sizes):
         each = part(other_batch(f"c{place}"), place + 1, size=size)
         segments.add(each, float(place))
@@ -28,7 +28,7 @@ def filled(*sizes: int) -> tuple[OpenSegments, list[StreamKey]]:
 
 
 def test_batches_of_one_schema_wait_in_one_stream_whatever_their_metadata() -> None:
-    segments = OpenSegments()
+    segments = ActiveSegments()
     segments.add(part(batch(1), 1), 0.0)
     segments.add(part(batch(2).replace_schema_metadata({"a": "b"}), 2), 1.0)
     assert segments.stream_count == 1

@@ -15,7 +15,7 @@ from penstock.metrics import Registry
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.segments.memtable import Trigger
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.segments.writer import Finalizer
+from penstock.quiver.segments.writer import SegmentWriter
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault
 
@@ -30,7 +30,7 @@ class Bench:
         self.store = SegmentStore.open(self.disk, "/q/segments", "/q/quarantine")
         self.written: list[SegmentInfo] = []
         self.told = threading.Event()
-        self.finalizer = Finalizer(
+        self.segment_writer = SegmentWriter(
             self.store,
             next_seq=1,
             on_written=self.on_written,
@@ -49,50 +49,50 @@ class Bench:
 
 def test_segments_are_numbered_in_the_order_of_sealing_and_written_in_it() -> None:
     bench = Bench()
-    numbers = [bench.finalizer.submit(sealed_of(batch(n), first_seq=n)) for n in (1, 2, 3)]
+    numbers = [bench.segment_writer.submit(sealed_of(batch(n), first_seq=n)) for n in (1, 2, 3)]
     assert numbers == [1, 2, 3]
-    bench.finalizer.drain()
+    bench.segment_writer.drain()
     assert [(info.seq, info.wal_seq_min) for info in bench.written] == [(1, 1), (2, 2), (3, 3)]
-    assert bench.finalizer.count == 0
+    assert bench.segment_writer.count == 0
 
 
 def test_what_is_sealed_holds_back_the_log_until_it_is_on_disk() -> None:
     bench = Bench()
-    bench.finalizer.submit(sealed_of(batch(1), first_seq=3))
-    bench.finalizer.submit(sealed_of(batch(2), first_seq=2))
-    assert bench.finalizer.lowest_wal_start() == 2000
-    assert (bench.finalizer.first_unwritten_seq, bench.finalizer.next_seq) == (1, 3)
-    assert bench.finalizer.step()
-    assert (bench.finalizer.first_unwritten_seq, bench.finalizer.next_seq) == (2, 3)
-    assert bench.finalizer.lowest_wal_start() == 2000
-    assert bench.finalizer.step()
-    assert bench.finalizer.lowest_wal_start() is None
-    assert not bench.finalizer.step()
+    bench.segment_writer.submit(sealed_of(batch(1), first_seq=3))
+    bench.segment_writer.submit(sealed_of(batch(2), first_seq=2))
+    assert bench.segment_writer.lowest_wal_start() == 2000
+    assert (bench.segment_writer.first_unwritten_seq, bench.segment_writer.next_seq) == (1, 3)
+    assert bench.segment_writer.step()
+    assert (bench.segment_writer.first_unwritten_seq, bench.segment_writer.next_seq) == (2, 3)
+    assert bench.segment_writer.lowest_wal_start() == 2000
+    assert bench.segment_writer.step()
+    assert bench.segment_writer.lowest_wal_start() is None
+    assert not bench.segment_writer.step()
 
 
 async def test_a_write_that_fails_twice_is_kept_and_then_written(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.finalizer.submit(sealed_of(batch(7), first_seq=1))
-    bench.finalizer.submit(sealed_of(batch(8), first_seq=2))
+    bench.segment_writer.submit(sealed_of(batch(7), first_seq=1))
+    bench.segment_writer.submit(sealed_of(batch(8), first_seq=2))
     with caplog.at_level(logging.ERROR):
         for failures in (1, 2):
             bench.fail_next_call()
-            assert not bench.finalizer.step()
-            assert isinstance(bench.finalizer.last_error, Unavailable)
-            assert bench.finalizer.lowest_wal_start() == 1000
+            assert not bench.segment_writer.step()
+            assert isinstance(bench.segment_writer.last_error, Unavailable)
+            assert bench.segment_writer.lowest_wal_start() == 1000
             assert bench.registry.value("quiver.finalize.failures_total") == failures
-            assert not bench.finalizer.step(), "not before its time"
+            assert not bench.segment_writer.step(), "not before its time"
             await bench.clock.advance(30)
-    assert bench.finalizer.step()
-    assert bench.finalizer.step()
+    assert bench.segment_writer.step()
+    assert bench.segment_writer.step()
     assert [(info.seq, info.wal_seq_min) for info in bench.written] == [(1, 1), (2, 2)]
-    assert bench.finalizer.last_error is None
+    assert bench.segment_writer.last_error is None
     assert bench.store.read(1, 0).equals(batch(7))
 
 
 def test_a_fault_that_nobody_foresaw_is_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.finalizer.submit(sealed_of(batch(1)))
+    bench.segment_writer.submit(sealed_of(batch(1)))
     write = bench.store.write
 
     def break_down(*_: object) -> SegmentInfo:
@@ -100,23 +100,23 @@ def test_a_fault_that_nobody_foresaw_is_tried_again_too(caplog: pytest.LogCaptur
 
     bench.store.write = break_down  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="MemoryError"):
-        bench.finalizer.drain()
+        bench.segment_writer.drain()
     bench.store.write = write  # type: ignore[method-assign]
-    bench.finalizer.drain()
+    bench.segment_writer.drain()
     assert [info.seq for info in bench.written] == [1]
     assert "unforeseen" in caplog.text
 
 
 def test_drain_tries_at_once_and_says_why_it_cannot() -> None:
     bench = Bench()
-    bench.finalizer.submit(sealed_of(batch(7)))
+    bench.segment_writer.submit(sealed_of(batch(7)))
     bench.fail_next_call(DiskFault.FAIL_ALWAYS)
     for _ in range(2):
         with pytest.raises(Unavailable):
-            bench.finalizer.drain()
-    assert bench.finalizer.count == 1
+            bench.segment_writer.drain()
+    assert bench.segment_writer.count == 1
     bench.disk.plan = None
-    bench.finalizer.drain()
+    bench.segment_writer.drain()
     assert [info.seq for info in bench.written] == [1]
 
 
@@ -126,48 +126,48 @@ def test_an_announcement_that_fails_does_not_undo_a_segment(caplog: pytest.LogCa
     def refuse(info: SegmentInfo) -> None:
         raise RuntimeError("no room at the inn")
 
-    bench.finalizer._on_written = refuse
-    bench.finalizer.submit(sealed_of(batch(1)))
-    bench.finalizer.drain()
+    bench.segment_writer._on_written = refuse
+    bench.segment_writer.submit(sealed_of(batch(1)))
+    bench.segment_writer.drain()
     assert bench.store.read(1, 0).equals(batch(1))
     assert "announcement failed" in caplog.text
 
 
 def test_the_thread_writes_what_comes_and_drain_waits_for_it() -> None:
     bench = Bench(threaded=True)
-    bench.finalizer.start()
+    bench.segment_writer.start()
     for n in range(1, 6):
-        bench.finalizer.submit(sealed_of(batch(n), first_seq=n))
-    bench.finalizer.drain(timeout_s=30)
+        bench.segment_writer.submit(sealed_of(batch(n), first_seq=n))
+    bench.segment_writer.drain(timeout_s=30)
     assert [info.seq for info in bench.written] == [1, 2, 3, 4, 5]
-    bench.finalizer.stop()
+    bench.segment_writer.stop()
 
 
 def test_the_thread_tries_again_after_a_failure() -> None:
     bench = Bench(threaded=True)
     bench.fail_next_call()
-    bench.finalizer.submit(sealed_of(batch(1)))
-    bench.finalizer.start()
+    bench.segment_writer.submit(sealed_of(batch(1)))
+    bench.segment_writer.start()
     assert bench.told.wait(30)
-    bench.finalizer.stop()
+    bench.segment_writer.stop()
     assert [info.seq for info in bench.written] == [1]
 
 
 def test_drain_with_the_thread_says_why_it_cannot() -> None:
     bench = Bench(threaded=True)
     bench.fail_next_call(DiskFault.FAIL_ALWAYS)
-    bench.finalizer.start()
-    bench.finalizer.submit(sealed_of(batch(1)))
+    bench.segment_writer.start()
+    bench.segment_writer.submit(sealed_of(batch(1)))
     with pytest.raises(Unavailable):
-        bench.finalizer.drain(timeout_s=30)
-    bench.finalizer.stop()
-    assert bench.finalizer.count == 1
+        bench.segment_writer.drain(timeout_s=30)
+    bench.segment_writer.stop()
+    assert bench.segment_writer.count == 1
 
 
 def test_bytes_and_triggers_are_counted() -> None:
     bench = Bench()
-    bench.finalizer.submit(sealed([part(batch(1), 1, size=70)], Trigger.AGE))
-    assert bench.finalizer.byte_count == 70
-    bench.finalizer.drain()
+    bench.segment_writer.submit(sealed([part(batch(1), 1, size=70)], Trigger.AGE))
+    assert bench.segment_writer.byte_count == 70
+    bench.segment_writer.drain()
     assert bench.registry.value("quiver.finalize.trigger", trigger="age") == 1
     assert bench.registry.value("quiver.finalize.seconds") == 1

@@ -16,8 +16,8 @@ from penstock.quiver.offsets.checkpoint import (
 from penstock.quiver.offsets.log_files import HEADER_BYTES, decode_header, encode_header
 from penstock.quiver.offsets.records import (
     RECORD_BYTES,
-    AckRecord,
     NamePart,
+    OffsetRecord,
     Outcome,
     RecordKind,
     decode_record,
@@ -49,12 +49,12 @@ def written() -> Core:
     core.add(1, bundles=BUNDLES)
     core.ack("a", 1, 0, 2)
     core.ack("b", 1, 1)
-    core.book.sync()
+    core.offsets.sync()
     return core
 
 
 def resolved(core: Core, name: str) -> set[int]:
-    return {bundle for bundle in range(BUNDLES) if core.book.is_resolved(name, BundleRef(1, bundle))}
+    return {bundle for bundle in range(BUNDLES) if core.offsets.is_resolved(name, BundleRef(1, bundle))}
 
 
 def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
@@ -65,11 +65,11 @@ def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
         flip(core.disk, LOG, bit)
         after = core.crashed()
         for name, said in (("a", {0, 2}), ("b", {1})):
-            if name in after.book.names():
+            if name in after.offsets.names():
                 assert resolved(after, name) <= said
-        assert after.book.next_segment_seq_floor >= 2
+        assert after.offsets.next_segment_seq_floor >= 2
         if bit >= HEADER_BYTES * 8 and bit < (size - RECORD_BYTES) * 8:
-            assert after.book.damage, f"nobody noticed bit {bit}"
+            assert after.offsets.damage, f"nobody noticed bit {bit}"
 
 
 def test_only_the_flipped_record_is_lost_and_told_and_kept_as_evidence() -> None:
@@ -78,7 +78,7 @@ def test_only_the_flipped_record_is_lost_and_told_and_kept_as_evidence() -> None
     flip(core.disk, LOG, (size - 3 * RECORD_BYTES + 10) * 8)
     after = core.crashed()
     assert (resolved(after, "a"), resolved(after, "b")) == ({2}, {1})
-    assert any("cannot be read" in text for text in after.book.damage)
+    assert any("cannot be read" in text for text in after.offsets.damage)
     assert any(name.startswith("quarantine/ack.log") for name, _ in after.disk.list_files(CORE))
 
 
@@ -91,25 +91,25 @@ def test_a_damaged_header_does_not_matter_to_the_records() -> None:
 
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_log() -> None:
     core = written()
-    core.book.checkpoint()
+    core.offsets.checkpoint()
     core.ack("a", 1, 3)
-    core.book.checkpoint()
+    core.offsets.checkpoint()
     core.ack("a", 1, 4)
-    core.book.sync()
+    core.offsets.sync()
     flip(core.disk, CHECKPOINT, 200)
     after = core.crashed()
     assert resolved(after, "a") == {0, 2, 3, 4}
-    assert after.book.damage
+    assert after.offsets.damage
     again = after.crashed()
     assert resolved(again, "a") == {0, 2, 3, 4}
-    assert not again.book.damage
+    assert not again.offsets.damage
 
 
 def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before_it() -> None:
     core = written()
-    core.book.checkpoint()
+    core.offsets.checkpoint()
     core.ack("a", 1, 3)
-    core.book.checkpoint()
+    core.offsets.checkpoint()
     good = core.disk.read(f"{CHECKPOINT}.1")
     flip(core.disk, CHECKPOINT, 200)
     after = core.crashed()
@@ -120,14 +120,14 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_the_one_before_it() -> 
 
 def test_files_that_were_given_up_stay_as_long_as_a_checkpoint_needs_them() -> None:
     core = written()
-    core.book.checkpoint()
+    core.offsets.checkpoint()
     core.ack("a", 1, 3)
-    core.book.sync()
+    core.offsets.sync()
     core.ack("a", 1, 4)
     core.disk.plan = PlannedFault(call=len(core.disk.calls) + 1, kind=DiskFault.FAIL_ONCE)
     with pytest.raises(PenstockError):
-        core.book.sync()
-    core.book.checkpoint()
+        core.offsets.sync()
+    core.offsets.checkpoint()
     flip(core.disk, CHECKPOINT, 200)
     after = core.crashed(core.disk.crash(Survival.EVERYTHING))
     assert resolved(after, "a") == {0, 2, 3, 4}
@@ -137,20 +137,20 @@ def test_without_any_checkpoint_the_log_still_has_the_names_and_the_marks() -> N
     core = written()
     core.deliveries.ack_segment("a", 1)
     for _ in range(3):
-        core.book.checkpoint(next_segment_seq=2)
-        core.book.sync()
+        core.offsets.checkpoint(next_segment_seq=2)
+        core.offsets.sync()
     flip(core.disk, CHECKPOINT, 200)
     flip(core.disk, f"{CHECKPOINT}.1", 200)
     after = core.crashed()
-    assert after.book.names() == ["a", "b"]
-    assert after.book.subscriber("a").hwm == 1
+    assert after.offsets.names() == ["a", "b"]
+    assert after.offsets.subscriber("a").hwm == 1
     assert resolved(after, "b") <= {1}
-    assert after.book.next_segment_seq_floor >= 2
+    assert after.offsets.next_segment_seq_floor >= 2
 
 
 def test_with_everything_lost_all_that_is_there_is_delivered_again() -> None:
     core = written()
-    core.book.close()
+    core.offsets.close()
     disk = core.disk
     for name, _ in disk.list_files(CORE):
         disk.unlink(f"{CORE}/{name}")
@@ -168,7 +168,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_noticed() -> None:
         next_wal_seq=1 << 40,
         abandoned_through=2,
         absent=((3, 4),),
-        doomed=(5,),
+        tombstoned=(5,),
         subscribers=(
             CheckpointEntry(
                 index=1,
@@ -195,7 +195,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_noticed() -> None:
 
 
 def test_a_record_comes_back_as_it_was() -> None:
-    record = AckRecord(
+    record = OffsetRecord(
         kind=RecordKind.OUTCOME,
         outcome=Outcome.REJECTED,
         subscriber=65_535,
@@ -228,16 +228,16 @@ def test_a_header_comes_back_and_anything_else_is_none() -> None:
 async def test_while_a_definition_is_lost_nothing_is_deleted_before_its_owner_could_come_back() -> None:
     core = written()
     core.deliveries.ack_segment("b", 1)
-    core.book.sync()
+    core.offsets.sync()
     flip(core.disk, LOG, (HEADER_BYTES + 10) * 8)
     after = core.crashed()
-    assert after.book.names() == ["b"]
-    assert any("definition was lost" in text for text in after.book.damage)
-    assert after.book.finished() == [1]
+    assert after.offsets.names() == ["b"]
+    assert any("definition was lost" in text for text in after.offsets.damage)
+    assert after.offsets.finished() == [1]
     assert after.remove() == []
     after.subscribe("a")
     assert after.refs("a") == [(1, bundle) for bundle in range(BUNDLES)]
     await after.clock.advance(300)
-    assert after.book.finished() == []
+    assert after.offsets.finished() == []
     after.deliveries.ack_segment("a", 1)
     assert after.remove() == [1]

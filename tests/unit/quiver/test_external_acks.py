@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.quiver.offsets.external import AckInbox, AckNote, leave_note, read_note
+from penstock.quiver.offsets.external import ExternalAck, ExternalAcks, commit_offset, read_external_ack
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 pytestmark = pytest.mark.unit
@@ -14,45 +14,45 @@ CORE = "/q/core_0"
 BOX = f"{CORE}/ack/inbox"
 
 
-def note(through: int, subscriber: str = "spark") -> AckNote:
-    return AckNote(subscriber=subscriber, through=through)
+def note(through: int, subscriber: str = "spark") -> ExternalAck:
+    return ExternalAck(subscriber=subscriber, through=through)
 
 
 def test_an_empty_directory_has_no_notes() -> None:
     disk = FakeDisk()
-    assert AckInbox(disk, CORE).take() == []
-    assert read_note(disk, CORE, "spark") is None
+    assert ExternalAcks(disk, CORE).take() == []
+    assert read_external_ack(disk, CORE, "spark") is None
 
 
 def test_a_note_is_taken_once_per_change() -> None:
     disk = FakeDisk()
-    inbox = AckInbox(disk, CORE)
-    leave_note(disk, CORE, note(0))
-    leave_note(disk, CORE, note(4, "audit"))
+    inbox = ExternalAcks(disk, CORE)
+    commit_offset(disk, CORE, note(0))
+    commit_offset(disk, CORE, note(4, "audit"))
     assert inbox.take() == [note(4, "audit"), note(0)]
     assert inbox.take() == []
-    leave_note(disk, CORE, note(3))
+    commit_offset(disk, CORE, note(3))
     assert inbox.take() == [note(3)]
 
 
 def test_after_a_start_every_note_is_taken_again() -> None:
     disk = FakeDisk()
-    leave_note(disk, CORE, note(3))
-    AckInbox(disk, CORE).take()
-    assert AckInbox(disk, CORE).take() == [note(3)]
+    commit_offset(disk, CORE, note(3))
+    ExternalAcks(disk, CORE).take()
+    assert ExternalAcks(disk, CORE).take() == [note(3)]
 
 
 def test_a_note_never_takes_back_what_an_earlier_one_said() -> None:
     disk = FakeDisk()
-    leave_note(disk, CORE, note(7))
-    leave_note(disk, CORE, note(3))
-    assert read_note(disk, CORE, "spark") == note(7)
+    commit_offset(disk, CORE, note(7))
+    commit_offset(disk, CORE, note(3))
+    assert read_external_ack(disk, CORE, "spark") == note(7)
 
 
 def test_a_name_that_no_subscriber_can_have_is_refused() -> None:
     for name in ("../evil", "", "a" * 65, "con"):
         with pytest.raises(InvalidInput):
-            leave_note(FakeDisk(), CORE, note(1, name))
+            commit_offset(FakeDisk(), CORE, note(1, name))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_note_that_cannot_be_read_is_passed_over(text: bytes) -> None:
     disk.make_dirs(BOX)
     disk.create(f"{BOX}/spark.json").write([text])
     disk.create(f"{BOX}/not a name.json").write([b"{}"])
-    inbox = AckInbox(disk, CORE)
+    inbox = ExternalAcks(disk, CORE)
     assert inbox.take() == []
-    leave_note(disk, CORE, note(2))
+    commit_offset(disk, CORE, note(2))
     assert inbox.take() == [note(2)]
 
 
@@ -82,16 +82,16 @@ def test_a_note_that_cannot_be_read_is_passed_over(text: bytes) -> None:
 def test_a_crash_at_any_call_leaves_the_old_note_or_the_new_one(survival: Survival) -> None:
     for call in range(40):
         disk = FakeDisk()
-        leave_note(disk, CORE, note(1))
+        commit_offset(disk, CORE, note(1))
         disk.plan = PlannedFault(call=len(disk.calls) + call, kind=DiskFault.CRASH_BEFORE)
         done = False
         try:
-            leave_note(disk, CORE, note(2))
+            commit_offset(disk, CORE, note(2))
             done = True
         except PowerCut:
             pass
         after = disk.crash(survival)
-        assert AckInbox(after, CORE).take() in ([[note(2)]] if done else [[note(1)], [note(2)]])
+        assert ExternalAcks(after, CORE).take() in ([[note(2)]] if done else [[note(1)], [note(2)]])
         if done:
             return
     raise AssertionError("the sweep never reached the end")

@@ -7,8 +7,8 @@ from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
 
 from penstock.errors import ConfigError, NotFound, PenstockError, Unavailable
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.quota import Budget
-from penstock.quiver.retention.reaper import Candidate, Policy, Retention, Sweeper
+from penstock.quiver.quota import Quota
+from penstock.quiver.retention.reaper import Candidate, Policy, Reaper, Retention
 from penstock.testing.disk import DiskFault, PlannedFault
 
 HOUR_NS = 3600 * 10**9
@@ -30,7 +30,7 @@ class Files:
     def remove(self, *seqs: int) -> None:
         for seq in seqs:
             self.tries += 1
-            assert self.core.book.is_synced(seq), "a file goes only after what permits it is durable"
+            assert self.core.offsets.is_synced(seq), "a file goes only after what permits it is durable"
             if seq in self.stuck:
                 raise Unavailable("the device is busy")
             del self.core.infos[seq]
@@ -43,7 +43,7 @@ class House:
         self.core = Core().open()
         self.core.subscribe("a")
         self.files = Files(self.core)
-        self.budget = Budget(
+        self.quota = Quota(
             self.core.disk,
             CORE,
             hard_bytes=10_000,
@@ -52,11 +52,11 @@ class House:
             clock=self.core.clock,
         )
         self.kept_back: set[int] = set()
-        self.sweeper = Sweeper(
-            self.core.book,
+        self.reaper = Reaper(
+            self.core.offsets,
             self.core.deliveries,
             self.files,
-            self.budget,
+            self.quota,
             Retention(policy=policy, **rules),  # type: ignore[arg-type]
             clock=self.core.clock,
             may_remove=lambda seq: seq not in self.kept_back,
@@ -64,7 +64,7 @@ class House:
 
     def add(self, *seqs: int, ingest_ns: int = START_NS) -> None:
         for seq in seqs:
-            self.budget.charge("segments", 1000)
+            self.quota.charge("segments", 1000)
             self.core.add(seq, bundles=1, ingest_ns=ingest_ns)
 
     def ack(self, *seqs: int) -> None:
@@ -79,9 +79,9 @@ def test_what_everybody_processed_goes_at_once() -> None:
     house = House()
     house.add(1, 2, 3)
     house.ack(1, 3)
-    assert house.sweeper.sweep().removed == (1, 3)
+    assert house.reaper.reap().removed == (1, 3)
     assert list(house.core.infos) == [2]
-    assert house.budget.used == 1000
+    assert house.quota.used == 1000
     assert house.metric("quiver.gc.evictions_total", reason="processed") == 2
     assert house.metric("quiver.core.bytes", core_id="0") == 1000
 
@@ -90,8 +90,8 @@ def test_some_of_it_may_stay_as_headroom() -> None:
     house = House(headroom_bytes=2000)
     house.add(1, 2, 3)
     house.ack(1, 2, 3)
-    assert house.sweeper.sweep().removed == (1,)
-    assert house.sweeper.make_room(8000)
+    assert house.reaper.reap().removed == (1,)
+    assert house.reaper.reclaim(8000)
     assert list(house.core.infos) == [3]
 
 
@@ -102,10 +102,10 @@ def test_a_sync_that_fails_keeps_every_file() -> None:
     disk = house.core.disk
     disk.plan = PlannedFault(call=len(disk.calls), kind=DiskFault.FAIL_ALWAYS)
     with pytest.raises(PenstockError):
-        house.sweeper.sweep()
+        house.reaper.reap()
     assert list(house.core.infos) == [1]
     disk.plan = None
-    assert house.sweeper.sweep().removed == (1,)
+    assert house.reaper.reap().removed == (1,)
 
 
 async def test_a_file_that_will_not_go_counts_until_it_is_gone_and_is_tried_ever_more_rarely() -> None:
@@ -114,24 +114,24 @@ async def test_a_file_that_will_not_go_counts_until_it_is_gone_and_is_tried_ever
     house.ack(1)
     house.files.stuck = {1}
     for expected in (1, 1, 2, 2, 2, 3):
-        house.sweeper.sweep()
+        house.reaper.reap()
         assert house.files.tries == expected
-        assert house.budget.used == 1000
+        assert house.quota.used == 1000
         await house.core.clock.advance(0.99)
     house.files.stuck = set()
     await house.core.clock.advance(60)
-    assert house.sweeper.sweep().removed == (1,)
-    assert house.budget.used == 0
+    assert house.reaper.reap().removed == (1,)
+    assert house.quota.used == 0
 
 
 def test_under_backpressure_nothing_unprocessed_goes_and_the_writer_is_told() -> None:
     house = House("backpressure")
     house.add(*range(1, 10))
-    assert not house.sweeper.make_room(500)
+    assert not house.reaper.reclaim(500)
     assert len(house.core.infos) == 9
     assert house.metric("quiver.ingest.throttle_total") == 1
     house.ack(1)
-    assert house.sweeper.make_room(500)
+    assert house.reaper.reclaim(500)
 
 
 def test_drop_oldest_drops_the_oldest_and_records_it_for_those_who_needed_it() -> None:
@@ -139,11 +139,11 @@ def test_drop_oldest_drops_the_oldest_and_records_it_for_those_who_needed_it() -
     house.core.subscribe("b")
     house.add(*range(1, 10))
     house.core.deliveries.ack_segment("b", 1)
-    assert house.sweeper.make_room(1500)
+    assert house.reaper.reclaim(1500)
     assert min(house.core.infos) == 3
-    assert house.core.book.subscriber("a").dropped == 2
-    assert house.core.book.subscriber("b").dropped == 1
-    assert house.core.book.subscriber("b").hwm == 2
+    assert house.core.offsets.subscriber("a").dropped == 2
+    assert house.core.offsets.subscriber("b").dropped == 1
+    assert house.core.offsets.subscriber("b").hwm == 2
     assert house.metric("quiver.segment.dropped_total") == 2
     assert house.metric("quiver.retention.size_emergency_total") == 1
     assert house.metric("quiver.gc.evictions_total", reason="size") == 2
@@ -156,11 +156,11 @@ async def test_drops_are_told_now_and_then_with_how_many_there_were(
     house = House("drop_oldest")
     house.add(*range(1, 10))
     for seq in range(10, 13):
-        assert house.sweeper.make_room(1000)
+        assert house.reaper.reclaim(1000)
         house.add(seq)
     assert len(caplog.messages) == 1
     await house.core.clock.advance(10)
-    assert house.sweeper.make_room(1000)
+    assert house.reaper.reclaim(1000)
     assert caplog.messages[1] == "dropped 3 unprocessed segments to stay under the cap"
 
 
@@ -168,7 +168,7 @@ def test_drop_oldest_passes_over_a_segment_in_somebodys_hands() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     claim = house.core.take("a")
-    assert house.sweeper.make_room(500)
+    assert house.reaper.reclaim(500)
     assert 1 in house.core.infos
     assert 2 not in house.core.infos
     assert house.core.deliveries.ack(claim)
@@ -179,25 +179,25 @@ def test_drop_oldest_across_a_gap_leaves_no_hole_behind() -> None:
     house.add(*range(1, 10))
     house.ack(2, 3)
     house.kept_back = {2, 3}
-    assert house.sweeper.make_room(500)
-    assert house.core.book.subscriber("a").hwm == 3
+    assert house.reaper.reclaim(500)
+    assert house.core.offsets.subscriber("a").hwm == 3
     after = house.core.crashed()
     assert after.found.missing == ()
-    assert after.book.subscriber("a").hwm == 3
+    assert after.offsets.subscriber("a").hwm == 3
 
 
 def test_when_nothing_may_be_dropped_the_writer_waits() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     house.kept_back = set(range(1, 10))
-    assert not house.sweeper.make_room(500)
+    assert not house.reaper.reclaim(500)
 
 
 def test_what_is_processed_goes_before_anything_is_dropped() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     house.ack(9)
-    assert house.sweeper.make_room(500)
+    assert house.reaper.reclaim(500)
     assert 9 not in house.core.infos
     assert 1 in house.core.infos
 
@@ -206,11 +206,11 @@ async def test_old_segments_go_under_any_policy_and_count_as_expired() -> None:
     house = House("backpressure", max_age_s=3600)
     house.add(1, ingest_ns=START_NS - HOUR_NS + 10**9)
     house.add(2)
-    assert house.sweeper.sweep().expired == ()
+    assert house.reaper.reap().expired == ()
     await house.core.clock.advance(2)
-    swept = house.sweeper.sweep()
+    swept = house.reaper.reap()
     assert (swept.expired, swept.removed) == ((1,), (1,))
-    assert house.core.book.subscriber("a").expired == 1
+    assert house.core.offsets.subscriber("a").expired == 1
     assert house.metric("quiver.loss.bundles", reason="age", signal="logs") == 1
 
 
@@ -218,33 +218,33 @@ async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
     house = House("backpressure", max_age_s=3600)
     house.add(1, ingest_ns=START_NS - HOUR_NS // 2)
     house.core.clock.jump_wall(3_600_000)
-    assert house.sweeper.sweep().expired == ()
+    assert house.reaper.reap().expired == ()
     await house.core.clock.advance(1802)
-    assert house.sweeper.sweep().expired == (1,)
+    assert house.reaper.reap().expired == (1,)
 
 
 async def test_an_old_segment_in_somebodys_hands_waits_for_the_end_of_that() -> None:
     house = House(max_age_s=3600)
     house.add(1, ingest_ns=START_NS - 2 * HOUR_NS)
     claim = house.core.take("a")
-    assert house.sweeper.sweep().expired == ()
+    assert house.reaper.reap().expired == ()
     house.core.deliveries.defer(claim, 0)
     await house.core.clock.advance(2)
-    assert house.sweeper.sweep().expired == (1,)
+    assert house.reaper.reap().expired == (1,)
 
 
 def test_too_little_free_space_counts_as_over_the_cap() -> None:
     house = House("drop_oldest")
     house.add(1, 2)
     house.core.disk.free = 100
-    assert not house.sweeper.make_room(100)
+    assert not house.reaper.reclaim(100)
     house.core.disk.free = 10_000
-    assert house.sweeper.make_room(100)
+    assert house.reaper.reclaim(100)
 
 
 def test_a_cap_that_cannot_hold_a_log_and_two_segments_names_the_least() -> None:
     with pytest.raises(ConfigError, match="need 3"):
-        Budget(Core().disk, CORE, hard_bytes=1000, target_bytes=1024, wal_bytes=1024)
+        Quota(Core().disk, CORE, hard_bytes=1000, target_bytes=1024, wal_bytes=1024)
 
 
 def test_age_is_by_when_data_came_in() -> None:
@@ -252,9 +252,9 @@ def test_age_is_by_when_data_came_in() -> None:
     house = House()
     house.add(1, ingest_ns=START_NS - 2 * 10**9)
     house.add(2)
-    assert rules.expired(house.core.book.infos(), START_NS, set()) == [1]
-    assert rules.expired(house.core.book.infos(), START_NS, {1}) == []
-    assert Retention().expired(house.core.book.infos(), START_NS, set()) == []
+    assert rules.expired(house.core.offsets.infos(), START_NS, set()) == [1]
+    assert rules.expired(house.core.offsets.infos(), START_NS, {1}) == []
+    assert Retention().expired(house.core.offsets.infos(), START_NS, set()) == []
 
 
 def test_retention_takes_no_more_than_it_needs() -> None:
@@ -270,7 +270,7 @@ def test_a_drop_that_was_synced_is_not_delivered_after_a_crash_before_the_file_i
     house = House("drop_oldest")
     house.add(1)
     house.core.deliveries.drop(1, Outcome.DROPPED, reason="size")
-    house.core.book.sync()
+    house.core.offsets.sync()
     after = house.core.crashed()
     assert after.refs("a") == []
-    assert after.book.deletable() == [1]
+    assert after.offsets.removable() == [1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.quiver.quota import Budget
+from penstock.quiver.quota import Quota
 from penstock.quiver.retention.shared_quota import (
     NOTHING_OLD,
     CoreSlot,
-    SharedBudget,
+    SharedQuota,
     decode_slot,
     encode_slot,
 )
@@ -28,8 +28,8 @@ class Machine:
         self.disk.make_dirs(ROOT)
         self.cores = [self.core(number) for number in range(3)]
 
-    def core(self, number: int, cores: int = 3) -> SharedBudget:
-        return SharedBudget(
+    def core(self, number: int, cores: int = 3) -> SharedQuota:
+        return SharedQuota(
             self.disk,
             ROOT,
             core_id=number,
@@ -57,11 +57,11 @@ def test_a_core_may_use_what_the_others_leave(machine: Machine) -> None:
 
 def test_a_core_can_always_use_half_of_its_share(machine: Machine) -> None:
     machine.say(0, 1400, 1400)
-    budget = Budget(machine.disk, ROOT, hard_bytes=1000, target_bytes=100, shared=machine.cores[0])
-    assert budget.hard_bytes == 500
+    quota = Quota(machine.disk, ROOT, hard_bytes=1000, target_bytes=100, shared=machine.cores[0])
+    assert quota.hard_bytes == 500
     machine.say(0, 100, 100)
-    assert budget.hard_bytes == 1700
-    assert budget.soft_bytes == 1600
+    assert quota.hard_bytes == 1700
+    assert quota.soft_bytes == 1600
 
 
 def test_cores_that_use_all_they_may_stay_below_the_cap(machine: Machine) -> None:

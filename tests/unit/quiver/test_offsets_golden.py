@@ -11,7 +11,7 @@ from tests.unit.quiver.ack_doubles import CORE, Core, segment
 from penstock.quiver.model import BundleRef
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.state import SubscriberState
-from penstock.quiver.offsets.store import AckBook
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.tools.offline import read_history
 from penstock.storage.fs import OsFileSystem
 
@@ -25,18 +25,18 @@ def make() -> Core:
     core.subscribe("otlp", "parquet_exporter-with_a_name_of_three_pieces_1234567890")
     for seq in (1, 2, 3):
         core.add(seq, bundles=3)
-    for name in core.book.names():
+    for name in core.offsets.names():
         core.deliveries.ack_segment(name, 1)
     assert core.remove() == [1]
-    core.book.checkpoint(next_segment_seq=4, next_wal_seq=40)
+    core.offsets.checkpoint(next_segment_seq=4, next_wal_seq=40)
     core.ack("otlp", 3, 1)
-    core.book.checkpoint(next_segment_seq=4, next_wal_seq=41)
+    core.offsets.checkpoint(next_segment_seq=4, next_wal_seq=41)
     core.add(5, bundles=3)
-    core.book.resolve("otlp", BundleRef(2, 0), Outcome.NACK, attempt=1)
-    core.book.resolve("otlp", BundleRef(2, 0), Outcome.REJECTED, attempt=2)
+    core.offsets.resolve("otlp", BundleRef(2, 0), Outcome.NACK, attempt=1)
+    core.offsets.resolve("otlp", BundleRef(2, 0), Outcome.REJECTED, attempt=2)
     core.deliveries.ack_segment("otlp", 5)
-    core.book.deactivate("otlp")
-    core.book.sync()
+    core.offsets.deactivate("otlp")
+    core.offsets.sync()
     return core
 
 
@@ -59,10 +59,10 @@ def test_the_first_format_is_read(tmp_path: Path, lost: str) -> None:
     shutil.copytree(GOLDEN, tmp_path / "core_0")
     if lost:
         (tmp_path / "core_0" / lost).unlink()
-    book = AckBook.open(OsFileSystem(), str(tmp_path / "core_0"))
-    assert book.reconcile(INFOS).missing == ()
-    assert book.damage == ()
-    otlp = book.subscriber("otlp")
+    offsets = SubscriptionStore.open(OsFileSystem(), str(tmp_path / "core_0"))
+    assert offsets.reconcile(INFOS).missing == ()
+    assert offsets.damage == ()
+    otlp = offsets.subscriber("otlp")
     assert (otlp.state, otlp.hwm, otlp.acked, otlp.nacked, otlp.rejected) == (
         SubscriberState.INACTIVE,
         1,
@@ -70,12 +70,12 @@ def test_the_first_format_is_read(tmp_path: Path, lost: str) -> None:
         1,
         1,
     )
-    assert book.is_resolved("otlp", BundleRef(3, 1))
-    assert not book.is_resolved("otlp", BundleRef(3, 0))
-    assert book.subscriber("parquet_exporter-with_a_name_of_three_pieces_1234567890").pending_segments == 3
-    assert book.next_segment_seq_floor == 6
-    assert book.next_wal_seq_floor == (40 if lost else 41)
-    book.close()
+    assert offsets.is_resolved("otlp", BundleRef(3, 1))
+    assert not offsets.is_resolved("otlp", BundleRef(3, 0))
+    assert offsets.subscriber("parquet_exporter-with_a_name_of_three_pieces_1234567890").pending_segments == 3
+    assert offsets.next_segment_seq_floor == 6
+    assert offsets.next_wal_seq_floor == (40 if lost else 41)
+    offsets.close()
 
 
 def test_the_log_is_told_in_words() -> None:

@@ -33,6 +33,18 @@ def _durations(settings: object, *names: str) -> None:
         _put(settings, name, parse_duration(getattr(settings, name)))
 
 
+def _bytes(size: SizeLike) -> int:
+    """A size that was converted when its settings were made."""
+    assert isinstance(size, int)
+    return size
+
+
+def _seconds(duration: DurationLike) -> float:
+    """A duration that was converted when its settings were made."""
+    assert isinstance(duration, int | float)
+    return duration
+
+
 def _put(settings: object, name: str, value: object) -> None:
     object.__setattr__(settings, name, value)
 
@@ -72,11 +84,11 @@ class SegmentConfig:
 
     @property
     def target_bytes(self) -> int:
-        return parse_size(self.target_size)
+        return _bytes(self.target_size)
 
     @property
     def max_open_s(self) -> float:
-        return parse_duration(self.max_open_duration)
+        return _seconds(self.max_open_duration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +112,16 @@ class WalConfig:
 
     @property
     def max_bytes(self) -> int:
-        return parse_size(self.max_size)
+        return _bytes(self.max_size)
 
     @property
     def rotation_bytes(self) -> int:
         """The size of one file: two must fit, or the log could never give room back."""
-        return min(parse_size(self.rotation_target), max(4096, self.max_bytes // 2))
+        return min(_bytes(self.rotation_target), max(4096, self.max_bytes // 2))
 
     @property
     def flush_interval_s(self) -> float:
-        return parse_duration(self.flush_interval)
+        return _seconds(self.flush_interval)
 
     @property
     def syncs(self) -> bool:
@@ -131,6 +143,19 @@ class AckConfig:
         _sizes(self, "checkpoint_bytes")
         _at_least(self, 1, "checkpoint_bytes", "checkpoint_records")
 
+    @property
+    def flush_interval_s(self) -> float:
+        return _seconds(self.flush_interval)
+
+    @property
+    def checkpoint_log_bytes(self) -> int:
+        """How large the log gets before it is summed up."""
+        return _bytes(self.checkpoint_bytes)
+
+    @property
+    def checkpoint_interval_s(self) -> float:
+        return _seconds(self.checkpoint_interval)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
@@ -149,7 +174,15 @@ class RetentionConfig:
 
     @property
     def cap_bytes(self) -> int:
-        return parse_size(self.size_cap)
+        return _bytes(self.size_cap)
+
+    @property
+    def headroom_bytes(self) -> int:
+        return _bytes(self.steady_state_headroom)
+
+    @property
+    def min_free_bytes(self) -> int:
+        return _bytes(self.min_free)
 
     @property
     def max_age_s(self) -> float | None:
@@ -168,7 +201,7 @@ class IngestConfig:
 
     @property
     def block_s(self) -> float:
-        return parse_duration(self.block_timeout)
+        return _seconds(self.block_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +219,14 @@ class RetryConfig:
         if self.max_attempts is not None:
             _at_least(self, 1, "max_attempts")
 
+    @property
+    def initial_s(self) -> float:
+        return _seconds(self.initial)
+
+    @property
+    def max_s(self) -> float:
+        return _seconds(self.max)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryConfig:
@@ -199,6 +240,10 @@ class DeliveryConfig:
         _durations(self, "claim_timeout")
         _at_least(self, 1, "max_in_flight")
 
+    @property
+    def claim_timeout_s(self) -> float:
+        return _seconds(self.claim_timeout)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberConfig:
@@ -209,6 +254,10 @@ class SubscriberConfig:
     def __post_init__(self) -> None:
         if self.orphan_timeout is not None:
             _durations(self, "orphan_timeout")
+
+    @property
+    def orphan_timeout_s(self) -> float | None:
+        return None if self.orphan_timeout is None else _seconds(self.orphan_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +296,7 @@ class QuiverConfig:
 
     @property
     def maintenance_interval_s(self) -> float:
-        return parse_duration(self.maintenance_interval)
+        return _seconds(self.maintenance_interval)
 
     @property
     def has_wal(self) -> bool:

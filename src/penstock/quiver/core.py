@@ -28,7 +28,6 @@ from penstock.quiver.segments.recovery import rebuild_segment
 from penstock.quiver.segments.writer import SegmentWriter
 from penstock.quiver.tools.upload import Uploader
 from penstock.storage import FileSystem
-from penstock.units import parse_duration
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -303,10 +302,10 @@ class Core:
 def _delivery_settings(config: QuiverConfig) -> DeliverySettings:
     return DeliverySettings(
         max_in_flight=config.delivery.max_in_flight,
-        claim_timeout_s=parse_duration(config.delivery.claim_timeout),
+        claim_timeout_s=config.delivery.claim_timeout_s,
         newest_first=config.delivery.order == "newest_first",
-        retry_initial_s=parse_duration(config.retry.initial),
-        retry_max_s=parse_duration(config.retry.max),
+        retry_initial_s=config.retry.initial_s,
+        retry_max_s=config.retry.max_s,
         retry_multiplier=config.retry.multiplier,
         max_attempts=config.retry.max_attempts,
     )

@@ -17,7 +17,7 @@ from penstock.quiver.quota import FRAME_BYTES, Quota, footprint
 from penstock.quiver.retention.reaper import Reaper, Retention
 from penstock.quiver.retention.shared_quota import SharedQuota
 from penstock.quiver.segments.memtable import Trigger
-from penstock.units import format_size, parse_duration, parse_size
+from penstock.units import format_size
 
 if TYPE_CHECKING:
     from penstock.quiver.core import Core, Runtime
@@ -50,7 +50,7 @@ class Maintenance:
             hard_bytes=config.cap_per_core(cores),
             target_bytes=config.segment.target_bytes,
             wal_bytes=config.wal_bytes,
-            min_free_bytes=parse_size(config.retention.min_free),
+            min_free_bytes=config.retention.min_free_bytes,
             clock=runtime.clock,
             shared=self._shared,
         )
@@ -62,7 +62,7 @@ class Maintenance:
             Retention(
                 policy=config.retention.size_cap_policy,
                 max_age_s=config.retention.max_age_s,
-                headroom_bytes=parse_size(config.retention.steady_state_headroom),
+                headroom_bytes=config.retention.headroom_bytes,
             ),
             core_id=core_id,
             clock=runtime.clock,
@@ -183,10 +183,10 @@ class Maintenance:
         self._core.deliveries.ack_through(note.subscriber, note.through)
 
     def _drop_orphans(self) -> None:
-        timeout = self._core.config.subscribers.orphan_timeout
-        if timeout is None:
+        timeout_s = self._core.config.subscribers.orphan_timeout_s
+        if timeout_s is None:
             return
-        age_ms = int(parse_duration(timeout) * 1000)
+        age_ms = int(timeout_s * 1000)
         limit_ns = (self._clock.cautious_ms(age_ms) - age_ms) * 1_000_000
         for name in self._core.offsets.orphaned_before(limit_ns):
             _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)

@@ -30,6 +30,8 @@ from penstock.quiver.wal.payload import decode_batch
 from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
 from penstock.storage import FileSystem, write_durably
 from penstock.units import parse_duration, parse_size
+from penstock.quiver.wal.replay import FoundEntry, WalReplay, quarantine_damage, read_wal
+from penstock.storage import FileSystem
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"
@@ -255,8 +257,8 @@ def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set
 
 def _ack_settings(config: QuiverConfig) -> OffsetLogSettings:
     return OffsetLogSettings(
-        flush_interval_s=parse_duration(config.ack.flush_interval),
-        checkpoint_bytes=parse_size(config.ack.checkpoint_bytes),
+        flush_interval_s=config.ack.flush_interval_s,
+        checkpoint_bytes=config.ack.checkpoint_log_bytes,
         checkpoint_records=config.ack.checkpoint_records,
-        checkpoint_interval_s=parse_duration(config.ack.checkpoint_interval),
+        checkpoint_interval_s=config.ack.checkpoint_interval_s,
     )

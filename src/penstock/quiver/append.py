@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from penstock.clock import Clock
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Unavailable
-from penstock.metrics import Registry
-from penstock.quiver.config import WalConfig
+from penstock.metrics import Counter, Registry
+from penstock.quiver.config import QuiverConfig, WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.model import Pending, Signal, flat_slot, slot_name
@@ -30,7 +30,7 @@ from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.quiver.core import Core
+    from penstock.quiver.maintenance import Maintenance
 
 Batches: TypeAlias = pa.RecordBatch | Mapping[int, pa.RecordBatch]
 """One batch, or one for each of several slots."""
@@ -40,6 +40,7 @@ _RAW: Final = pa.schema([pa.field("data", pa.binary(), nullable=False)])
 _SEALED_TARGETS_MAX: Final = 4
 """How many times the target size may wait in memory while segments cannot be written."""
 _RELIEF_S: Final = 30.0
+_QUEUE_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,35 +127,52 @@ def _signal(signal: Signal | str | None) -> Signal:
 
 
 class Admission:
-    """The door of one core. Lets a bundle pass at once as long as every cap has room for it.
+    """Admission control of one core: a bundle passes at once as long as every cap has room for it.
 
-    Room that was given is kept until `release`, by when the bundle counts itself: writers that come at the
-    same time do not pass on the same room.
+    Room that was given is kept until `release`, by when the bundle counts itself: concurrent writers never
+    pass on the same room.
     """
 
-    def __init__(self, core: Core, *, cores: int) -> None:
-        self._core = core
-        config = core.config
+    def __init__(
+        self,
+        config: QuiverConfig,
+        appender: Appender,
+        memtable: Memtable,
+        maintenance: Maintenance,
+        *,
+        cores: int,
+        flush: Callable[[Trigger, float], None],
+        cut: Callable[[], None],
+        throttles: Counter,
+    ) -> None:
         most = config.largest_bundle(cores)
         self._bundle_max = min(most, config.wal_bytes - HEADER_BYTES) if config.has_wal else most
-        self._memory_max = _SEALED_TARGETS_MAX * core.config.segment.target_bytes
+        self._memory_max = _SEALED_TARGETS_MAX * config.segment.target_bytes
+        self._block_s = config.ingest.block_s
+        self._wal_max = config.wal.max_bytes
+        self._appender = appender
+        self._memtable = memtable
+        self._maintenance = maintenance
+        self._flush = flush
+        self._cut = cut
+        self._throttles = throttles
 
     def reserve(self, byte_count: int) -> bool:
         """Take the room for a bundle, if there is some, without waiting for anything."""
         return (
             byte_count <= self._bundle_max
             and self._fits(byte_count)
-            and self._core.maintenance.reserve(byte_count)
+            and self._maintenance.reserve(byte_count)
         )
 
     def release(self, byte_count: int) -> None:
         """Give back what `reserve` or `admit` took."""
-        self._core.maintenance.release(byte_count)
+        self._maintenance.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
         """Return when the room for a bundle is taken; waits as settings allow. Raises as `wait_for_quota`."""
         while not self.reserve(byte_count):
-            self.wait_for_quota(byte_count, wait_s=self._core.config.ingest.block_s)
+            self.wait_for_quota(byte_count, wait_s=self._block_s)
 
     def wait_for_quota(self, byte_count: int, *, wait_s: float = 0.0) -> None:
         """Return when there was room for a bundle. May write segments and delete files to make it.
@@ -167,41 +185,36 @@ class Admission:
                 "that wal.max_size and retention.size_cap leave room for; split it, or raise them"
             )
         if not self._fits(byte_count):
-            if not self._core.maintenance.has_room(byte_count):
+            if not self._maintenance.has_room(byte_count):
                 # First of all: on a full disk nothing can be finalized before something goes.
-                self._core.maintenance.reclaim(byte_count, wait_s)
+                self._maintenance.reclaim(byte_count, wait_s)
             self._flush_to_free(byte_count)
-        if not self._core.maintenance.has_room(byte_count):
-            self._core.maintenance.reclaim(byte_count, wait_s)
+        if not self._maintenance.has_room(byte_count):
+            self._maintenance.reclaim(byte_count, wait_s)
 
     def _fits(self, byte_count: int) -> bool:
-        return (
-            self._core.appender.has_room(byte_count) and self._core.memtable.memory_bytes < self._memory_max
-        )
+        return self._appender.has_room(byte_count) and self._memtable.memory_bytes < self._memory_max
 
     def _flush_to_free(self, byte_count: int) -> None:
-        """Finalize what is open, so that the log can be cut; once."""
-        core = self._core
+        """Write what is open to segments, once, so that the log can be cut."""
         try:
-            with core.maintenance.at_work():
-                core.flush(Trigger.WAL_CAP, timeout_s=_RELIEF_S)
-                if not core.appender.has_room(byte_count):
-                    core.appender.rotate()
-                    core.cut()
+            with self._maintenance.at_work():
+                self._flush(Trigger.WAL_CAP, _RELIEF_S)
+                if not self._appender.has_room(byte_count):
+                    self._appender.rotate()
+                    self._cut()
         except Closed:
             raise
         except PenstockError as error:
             raise self._full(f"segments cannot be written: {error}") from error
-        if not core.appender.has_room(byte_count):
+        if not self._appender.has_room(byte_count):
             raise self._full("the log is full")
 
     def _full(self, why: str) -> AtCapacity:
-        self._core.deliveries.metrics.throttles.inc()
-        cap = format_size(self._core.config.wal.max_bytes)
-        return AtCapacity(f"{why}; wal.max_size is {cap}; retry in a moment", retry_after_s=1.0)
-
-
-_QUEUE_MAX = 4096
+        self._throttles.inc()
+        return AtCapacity(
+            f"{why}; wal.max_size is {format_size(self._wal_max)}; retry in a moment", retry_after_s=1.0
+        )
 
 
 Settle: TypeAlias = Callable[[Receipt | None, PenstockError | None], None]

@@ -94,7 +94,16 @@ class Core:
         )
         self.uploader = self._make_uploader(runtime, core_id)
         self.maintenance = Maintenance(self, runtime, directory, core_id=core_id, cores=cores)
-        self.admission = Admission(self, cores=cores)
+        self.admission = Admission(
+            config,
+            self.appender,
+            self.memtable,
+            self.maintenance,
+            cores=cores,
+            flush=self.flush,
+            cut=self.cut,
+            throttles=self.deliveries.metrics.throttles,
+        )
         self.metrics.recovered(found, runtime.clock.monotonic() - started_s)
         self.appender.start()
         if runtime.threads:

@@ -16,8 +16,8 @@ from tests.unit.quiver.ack_doubles import Core
 
 from penstock.quiver.delivery.leases import Lease
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.log import OffsetLogSettings
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import OffsetLogSettings
 from penstock.testing.disk import Survival
 
 pytestmark = pytest.mark.timeout(120)

@@ -20,8 +20,8 @@ from penstock.clock import Clock
 from penstock.errors import Corrupt
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.model import Pending
-from penstock.quiver.offsets.log import OffsetLogSettings
-from penstock.quiver.offsets.store import RecoveryReport, SubscriptionStore
+from penstock.quiver.offsets.log import OffsetLogSettings, RecoveryReport
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.wal.entry import ENTRY_BYTES_MIN, SlotPart, WalEntry

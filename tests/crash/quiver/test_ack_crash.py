@@ -21,8 +21,8 @@ from tests.unit.quiver.ack_doubles import Core
 
 from penstock.errors import PenstockError
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.log import OffsetLogSettings
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import OffsetLogSettings
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if os.environ.get("PENSTOCK_SOAK") else 120)]

@@ -9,8 +9,9 @@ from penstock.metrics import Registry
 from penstock.quiver.delivery.leases import Lease
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
 from penstock.quiver.model import BundleRef, SegmentInfo, Signal
+from penstock.quiver.offsets.log import OffsetLogSettings
 from penstock.quiver.offsets.records import Outcome
-from penstock.quiver.offsets.store import OffsetLogSettings, SubscriptionStore
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

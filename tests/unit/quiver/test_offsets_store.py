@@ -11,9 +11,10 @@ from tests.unit.quiver.ack_doubles import CORE, START_NS, Core, segment
 from penstock.errors import InvalidInput, PenstockError, StorageFull
 from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef
+from penstock.quiver.offsets.log import OffsetLogSettings
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.state import SubscriberState
-from penstock.quiver.offsets.store import OffsetLogSettings, SubscriptionStore
+from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.storage.fs import OsFileSystem, WritableFile
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 

@@ -24,9 +24,10 @@ from penstock.quiver.delivery.leases import Lease, LeaseTable
 from penstock.quiver.errors import StaleClaim
 from penstock.quiver.metrics import DeliveryMetrics
 from penstock.quiver.model import BundleRef, SegmentInfo
+from penstock.quiver.offsets.log import Dropped, RecoveryReport
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.state import Subscriber, SubscriberState
-from penstock.quiver.offsets.store import Dropped, RecoveryReport, SubscriptionStore
+from penstock.quiver.offsets.store import SubscriptionStore
 
 _READ_FAILURES_MAX: Final = 3
 

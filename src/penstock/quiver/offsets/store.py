@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -22,8 +22,15 @@ from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointState
 from penstock.quiver.offsets.external import remove_external_ack
-from penstock.quiver.offsets.log import OffsetLog, OffsetLogSettings, replay
-from penstock.quiver.offsets.progress import Ranges
+from penstock.quiver.offsets.log import (
+    Dropped,
+    OffsetLog,
+    OffsetLogSettings,
+    RecoveryReport,
+    record_missing,
+    record_unlogged,
+    replay,
+)
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome
 from penstock.quiver.offsets.state import (
     Gone,
@@ -36,94 +43,8 @@ from penstock.quiver.offsets.state import (
 )
 from penstock.storage import FileSystem
 
-_MISSING_RECORDS_MAX: Final = 10_000
 _HELD_S: Final = 300.0
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """What went with a segment before everybody had taken it."""
-
-    info: SegmentInfo | None
-    """None when nothing is known of it but that it was there."""
-    subscribers: tuple[str, ...]
-    """Who had not resolved it."""
-    bundles: int
-    """The most that one of them missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryReport:
-    """What a start found that did not fit."""
-
-    missing: tuple[tuple[int, int], ...] = ()
-    """Segments that somebody waited for and that are not there: first and last number of each hole."""
-    corrupt: tuple[Dropped, ...] = ()
-    """Segments that somebody waited for and that were set aside."""
-    expired: tuple[Dropped, ...] = ()
-    unlogged: int = 0
-    """Bundles that were accepted and are neither in a segment nor in the log."""
-
-
-def record_missing(
-    state: OffsetState,
-    log: OffsetLog,
-    holes: Iterable[tuple[int, int]],
-    quarantined_infos: Mapping[int, SegmentInfo | None],
-) -> RecoveryReport:
-    """Record the numbers in `holes` as dropped: those in `aside` as corrupt, the others as missing.
-
-    The caller holds the lock of the offsets.
-    """
-    quarantined = Ranges((seq, seq) for seq in quarantined_infos)
-    corrupt: list[Dropped] = []
-    missing: list[tuple[int, int]] = []
-    for first, last in holes:
-        inside = [seq for seq in sorted(quarantined_infos) if first <= seq <= last]
-        corrupt += [_record_corrupt(state, log, seq, quarantined_infos[seq]) for seq in inside]
-        missing += quarantined.missing(first, last)
-    for first, last in missing:
-        _record_hole(state, log, first, last)
-    return RecoveryReport(missing=tuple(missing), corrupt=tuple(corrupt))
-
-
-def _record_corrupt(state: OffsetState, log: OffsetLog, seq: int, info: SegmentInfo | None) -> Dropped:
-    missed: dict[str, int] = {}
-    for entry in state.subscribers.values():
-        done = entry.progress.resolved_in(seq)
-        if entry.progress.resolve_segment(seq):
-            bundles = missed[entry.name] = 0 if info is None else info.bundle_count - done
-            entry.counters[Outcome.DROPPED] += bundles
-            log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
-    log.append_gone(seq, seq, Gone.CORRUPT)
-    state.absent.add(seq)
-    return Dropped(info=info, subscribers=tuple(missed), bundles=max(missed.values(), default=0))
-
-
-def _record_hole(state: OffsetState, log: OffsetLog, first: int, last: int) -> None:
-    for entry in state.subscribers.values():
-        # A hole of any length is one record; the outcomes are for the audit.
-        for seq in range(first, min(last, first + _MISSING_RECORDS_MAX - 1) + 1):
-            if entry.progress.resolve_segment(seq):
-                log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, 0)
-    log.append_gone(first, last, Gone.MISSING)
-    state.absent.add(first, last)
-
-
-def record_unlogged(state: OffsetState, log: OffsetLog, bundles: int) -> None:
-    """Record bundles that the write-ahead log lost as dropped for every subscriber.
-
-    They never got into a segment, so a segment number of their own stands for them. The caller holds the
-    lock of the offsets.
-    """
-    seq = state.highest_seq + 1
-    state.skip_through(seq)
-    for entry in state.subscribers.values():
-        if entry.progress.resolve_segment(seq):
-            entry.counters[Outcome.DROPPED] += bundles
-            log.append_outcome(entry, seq, WHOLE_SEGMENT, Outcome.DROPPED, bundles)
-    log.append_gone(seq, seq, Gone.MISSING)
 
 
 class SubscriptionStore:

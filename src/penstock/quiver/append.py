@@ -45,7 +45,7 @@ _QUEUE_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was accepted: its number in the log, when it came in, its rows and its bytes."""
+    """What was accepted: its number in the log, its time of arrival, its rows and its bytes."""
 
     wal_seq: int
     ingest_ns: int
@@ -55,7 +55,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedBundle:
-    """A bundle that is encoded: its batches by ascending slot, and their parts of the entry."""
+    """An encoded bundle: its batches by ascending slot, and their parts of the log entry."""
 
     batches: Sequence[pa.RecordBatch]
     parts: Sequence[SlotPart]
@@ -63,7 +63,7 @@ class EncodedBundle:
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], parts: Sequence[SlotPart]) -> EncodedBundle:
-        """Raises `LimitExceeded` for more than an entry may have."""
+        """Build one from its parts. Raises `LimitExceeded` for more than an entry may hold."""
         return cls(batches, parts, entry_bytes(parts))
 
     def pending(self, receipt: Receipt, start: int, end: int) -> list[Pending]:
@@ -85,9 +85,10 @@ class EncodedBundle:
 def encode_bundle(
     data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
 ) -> EncodedBundle:
-    """Encode a bundle. A single batch goes into `slot`, or into the flat one of its `signal`.
+    """Encode a bundle. A single batch goes into `slot`, or into the flat slot of its `signal`.
 
-    Raises `InvalidInput` for what is no batch or has no slot, `LimitExceeded` for more than an entry holds.
+    Raises `InvalidInput` for a value that is no batch or has no slot, `LimitExceeded` for more than an entry
+    holds.
     """
     batches = _by_slot(data, signal, slot)
     for number, batch in batches:
@@ -98,7 +99,7 @@ def encode_bundle(
 
 
 def raw_batch(data: bytes) -> pa.RecordBatch:
-    """A request as it came, as one row that refers to it."""
+    """Return a request as it came, as one row that refers to its bytes."""
     ends = pa.py_buffer(_ENDS.pack(0, len(data)))
     column = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)], null_count=0)
     return pa.RecordBatch.from_arrays([column], schema=_RAW)
@@ -129,8 +130,8 @@ def _signal(signal: Signal | str | None) -> Signal:
 class Admission:
     """Admission control of one core: a bundle passes at once as long as every cap has room for it.
 
-    Room that was given is kept until `release`, by when the bundle counts itself: concurrent writers never
-    pass on the same room.
+    Reserved room is kept until `release`, by when the bundle is counted itself. So concurrent writers never
+    use the same room.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Admission:
         self._throttles = throttles
 
     def reserve(self, byte_count: int) -> bool:
-        """Take the room for a bundle, if there is some, without waiting for anything."""
+        """Reserve room for a bundle if there is some, without waiting."""
         return (
             byte_count <= self._bundle_max
             and self._fits(byte_count)
@@ -166,11 +167,11 @@ class Admission:
         )
 
     def release(self, byte_count: int) -> None:
-        """Give back what `reserve` or `admit` took."""
+        """Release what `reserve` or `admit` took."""
         self._maintenance.release(byte_count)
 
     def admit(self, byte_count: int) -> None:
-        """Return when the room for a bundle is taken; waits as settings allow. Raises as `wait_for_quota`."""
+        """Return when room for a bundle is reserved; wait as settings allow. Raises as `wait_for_quota`."""
         while not self.reserve(byte_count):
             self.wait_for_quota(byte_count, wait_s=self._block_s)
 
@@ -229,10 +230,10 @@ class _PendingAppend:
 
 
 class Appender:
-    """Takes bundles, from any thread, and answers when they are as safe as the flush policy says.
+    """Writes bundles to the log, from any thread, and reports when each is durable by the flush policy.
 
     Without a log (`wal` is None) a bundle is accepted as soon as it is in memory. Without threads everything
-    happens within the call, which is how tests own every moment of it.
+    happens within the call, so that tests control each step.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Appender:
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
     def start(self) -> None:
-        """Commit on a thread of its own from here on, unless there are to be none."""
+        """Commit on a thread from here on, unless there is to be none."""
         if self._committer is not None:
             self._committer.start()
 
@@ -285,11 +286,11 @@ class Appender:
 
     @property
     def logged(self) -> tuple[int, int]:
-        """How far the log is durable: a position, and its last bundle. (0, 0) where nothing is synced."""
+        """The position and the last bundle up to which the log is durable; (0, 0) if nothing is synced."""
         return self._logged
 
     def append(self, bundle: EncodedBundle, settle: Settle) -> None:
-        """Accept a bundle; `settle` hears of it when it is safe, or that it is not.
+        """Accept a bundle; `settle` is called when it is durable, or with the error.
 
         Raises `AtCapacity` when too many wait for the disk, and `Closed`; then `settle` is not called.
         """
@@ -342,7 +343,10 @@ class Appender:
         )
 
     def _deliver(self, entries: list[Entry]) -> None:
-        """Called in the order of the log: add what is safe, then tell who waits."""
+        """Add what is durable to the open segments, then report to the writers.
+
+        Called in the order of the log.
+        """
         assert self._wal is not None
         pending: list[Pending] = []
         end = 0
@@ -367,7 +371,7 @@ class Appender:
                 accepted.settle(accepted.receipt, None)
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether the log may have so many bytes more."""
+        """Whether the log may grow by so many bytes."""
         wal = self._wal
         if wal is None:
             return True
@@ -378,9 +382,9 @@ class Appender:
         return files < self._config.max_rotated_files or byte_count <= wal.log.room
 
     def rotate(self) -> None:
-        """Start a new file of the log, so that the one before it can go once nothing in it is needed.
+        """Start a new log file, so that the one before it can be removed once nothing in it is needed.
 
-        Raises `Closed`: the directory may be somebody else's by then.
+        Raises `Closed`: the directory may belong to another process by then.
         """
         with self._lock:
             self._check_open()
@@ -391,12 +395,12 @@ class Appender:
                 self._skip_marks()
 
     def _skip_marks(self) -> None:
-        """Marks behind the last entry are nobody's, but keep files from being cut."""
+        """Skip marks after the last entry: nobody needs them, but they keep files from being removed."""
         assert self._wal is not None
         self._memtable.add((), end=self._wal.active_start)
 
     def close(self) -> None:
-        """Commit what was submitted, sync it, and take no more. Raises what the last sync raised."""
+        """Commit and sync what was submitted, and accept no more. Raises what the last sync raised."""
         with self._lock:
             self._is_closed = True
             if self._committer is not None:

@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a core gets from outside: where files are, what time it is, and who counts."""
+    """What a core gets from outside: file system, clock, randomness and metrics."""
 
     fs: FileSystem
     clock: Clock
@@ -45,7 +45,7 @@ class Runtime:
 
 
 class Core:
-    """Everything of one core directory at work. Whoever opens it has locked the directory."""
+    """All parts of one core directory. The caller has locked the directory."""
 
     def __init__(
         self, directory: str, config: QuiverConfig, runtime: Runtime, *, core_id: int, cores: int
@@ -114,7 +114,7 @@ class Core:
             self.maintenance.start()
 
     def _replay(self, found: Recovered) -> None:
-        """Take in what the log has, writing segments on the way, so that a long log needs little memory."""
+        """Replay the log, writing segments on the way, so that a long log needs little memory."""
         for parts, end in found.pending():
             self.memtable.add(parts, end=end)
             while self.segment_writer.step():
@@ -128,7 +128,7 @@ class Core:
             _LOGGER.info("the log had %d bundles to take in", found.replayed)
 
     def _make_uploader(self, runtime: Runtime, core_id: int) -> Uploader | None:
-        """Who copies segments, with all that are there to begin with; None if nobody is to."""
+        """Return an uploader with all existing segments queued; None if nothing is to be uploaded."""
         upload = self.config.upload
         if upload.store is None:
             return None
@@ -163,7 +163,7 @@ class Core:
                 self.uploader.forget(seq)
 
     def bytes_of(self, seq: int) -> int:
-        """What removing a segment frees. Raises `NotFound`."""
+        """Return what removing a segment frees. Raises `NotFound`."""
         return self.store.bytes_of(seq)
 
     def advance(self) -> None:
@@ -172,19 +172,19 @@ class Core:
             self.wal.advance(self.memtable.needed())
 
     def cut(self) -> None:
-        """Cut the log and remove what a rotation has just closed."""
+        """Cut the log and remove the file that a rotation has just closed."""
         self.advance()
         if self.wal is not None:
             self.wal.tidy()
 
     def flush(self, trigger: Trigger = Trigger.FLUSH, timeout_s: float | None = None) -> None:
-        """Seal what is open and wait until everything sealed is on disk. Raises as `SegmentWriter.drain`."""
+        """Seal open segments and wait until everything sealed is on disk. Raises as `SegmentWriter.drain`."""
         self.memtable.seal_all(trigger)
         self.segment_writer.drain(timeout_s)
         self.advance()
 
     def read(self, claim: Lease) -> Bundle | None:
-        """The bundle of a claim, None if it cannot be read; then the claim has ended."""
+        """Return the bundle of a claim, or None if it cannot be read; then the claim has ended."""
         try:
             batch = self.store.read(claim.ref.segment_seq, claim.ref.bundle)
         except Corrupt as error:
@@ -205,9 +205,10 @@ class Core:
         return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)
 
     def quarantine(self, seq: int, reason: str) -> bool:
-        """Take a damaged segment out of the way; its bytes are kept as evidence.
+        """Quarantine a damaged segment; its bytes are kept as evidence.
 
-        True when it is there again, whole: the log still had it. Otherwise nobody waits for it any more.
+        Return True when it is whole again, because the log still had it. Otherwise nobody waits for it any
+        more.
         """
         with self._repair_lock:
             try:
@@ -227,7 +228,7 @@ class Core:
             return False
 
     def _rebuild(self, info: SegmentInfo, reason: str) -> bool:
-        """Put a segment together again from the log; once for each, for a disk may go on breaking it."""
+        """Rebuild a segment from the log; once for each, because a disk may go on damaging it."""
         if self.wal is None or info.seq in self._rebuilt:
             return False
         self._rebuilt.add(info.seq)
@@ -249,7 +250,7 @@ class Core:
                 self.store.quarantine(seq, reason)
 
     def stats(self) -> QuiverStats:
-        """How much is where."""
+        """Return counts and sizes of all parts."""
         return QuiverStats(
             segments=len(self.store.infos()),
             segment_bytes=self.store.byte_count,
@@ -268,7 +269,7 @@ class Core:
         )
 
     def close(self) -> None:
-        """Bring everything to rest. Each step is tried whatever became of the one before it."""
+        """Stop every part in order. Each step is tried, whatever became of the one before it."""
         with contextlib.ExitStack() as stack:
             if self.wal is not None:
                 stack.callback(self.wal.close)
@@ -291,9 +292,9 @@ class Core:
             _LOGGER.error("what is open stays in the log: %s", error)
 
     def _clear_log(self) -> None:
-        """Leave no segment that everybody has, and no payload in the log once no segment is left.
+        """Remove segments that everybody has resolved, and empty the log once no segment is left.
 
-        As long as one is, the log stays: a damaged segment can be put together again from it.
+        As long as one is left the log stays: a damaged segment can be rebuilt from it.
         """
         try:
             self.maintenance.reap_last()

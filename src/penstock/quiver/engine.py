@@ -45,8 +45,8 @@ _WAIT_MAX_S: Final = 0.16
 class Quiver:
     """One core of a Quiver directory, open for this process alone. Any thread may call any method.
 
-    What `ingest` returned for survives what the flush policy promises, and goes to every subscriber at least
-    once. It is deleted when all of them have answered for it, or when retention says so.
+    Data for which `ingest` has returned survives what the flush policy promises and is delivered to every
+    subscriber at least once. It is deleted when all of them have resolved it, or when retention says so.
     """
 
     def __init__(self, core: Core, lock: contextlib.ExitStack) -> None:
@@ -70,11 +70,11 @@ class Quiver:
         maintenance: bool = True,
         threads: bool = True,
     ) -> Quiver:
-        """Open `core_<core_id>` below `path`, which is made if need be, after putting it in order.
+        """Recover and open `core_<core_id>` below `path`, which is created if it is missing.
 
         Each of `cores` processes owns one core and its share of the size cap. Without `maintenance` nothing
-        happens by itself but what `maintain` is called for; without `threads` everything happens within the
-        calls. Raises `Locked` if another process has it, `ConfigError`, `Unsupported`, and what the disk
+        happens periodically, only when `maintain` is called; without `threads` everything happens within the
+        calls. Raises `Locked` if another process has it open, `ConfigError`, `Unsupported`, and what the disk
         raises.
         """
         config = config if config is not None else QuiverConfig()
@@ -98,12 +98,12 @@ class Quiver:
     def ingest(
         self, data: Batches, *, signal: Signal | str | None = None, slot: int | None = None
     ) -> Receipt:
-        """Accept a batch, or one batch for each of several slots, and return when it is safe.
+        """Accept a batch, or one batch for each of several slots, and return when it is durable.
 
         A single batch goes into the flat slot of its `signal`, or into `slot`; without either it is no
         telemetry. Each slot's batch is delivered as a bundle of its own. Raises `AtCapacity` when a cap is
-        reached and nothing may be given up, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
-        raises; then it is not accepted, though it may come back if the machine stops at once.
+        reached and nothing may be deleted, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
+        raises. After an error the batch is not accepted, though it may reappear if the machine stops at once.
         """
         self.check_open()
         return self._accept(encode_bundle(data, signal=signal, slot=slot))
@@ -118,48 +118,51 @@ class Quiver:
         return answer.wait()
 
     def ingest_raw(self, data: bytes, signal: Signal | str) -> Receipt:
-        """Accept a request as it came, undecoded. Raises as `ingest`."""
+        """Accept a request as it came, without decoding it. Raises as `ingest`."""
         return self.ingest(raw_batch(data), slot=raw_slot(Signal(signal)))
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """Make a subscriber known, durably. One that is known goes on where it was.
+        """Register a subscriber, durably. One that is registered already continues where it was.
 
-        A new one starts with the earliest data that is there, with what comes from now on ("latest"), or
-        with a segment's number.
+        A new one starts with the earliest data there is, with data that arrives from now on ("latest"), or
+        with a segment number.
         """
         self.check_open()
         return self._core.offsets.register(name, start)
 
     def activate(self, name: str) -> None:
-        """Let a subscriber be given bundles. Raises `UnknownSubscriber`."""
+        """Let a subscriber receive bundles. Raises `UnknownSubscriber`."""
         self.check_open()
         self._core.offsets.activate(name)
 
     def deactivate(self, name: str) -> None:
-        """Give a subscriber nothing until it is activated again; its data is kept."""
+        """Deliver nothing to a subscriber until it is activated again; its data is kept."""
         self.check_open()
         self._core.offsets.deactivate(name)
 
     def unregister(self, name: str) -> Subscriber:
-        """Forget a subscriber, durably: nothing is kept for it any more. Returns it as it was."""
+        """Remove a subscriber, durably: nothing is kept for it any more. Return its last state."""
         self.check_open()
         return self._core.deliveries.unregister(name)
 
     def subscribers(self) -> list[Subscriber]:
-        """All subscribers, by name."""
+        """Return all subscribers, by name."""
         return self._core.deliveries.subscribers()
 
     def orphans(self, configured: Iterable[str]) -> list[str]:
-        """Mark the subscribers that are not among these as orphaned; their names. Their data is kept."""
+        """Mark the subscribers that are not in `configured` as orphaned and return their names.
+
+        Their data is kept.
+        """
         self.check_open()
         return self._core.offsets.orphans(configured)
 
     # ---- out -----------------------------------------------------------------------------------------
 
     def next_bundle(self, subscriber: str, timeout: DurationLike | None = 0) -> Bundle | None:
-        """The next bundle for a subscriber, claimed for the caller; None when none came within `timeout`.
+        """Claim the next bundle for a subscriber; return None when none came within `timeout`.
 
         A `timeout` of None waits until there is one or Quiver is closed. Raises `UnknownSubscriber`.
         """
@@ -174,7 +177,10 @@ class Quiver:
                 return bundle
 
     def claim(self, subscriber: str, ref: BundleRef) -> Bundle:
-        """This very bundle, whatever its turn. Raises `StaleClaim` if it is not to be had, and `Corrupt`."""
+        """Claim one particular bundle, whatever its turn.
+
+        Raises `StaleClaim` if it cannot be claimed, and `Corrupt`.
+        """
         self.check_open()
         bundle = self._core.read(self._core.deliveries.claim(subscriber, ref))
         if bundle is None:
@@ -182,7 +188,7 @@ class Quiver:
         return bundle
 
     def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """Answer for every bundle of a segment at once. False when there was nothing left to answer for."""
+        """Acknowledge every bundle of a segment at once. Return False when none was left."""
         self.check_open()
         return self._core.deliveries.ack_segment(subscriber, segment_seq)
 
@@ -194,10 +200,10 @@ class Quiver:
         since: Instant | None = None,
         until: Instant | None = None,
     ) -> ds.Dataset:
-        """The committed segments of one signal or slot, as a dataset, by event time: `since` up to `until`.
+        """Return the committed segments of one signal or slot as a dataset, from `since` up to `until`.
 
-        What is still open is not in it; `flush` comes before if it is wanted. Segments that are deleted
-        before the dataset is read are an error then.
+        Open segments are not in it: call `flush` first to include them. A segment that is deleted before the
+        dataset is read is an error then.
         """
         self.check_open()
         kind = None if signal is None else Signal(signal)
@@ -214,23 +220,23 @@ class Quiver:
             self._core.flush()
 
     def maintain(self) -> None:
-        """Do what is due now: seal, deliver again, sync, delete. Raises what the disk raises."""
+        """Do what is due now: seal, redeliver, sync, delete. Raises what the disk raises."""
         self.check_open()
         self._core.maintenance.run()
 
     def stats(self) -> QuiverStats:
-        """How much is where."""
+        """Return counts and sizes of all parts."""
         return self._core.stats()
 
     @property
     def core(self) -> Core:
-        """The parts, for those who build on them."""
+        """The parts, for code that builds on them."""
         return self._core
 
     def close(self) -> None:
-        """Write what is open to segments, sum up, and let go of the directory. May be called twice.
+        """Write open segments, checkpoint, and release the directory. May be called twice.
 
-        Raises what the disk raises; what was accepted is in the log then, and the directory is free.
+        Raises what the disk raises; accepted data is in the log then, and the directory is released.
         """
         with self._closing:
             if self._is_closed:
@@ -240,7 +246,7 @@ class Quiver:
             self._core.close()
 
     def check_open(self) -> None:
-        """Raises `Closed` once this was closed."""
+        """Raise `Closed` if this was closed."""
         if self._is_closed:
             raise Closed("this Quiver is closed; open it again")
 
@@ -254,7 +260,7 @@ class Quiver:
 
 
 class _Answer:
-    """What became of one bundle, for the thread that waits for it."""
+    """The result of one append, for the thread that waits for it."""
 
     __slots__ = ("_error", "_given", "_receipt")
 
@@ -288,10 +294,10 @@ def _warn_of_memory(fs: FileSystem, directory: str) -> None:
 
 
 class AsyncQuiver:
-    """A `Quiver` whose calls do not block the loop. `ingest` and `next_bundle` wait without a thread; what is
-    rare and touches the disk runs on the loop's default executor.
+    """A `Quiver` whose calls do not block the event loop.
 
-    Answers to a bundle (`bundle.ack()` and so on) never wait and are plain calls.
+    `ingest` and `next_bundle` wait without a thread; rare calls that touch the disk run on the default
+    executor. Answers to a bundle (`bundle.ack()` and so on) never wait and are plain calls.
     """
 
     def __init__(self, quiver: Quiver) -> None:
@@ -332,7 +338,7 @@ class AsyncQuiver:
 
     @property
     def sync(self) -> Quiver:
-        """The engine itself."""
+        """The blocking engine itself."""
         return self._quiver
 
     async def ingest(
@@ -364,9 +370,9 @@ class AsyncQuiver:
         return await answer
 
     async def _take_room(self, byte_count: int) -> None:
-        """Take the room for a bundle; wait on the loop, for threads are few and readers need them.
+        """Reserve room for a bundle, waiting on the loop: threads are few and readers need them.
 
-        The room is taken here, too, and not on a thread, whose answer a cancelled task never hears.
+        The room is reserved here and not on a thread, whose result a cancelled task never sees.
         """
         admission, clock = self._core.admission, self._core.clock
         deadline_s = clock.monotonic() + self._core.config.ingest.block_s
@@ -394,7 +400,10 @@ class AsyncQuiver:
                 return bundle
 
     async def _read(self, claim: Lease) -> Bundle | None:
-        """The first read of a segment may go over all of its bytes; what follows is a look into memory."""
+        """Read a bundle.
+
+        The first read of a segment may go over all of its bytes; later ones only look into memory.
+        """
         seq = claim.ref.segment_seq
         if seq in self._warm:
             return self._core.read(claim)

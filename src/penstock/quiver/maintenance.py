@@ -30,9 +30,9 @@ _RESERVED: Final = "reserved"
 
 
 class Maintenance:
-    """The timers and the disk budget of one core.
+    """The periodic work and the disk quota of one core.
 
-    `run` does what is due, on a thread of its own once `start` was called.
+    `run` does what is due; after `start` a thread calls it.
     """
 
     def __init__(self, core: Core, runtime: Runtime, directory: str, *, core_id: int, cores: int) -> None:
@@ -82,12 +82,12 @@ class Maintenance:
     # ---- time ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Do what is due every `maintenance_interval` from here on."""
+        """Call `run` on a thread every `maintenance_interval` from here on."""
         self._thread = threading.Thread(target=self._loop, name="quiver-maintenance", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what is being done; nothing is done any more when this returns."""
+        """Stop after the step under way; nothing is done any more when this returns."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -113,7 +113,7 @@ class Maintenance:
                     _LOGGER.exception("maintenance")
 
     def _may_warn(self) -> bool:
-        """Whether it is time for another word about what happens ten times in a second."""
+        """Whether it is time for another log line about what may happen ten times a second."""
         now_s = self._clock.monotonic()
         if self._warned_s is not None and now_s - self._warned_s < _WARN_EVERY_S:
             return False
@@ -123,7 +123,7 @@ class Maintenance:
     def run(self) -> None:
         """Do what is due now. Raises what the disk raises; what was not done is due the next time.
 
-        Raises `Closed` after `stop`: the directory may be somebody else's.
+        Raises `Closed` after `stop`: the directory may belong to another process.
         """
         core = self._core
         with self._turn, contextlib.ExitStack() as stack:
@@ -146,7 +146,7 @@ class Maintenance:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """For whoever changes files on behalf of a caller: `stop` waits for the end. Raises `Closed`."""
+        """Guard a caller that changes files: `stop` waits for its end. Raises `Closed`."""
         here = threading.get_ident()
         with self._idle:
             self._check_open()
@@ -175,7 +175,7 @@ class Maintenance:
             self._apply_external_ack(note)
 
     def _apply_external_ack(self, note: ExternalAck) -> None:
-        """A process that only reads is done with every segment up to a number."""
+        """Acknowledge for a process that only reads: it is done with every segment up to a number."""
         offsets = self._core.offsets
         if note.subscriber not in offsets.names():
             offsets.register(note.subscriber)
@@ -197,7 +197,7 @@ class Maintenance:
         self._reaper.reap()
 
     def _forget_delivered(self) -> None:
-        """Start a new file of the log when every bundle in it is delivered, so that no payload stays."""
+        """Start a new log file when every bundle in this one is delivered, so that no payload stays."""
         core = self._core
         is_delivered = not core.store.infos() and core.memtable.needed() >= core.memtable.end
         if is_delivered and self._log_bytes > 0 and core.wal is not None and core.wal.has_entries:
@@ -205,7 +205,7 @@ class Maintenance:
             core.cut()
 
     def reap_last(self) -> None:
-        """Remove the segments that everybody has, after everything else has come to rest."""
+        """Remove the segments that everybody has resolved, after everything else has stopped."""
         self._reap()
 
     def _measure(self) -> None:
@@ -228,23 +228,23 @@ class Maintenance:
 
     @property
     def cap_bytes(self) -> int:
-        """What this core may use now."""
+        """The bytes that this core may use now."""
         return self._quota.hard_bytes
 
     def disk_bytes(self) -> int:
-        """What this core uses, with what is in memory and about to be written."""
+        """Return the bytes that this core uses, with what is in memory and about to be written."""
         with self._counting:
             self._count()
             return self._quota.used
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether a bundle of so many bytes stays below the soft cap, and leaves enough of the device."""
+        """Whether a bundle of so many bytes stays below the soft cap and leaves enough free space."""
         with self._counting:
             self._count()
             return not self._quota.excess(self._footprint(byte_count))
 
     def reserve(self, byte_count: int) -> bool:
-        """Take the room for a bundle, if there is some, until `release`."""
+        """Reserve room for a bundle, if there is some, until `release`."""
         with self._counting:
             if not self.has_room(byte_count):
                 return False
@@ -252,12 +252,12 @@ class Maintenance:
             return True
 
     def release(self, byte_count: int) -> None:
-        """Give back what was reserved for a bundle: it counts by itself, or did not come in."""
+        """Release what was reserved for a bundle: it is counted itself now, or was not accepted."""
         with self._counting:
             self._quota.release(_RESERVED, self._footprint(byte_count))
 
     def reclaim(self, byte_count: int, wait_s: float = 0.0) -> None:
-        """Return when a bundle of so many bytes fits, after deleting what may go and waiting so long.
+        """Return when a bundle of so many bytes fits; delete what may go and wait at most `wait_s`.
 
         Raises `AtCapacity`, `Closed`, and what the disk raises.
         """
@@ -297,7 +297,7 @@ class Maintenance:
 
     @contextlib.contextmanager
     def _under_pressure(self) -> Iterator[None]:
-        """Let segments go before the log is cut behind them."""
+        """Let segments be removed before the log is cut after them."""
         with self._counting:
             self._pressure += 1
         try:
@@ -307,7 +307,7 @@ class Maintenance:
                 self._pressure -= 1
 
     def _free_log(self, needed_bytes: int) -> None:
-        """Write what is open if it is much, or keeps much of the log, or the bundle is large; cut the log."""
+        """Seal open segments if they or the bundle are large, or hold much of the log; cut the log."""
         core, target = self._core, self._quota.target_bytes
         if core.memtable.open_bytes >= target // 2 or max(needed_bytes, self._log_bytes) >= target:
             try:
@@ -318,7 +318,7 @@ class Maintenance:
         self._shed_log(needed_bytes)
 
     def _shed_log(self, needed_bytes: int) -> None:
-        """Cut the active file of the log, too, if nothing in it is needed and that is worth it."""
+        """Cut the active log file as well, if nothing in it is needed and that frees enough."""
         core = self._core
         self._count()
         worth = min(self._quota.target_bytes, self._quota.excess(needed_bytes))
@@ -332,7 +332,7 @@ class Maintenance:
 
     @property
     def _log_bytes(self) -> int:
-        """What the log holds of entries, needed or not; 0 while more are on their way."""
+        """Bytes of entries in the log, needed or not; 0 while more are being written."""
         core = self._core
         if core.wal is None or core.memtable.expected_bytes:
             return 0
@@ -346,7 +346,7 @@ class Maintenance:
         return footprint(byte_count, has_wal=self._core.config.has_wal)
 
     def _count(self) -> None:
-        """Count every byte once: what waits is asked before what is stored, which may be some of it."""
+        """Count every byte once: first what waits, then what is stored, which may include some of it."""
         core = self._core
         with self._counting:
             waiting = core.memtable.waiting()
@@ -362,10 +362,10 @@ class Maintenance:
             )
 
     def _may_remove(self, seq: int) -> bool:
-        """A segment stays until it is uploaded, if it is to be, and until the log is cut behind it: or a
-        restart would read its bundles again.
+        """Whether a segment is uploaded, if it has to be, and the log is cut after it.
 
-        The log does not count when room is needed, or segments cannot be written: it cannot be cut then.
+        Otherwise a restart would read its bundles from the log again. The log is ignored while room is needed
+        or segments cannot be written, because it cannot be cut then.
         """
         core = self._core
         if core.uploader is not None and not core.uploader.is_uploaded(seq):

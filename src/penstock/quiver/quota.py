@@ -25,17 +25,17 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 def min_quota(*, wal_bytes: int, target_bytes: int) -> int:
-    """What one core needs at least: its log, the segment that is written and one more."""
+    """Return the least that one core needs: its log, the segment being written and one more."""
     return wal_bytes + 2 * target_bytes
 
 
 def min_core_quota(cap_bytes: int, cores: int) -> int:
-    """What one of several cores may use whatever the others do: half of its share."""
+    """Return what one of several cores may use whatever the others use: half of its share."""
     return cap_bytes // cores // 2
 
 
 def max_core_quota(cap_bytes: int, cores: int, target_bytes: int) -> int:
-    """What one core may use when the others use nothing."""
+    """Return what one core may use when the others use nothing."""
     if cores == 1:
         return cap_bytes
     least = min_core_quota(cap_bytes, cores)
@@ -43,22 +43,22 @@ def max_core_quota(cap_bytes: int, cores: int, target_bytes: int) -> int:
 
 
 def footprint(byte_count: int, *, has_wal: bool) -> int:
-    """What a bundle takes: it is in the log still when its segment is written."""
+    """Return the bytes that a bundle takes on disk: it is still in the log when its segment is written."""
     return FRAME_BYTES + (2 * byte_count if has_wal else byte_count)
 
 
 def largest_bundle(most_bytes: int, *, target_bytes: int, has_wal: bool) -> int:
-    """The largest bundle for which a core has room below its soft cap when all that may go is gone."""
+    """Return the largest bundle that fits below the soft cap when everything removable is gone."""
     below = most_bytes - target_bytes
     room = below - below // _ACK_LOG_SHARE - FRAME_BYTES
     return room // 2 if has_wal else room
 
 
 class Quota:
-    """The bytes of one core by what they are for. Safe to use from any thread.
+    """The bytes of one core, by their kind. Safe to use from any thread.
 
-    `hard_bytes` is this core's share of the cap; writers are held up one segment before it, so that what is
-    in memory can still be written. With a `shared` budget it is what the others leave instead.
+    `hard_bytes` is this core's share of the cap; writers are held up one segment before it, so that open
+    segments can still be written. With a `shared` quota it is what the others leave instead.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Quota:
 
     @property
     def hard_bytes(self) -> int:
-        """What this core may use now."""
+        """The bytes that this core may use now."""
         return self._hard_bytes if self._shared is None else self._shared.limit()
 
     @property
@@ -108,34 +108,31 @@ class Quota:
 
     @property
     def soft_bytes(self) -> int:
-        """From here on writers are held up."""
+        """The bytes from which on writers are held up."""
         return self.hard_bytes - self._target_bytes
 
     @property
     def fraction(self) -> float:
-        """How much of the cap is used."""
+        """The part of the cap that is used."""
         return self.used / self.hard_bytes
 
     def put(self, **byte_counts: int) -> None:
-        """All bytes of each kind, by who counts them."""
+        """Set the bytes of each kind."""
         with self._lock:
             self._bytes.update(byte_counts)
 
     def charge(self, kind: str, byte_count: int) -> None:
-        """Bytes that are about to be written."""
+        """Count bytes that are about to be written."""
         with self._lock:
             self._bytes[kind] = self._bytes.get(kind, 0) + byte_count
 
     def release(self, kind: str, byte_count: int) -> None:
-        """Bytes whose file is gone, or that were not written after all."""
+        """Stop counting bytes whose file is gone, or that were not written after all."""
         with self._lock:
             self._bytes[kind] = max(0, self._bytes.get(kind, 0) - byte_count)
 
     def excess(self, more_bytes: int = 0) -> int:
-        """By how much this core is over its soft cap, or the device short of space, with `more_bytes` on top.
-
-        0 when there is room.
-        """
+        """Return the bytes over the soft cap, or short of free space, with `more_bytes` added; 0 if none."""
         over = self.used + more_bytes - self.soft_bytes
         return max(0, over, self._lacking_bytes(more_bytes))
 

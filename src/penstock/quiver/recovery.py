@@ -40,7 +40,7 @@ _COUNTED = "quiver.wal.counted-"
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Recovered:
-    """A core directory in order: its parts are open, and the log is read but not yet taken in."""
+    """A recovered core directory: its parts are open, and the log is read but not yet replayed."""
 
     offsets: SubscriptionStore
     store: SegmentStore
@@ -61,7 +61,7 @@ class Recovered:
     _committed: dict[tuple[int, str], set[int]] = field(default_factory=dict)
 
     def pending(self) -> Iterator[tuple[list[Pending], int]]:
-        """What the log has and no segment has, by entry and in order: the parts, and where it ends."""
+        """Yield what the log has and no segment has, by entry and in order: the parts, and where it ends."""
         if self.replay is None:
             return
         for found in self.replay.entries():
@@ -108,7 +108,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     """Open everything in a directory that this process has locked.
 
     Raises `Unsupported` for files of a later version, and `Corrupt` for a damaged log if the settings say
-    that this is to stop a start; nothing is changed then.
+    that this stops a start; nothing is changed then.
     """
     wal_dir, quarantine = os.path.join(core_dir, "wal"), os.path.join(core_dir, "quarantine")
     replay = read_wal(fs, wal_dir)
@@ -171,7 +171,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
 
 
 def _first_seq(replay: WalReplay) -> int | None:
-    """The number of the first entry behind the cursor, after a look at all of them."""
+    """Return the number of the first entry after the cursor, after reading all of them."""
     first: int | None = None
     for found in replay.entries():
         first = found.entry.wal_seq if first is None else first
@@ -201,9 +201,9 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
 
 
 def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -> int:
-    """How many bundles were durable in the log and are neither there nor in a committed segment.
+    """Count bundles that were durable in the log and are neither there nor in a committed segment.
 
-    An upper bound: a number that was given to a bundle whose write failed cannot be told apart.
+    This is an upper bound: the number of a bundle whose write failed looks the same.
     """
     end, last = logged
     if not replay.is_short or end <= (replay.sidecar or 0):
@@ -238,9 +238,9 @@ def _missing(gap: Gap, store: SegmentStore) -> int:
 
 
 def _committed(store: SegmentStore, first_seq: int) -> dict[tuple[int, str], set[int]]:
-    """The entries from `first_seq` on that each stream's committed segments have.
+    """Return the entries from `first_seq` on that each stream's committed segments have.
 
-    A segment that cannot be read is set aside here, while the log may still have what it held.
+    A segment that cannot be read is quarantined here, while the log may still have its contents.
     """
     numbers: dict[tuple[int, str], set[int]] = defaultdict(set)
     for info in store.infos():

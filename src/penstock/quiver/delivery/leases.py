@@ -27,7 +27,7 @@ _READY: Final = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One bundle in one consumer's hands until `expires_s`, on the monotonic clock."""
+    """One bundle claimed by one consumer until `expires_s`, on the monotonic clock."""
 
     subscriber: str
     ref: BundleRef
@@ -42,17 +42,17 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A bundle that was handed out before and goes out again at `due_s`."""
+    """A bundle that was handed out before and is due again at `due_s`."""
 
     attempts: int
     due_s: float
 
 
 class LeaseTable:
-    """The claims of one subscriber. Pure: the caller holds a lock and tells the time.
+    """The leases of one subscriber. Pure: the caller holds a lock and passes the time.
 
-    Entries of the heaps are not removed when something else becomes of their bundle. They are recognised by
-    that when they come up.
+    Heap entries are not removed when their bundle changes state. They are recognised as stale when they come
+    up.
     """
 
     __slots__ = (
@@ -81,14 +81,14 @@ class LeaseTable:
 
     @property
     def deferred(self) -> int:
-        """Bundles that were handed out, were not resolved, and are in nobody's hands."""
+        """Bundles that were handed out, are not resolved and are not claimed now."""
         return len(self._waiting)
 
     def held_segments(self) -> Iterator[int]:
         return (ref.segment_seq for ref in self._held)
 
     def next_event_s(self) -> float | None:
-        """When a lease runs out or something becomes due, at the earliest."""
+        """Return the earliest time at which a lease expires or something becomes due."""
         times = [self._deferred[0][0]] if self._deferred else []
         times += [claim.expires_s for claim in islice(self._held.values(), 1)]
         return min(times, default=None)
@@ -98,7 +98,7 @@ class LeaseTable:
     def choose(
         self, progress: Progress, known: Sequence[int], infos: Mapping[int, SegmentInfo]
     ) -> tuple[BundleRef, int, bool] | None:
-        """The bundle to hand out next, how often it was tried, and whether it went out before."""
+        """Return the next bundle, how often it was tried, and whether it was handed out before."""
         again = self._choose_again(progress, infos)
         if again is not None:
             return again
@@ -132,13 +132,13 @@ class LeaseTable:
         return None
 
     def _forget_through(self, hwm: int) -> None:
-        """Let go of places in segments that were resolved before anybody came to their end."""
+        """Forget places in segments that were resolved before they were handed out to their end."""
         self._visited.discard_through(hwm)
         for seq in [seq for seq in self._positions if seq <= hwm]:
             del self._positions[seq]
 
     def _next_segment(self, progress: Progress, known: Sequence[int]) -> int | None:
-        """The first segment in order that was not handed out to its end."""
+        """Return the first segment in order that was not handed out to its end."""
         if self._newest_first:
             place = len(known) - 1
             while place >= 0 and known[place] > progress.hwm:
@@ -163,21 +163,21 @@ class LeaseTable:
         return None
 
     def attempts(self, ref: BundleRef) -> tuple[int, bool] | None:
-        """How often a bundle was tried and whether it went out before; None while somebody holds it."""
+        """Return how often a bundle was tried and whether it was handed out; None while it is claimed."""
         if ref in self._held:
             return None
         waiting = self._waiting.get(ref)
         return (0, False) if waiting is None else (waiting.attempts, True)
 
     def hold(self, claim: Lease) -> None:
-        """The bundle is in somebody's hands."""
+        """Record that the bundle is claimed."""
         self._waiting.pop(claim.ref, None)
         self._held[claim.ref] = claim
 
     # ---- taking back ---------------------------------------------------------------------------------
 
     def end(self, claim: Lease, now_s: float) -> bool:
-        """Take a claim out of the table; False when it ended before, by its lease or otherwise."""
+        """Remove a lease; return False when it ended before, by expiry or otherwise."""
         held = self._held.get(claim.ref)
         if held is None or held.token != claim.token or now_s >= held.expires_s:
             return False
@@ -190,14 +190,14 @@ class LeaseTable:
         heapq.heappush(self._deferred, (due_s, ref))
 
     def put_back(self, ref: BundleRef, attempts: int) -> None:
-        """Hand the bundle out again as soon as somebody asks."""
+        """Hand the bundle out again at the next request."""
         self._waiting[ref] = _Waiting(attempts, _READY)
         # Newest first is by segment: within one, bundles keep their order.
         seq = -ref.segment_seq if self._newest_first else ref.segment_seq
         heapq.heappush(self._ready, (seq, ref.bundle, ref))
 
     def expire(self, now_s: float) -> int:
-        """Take back what ran out and put out what is due; how many bundles can be had again by that."""
+        """Take back expired leases and release what is due; return how many bundles that makes available."""
         back = 0
         while self._held and next(iter(self._held.values())).expires_s <= now_s:
             ref, held = self._held.popitem(last=False)
@@ -212,7 +212,7 @@ class LeaseTable:
         return back
 
     def forget_segment(self, seq: int) -> None:
-        """The segment is resolved as a whole: claims on it are void."""
+        """Void the leases on a segment that is resolved as a whole."""
         for ref in [ref for ref in self._held if ref.segment_seq == seq]:
             del self._held[ref]
         for ref in [ref for ref in self._waiting if ref.segment_seq == seq]:
@@ -221,7 +221,7 @@ class LeaseTable:
 
 
 class Resolver(Protocol):
-    """Who takes the answers; `Deliveries` does."""
+    """The receiver of answers; `Deliveries` is one."""
 
     def ack(self, claim: Lease) -> bool: ...
     def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool: ...
@@ -255,7 +255,7 @@ class Bundle:
 
     @property
     def ref(self) -> BundleRef:
-        """Segment and place in it: unique within the core, and the same when it is delivered again."""
+        """Segment and index in it: unique within the core, and the same when it is delivered again."""
         return self._lease.ref
 
     @property
@@ -264,12 +264,12 @@ class Bundle:
 
     @property
     def slot(self) -> int:
-        """The kind of payload, by its number."""
+        """The kind of payload, as a slot number."""
         return self._lease.info.slot
 
     @property
     def attempt(self) -> int:
-        """1 for the first try."""
+        """The attempt; 1 for the first."""
         return self._lease.attempt
 
     @property
@@ -282,23 +282,23 @@ class Bundle:
         return self._claim is None
 
     def ack(self) -> bool:
-        """It was taken, and need not be kept for this subscriber."""
+        """Acknowledge it: it need not be kept for this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.ack(claim)
 
     def nack(self, reason: str = "", retry_after: DurationLike | None = None) -> bool:
-        """It could not be taken now. It comes again after a growing wait, or `retry_after` if longer."""
+        """Give it back for a retry. It comes again after a growing wait, or `retry_after` if longer."""
         wait_s = None if retry_after is None else parse_duration(retry_after)
         claim = self._answer()
         return claim is not None and self._resolver.nack(claim, reason, retry_after_s=wait_s)
 
     def reject(self, reason: str = "") -> bool:
-        """It can never be taken; it does not come again and is counted as lost to this subscriber."""
+        """Refuse it for good; it does not come again and is counted as lost to this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.reject(claim, reason, items=self.items)
 
     def defer(self, delay: DurationLike | None = None) -> bool:
-        """Not now: it comes again after `delay`, without this counting as an attempt."""
+        """Postpone it: it comes again after `delay`, without this counting as an attempt."""
         wait_s = None if delay is None else parse_duration(delay)
         claim = self._answer()
         return claim is not None and self._resolver.defer(claim, wait_s)

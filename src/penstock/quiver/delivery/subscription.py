@@ -33,10 +33,10 @@ _READ_FAILURES_MAX: Final = 3
 
 
 class Notifier:
-    """Rung when something changed. Threads wait under the lock; tasks listen first, then look, then wait.
+    """Wakes threads and tasks when something changed.
 
-    A thread that waits gives the lock up in the same step, so whoever changes something under the lock and
-    rings is heard. A task cannot: it has to be listening before it looks.
+    A thread that waits gives the lock up in the same step, so a change under the lock with `notify` reaches
+    it. A task cannot: it has to be listening before it looks.
     """
 
     def __init__(self, lock: threading.RLock, clock: Clock) -> None:
@@ -54,12 +54,12 @@ class Notifier:
                 loop.call_soon_threadsafe(_set, heard)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for the next ring, or for the time to pass. The caller holds the lock."""
+        """Wait for the next `notify`, or for the time to pass. The caller holds the lock."""
         self._changed.wait(timeout_s)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done once the bell rang after this moment."""
+        """Return a future that is done after a `notify` later than this moment."""
         loop = asyncio.get_running_loop()
         heard: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -72,7 +72,7 @@ class Notifier:
             heard.cancel()
 
     async def wait_async(self, heard: asyncio.Future[None], timeout_s: float | None) -> None:
-        """Wait until it was heard, or for the time to pass."""
+        """Wait until the future is done, or for the time to pass."""
         if timeout_s is None:
             await heard
             return
@@ -90,7 +90,7 @@ def _set(heard: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """How much one subscriber may hold, for how long, and when something is tried again."""
+    """How much one subscriber may claim, for how long, and when something is retried."""
 
     max_in_flight: int = 1000
     claim_timeout_s: float = 300.0
@@ -103,7 +103,7 @@ class DeliverySettings:
 
 
 class Deliveries:
-    """What consumers ask of Quiver. Any thread may call any method; only `take` and `take_async` wait."""
+    """Delivery to all consumers. Any thread may call any method; only `take` and `take_async` wait."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Deliveries:
     # ---- handing out ---------------------------------------------------------------------------------
 
     def next(self, name: str, now_s: float | None = None) -> Lease | None:
-        """A claim on the next bundle, or None when there is none to be had now.
+        """Claim the next bundle; None when there is none to deliver now.
 
         Raises `UnknownSubscriber`, and `Rejected` when the subscriber was never activated.
         """
@@ -149,9 +149,9 @@ class Deliveries:
             return None if chosen is None else self._hold(name, *chosen, now_s)
 
     def claim(self, name: str, ref: BundleRef) -> Lease:
-        """A claim on this very bundle, whatever its turn.
+        """Claim one particular bundle, whatever its turn.
 
-        Raises `StaleClaim` when it is resolved, is in somebody's hands or does not exist.
+        Raises `StaleClaim` when it is resolved, is claimed by another consumer or does not exist.
         """
         with self._offsets.lock:
             now_s = self._now_s()
@@ -198,20 +198,20 @@ class Deliveries:
     # ---- answers -------------------------------------------------------------------------------------
 
     def ack(self, claim: Lease) -> bool:
-        """The bundle was taken. False, and nothing is recorded, when the claim had ended."""
+        """Record that the bundle was consumed. Return False, and record nothing, when the claim had ended."""
         return self._resolve(claim, Outcome.ACK)
 
     def reject(self, claim: Lease, reason: str = "", *, items: int = 0) -> bool:
-        """The bundle cannot be taken, now or ever; it is not handed out again. False as for `ack`."""
+        """Refuse a bundle for good; it is not handed out again. Return False as `ack` does."""
         if not self._resolve(claim, Outcome.REJECTED):
             return False
         self._count_rejected(claim, "rejected", items)
         return True
 
     def nack(self, claim: Lease, reason: str = "", *, retry_after_s: float | None = None) -> bool:
-        """The bundle could not be taken; hand it out again later, after `retry_after_s` at least.
+        """Give a bundle back, to be handed out again after `retry_after_s` at least.
 
-        False as for `ack`. With a limit to the attempts the last of them rejects the bundle.
+        Return False as `ack` does. With a limit to the attempts the last of them rejects the bundle.
         """
         limit = self._settings.max_attempts
         if limit is not None and claim.attempt >= limit:
@@ -229,7 +229,7 @@ class Deliveries:
         return True
 
     def defer(self, claim: Lease, delay_s: float | None = None) -> bool:
-        """Hand the bundle out again after a while, as if it had not been tried. False as for `ack`."""
+        """Hand the bundle out again later, as if it had not been tried. Return False as `ack` does."""
         with self._offsets.lock:
             if not self._end(claim):
                 return False
@@ -238,7 +238,7 @@ class Deliveries:
             return True
 
     def read_failed(self, claim: Lease) -> bool:
-        """The bundle could not be read: it goes back. True when its segment should be set aside."""
+        """Give back a bundle that could not be read. Return True when its segment should be quarantined."""
         with self._offsets.lock:
             if not self._end(claim):
                 return False
@@ -248,11 +248,11 @@ class Deliveries:
             return failures >= _READ_FAILURES_MAX
 
     def abandon(self, claim: Lease) -> None:
-        """The consumer forgot about its bundle. Takes no lock: it may be called in the middle of anything."""
+        """Give back a bundle that its consumer forgot. Takes no lock: it may be called from a finalizer."""
         self._abandoned.append(claim)
 
     def ack_segment(self, name: str, seq: int) -> bool:
-        """Every bundle of a segment was taken. False when there was nothing left to record."""
+        """Acknowledge every bundle of a segment. Return False when there was nothing left to record."""
         with self._offsets.lock:
             done = self._offsets.resolve(name, seq, Outcome.ACK)
             if done:
@@ -261,9 +261,9 @@ class Deliveries:
             return done
 
     def ack_through(self, name: str, through: int) -> int:
-        """Every segment up to this number was taken; how many that was news of.
+        """Acknowledge every segment up to this number and return how many that changed.
 
-        Whoever has such news is there: if the subscriber counted as an orphan, it is active again.
+        An orphaned subscriber for which this changes something is active again.
         """
         with self._offsets.lock:
             known = [info.seq for info in self._offsets.infos() if info.seq <= through]
@@ -312,7 +312,7 @@ class Deliveries:
     # ---- time ----------------------------------------------------------------------------------------
 
     def expire(self, now_s: float | None = None) -> int:
-        """Take back claims whose lease ran out and let go what is due; how many bundles that was."""
+        """Take back expired claims and release what is due; return how many bundles that was."""
         with self._offsets.lock:
             back = self._expire(self._now_s() if now_s is None else now_s)
             if back:
@@ -330,7 +330,7 @@ class Deliveries:
         return back + sum(table.expire(now_s) for table in self._tables.values())
 
     def take(self, name: str, timeout_s: float | None = None) -> Lease | None:
-        """As `next`, waiting for something to come; None when the time is over or all is closed."""
+        """Claim as `next` does, waiting for data; None on a timeout or when all is closed."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         with self._offsets.lock:
             while True:
@@ -341,7 +341,7 @@ class Deliveries:
                 self._notifier.wait(wait_s)
 
     async def take_async(self, name: str, timeout_s: float | None = None) -> Lease | None:
-        """As `take`, without blocking the event loop."""
+        """Claim as `take` does, without blocking the event loop."""
         deadline_s = None if timeout_s is None else self._now_s() + timeout_s
         while True:
             # Listening begins before the look: what comes between the look and the wait is heard.
@@ -353,7 +353,7 @@ class Deliveries:
                 await self._notifier.wait_async(heard, wait_s)
 
     def _wait_s(self, name: str, deadline_s: float | None) -> float | None:
-        """How long nothing can happen but news: to the deadline, or to the next lease or due time."""
+        """Return how long only new data can end the wait: to the deadline, next lease or due time."""
         with self._offsets.lock:
             now_s = self._now_s()
             self._expire(now_s)  # what is due for somebody who is given nothing is no event
@@ -364,7 +364,7 @@ class Deliveries:
         return left_s if event_s is None else min(left_s, max(event_s - now_s, 0.001))
 
     def close(self) -> None:
-        """Whoever waits gets nothing, and so does everybody who asks from now on. Answers are still taken."""
+        """End every wait with nothing, now and later. Answers are still taken."""
         with self._offsets.lock:
             self._is_closed = True
             self._notifier.notify()
@@ -372,14 +372,16 @@ class Deliveries:
     # ---- segments ------------------------------------------------------------------------------------
 
     def claimed_segments(self) -> set[int]:
-        """Segments of which somebody holds a bundle."""
+        """Return the segments of which a bundle is claimed."""
         with self._offsets.lock:
             return {seq for table in self._tables.values() for seq in table.held_segments()}
 
     def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
-        """Give a segment up for all who have not taken it. None when somebody holds a bundle of it.
+        """Give a segment up for every subscriber that has not resolved it.
 
-        `force` takes it out of their hands: for a file that cannot be read anyway. Counts what was lost.
+        None when a bundle of it is claimed.
+
+        `force` voids the claims, for a file that cannot be read anyway. Counts what was lost.
         """
         with self._offsets.lock:
             self._expire(self._now_s())
@@ -410,12 +412,12 @@ class Deliveries:
             self.metrics.lost_bytes.labels(**labels).inc(info.file_size)
 
     def _count_unknown(self, segments: int, reason: str) -> None:
-        """Segments of which nobody knows what they held."""
+        """Count lost segments whose contents are not known."""
         self.metrics.segments_dropped.inc(segments)
         self.metrics.lost_segments.labels(reason=reason, signal="unknown").inc(segments)
 
     def count_losses(self, dropped: Iterable[Dropped], reason: str) -> None:
-        """Count what a start gave up before anybody could ask for it."""
+        """Count what a start gave up before any delivery."""
         for one in dropped:
             self._count_dropped(one, reason)
 
@@ -429,7 +431,7 @@ class Deliveries:
             self.metrics.lost_bundles.labels(reason="missing", signal="unknown").inc(found.unlogged)
 
     def unregister(self, name: str) -> Subscriber:
-        """Forget a subscriber, durably, and what it holds; what it had not taken counts as dropped."""
+        """Remove a subscriber and its claims, durably; what it had not resolved counts as dropped."""
         with self._offsets.lock:
             # In one step: somebody of the same name may register before the disk has it.
             gone = self._offsets.leave(name)
@@ -442,18 +444,18 @@ class Deliveries:
     # ---- looking -------------------------------------------------------------------------------------
 
     def subscriber(self, name: str) -> Subscriber:
-        """A subscriber as it is now. Raises `UnknownSubscriber`."""
+        """Return a subscriber as it is now. Raises `UnknownSubscriber`."""
         with self._offsets.lock:
             seen, table = self._offsets.subscriber(name), self._table(name)
             return replace(seen, in_flight=table.in_flight, deferred=table.deferred)
 
     def subscribers(self) -> list[Subscriber]:
-        """All subscribers, by name."""
+        """Return all subscribers, by name."""
         with self._offsets.lock:
             return [self.subscriber(name) for name in self._offsets.names()]
 
     def measure(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         now_ns = self._clock.now_ms() * 1_000_000
         for one in self.subscribers():
             waited_ns = 0 if one.oldest_pending_ns is None else max(0, now_ns - one.oldest_pending_ns)
@@ -469,5 +471,5 @@ class Deliveries:
 
 
 def _items_of(info: SegmentInfo, bundles: int) -> int:
-    """Items in so many bundles that were lost: exact for a whole segment, in proportion for a part of one."""
+    """Return the items in so many lost bundles: exact for a whole segment, else in proportion."""
     return info.item_count * bundles // max(info.bundle_count, 1)

@@ -55,10 +55,10 @@ class ExternalAck:
 
 
 def commit_offset(fs: FileSystem, core_dir: str, note: ExternalAck) -> None:
-    """Put a note into the box of one core; durable on return.
+    """Commit the offset of another process for one core; durable on return.
 
-    A note that says less than the one that is there changes nothing. Raises `InvalidInput` for a name that
-    no subscriber can have, and what the file system raises.
+    An offset below the committed one changes nothing. Raises `InvalidInput` for a name that no subscriber can
+    have, and what the file system raises.
     """
     check_name(note.subscriber)
     box, staging = _box(core_dir), _staging(core_dir)
@@ -72,7 +72,7 @@ def commit_offset(fs: FileSystem, core_dir: str, note: ExternalAck) -> None:
 
 
 def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> ExternalAck | None:
-    """The note of one subscriber; None when there is none that can be read."""
+    """Return the committed offset of one subscriber; None when there is none that can be read."""
     try:
         return _decode(fs.read(os.path.join(_box(core_dir), _file_name(subscriber))), subscriber)
     except (Corrupt, NotFound):
@@ -80,14 +80,14 @@ def read_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> Externa
 
 
 def remove_external_ack(fs: FileSystem, core_dir: str, subscriber: str) -> None:
-    """Take the note of a subscriber out of the box, if there is one; durable on return."""
+    """Remove the committed offset of a subscriber, if there is one; durable on return."""
     with contextlib.suppress(NotFound):
         fs.unlink(os.path.join(_box(core_dir), _file_name(subscriber)))
         fs.sync_dir(_box(core_dir))
 
 
 class ExternalAcks:
-    """The box as the writer of the directory sees it."""
+    """The box of external acks as the writer of the directory sees it."""
 
     def __init__(self, fs: FileSystem, core_dir: str) -> None:
         self._fs = fs
@@ -95,9 +95,9 @@ class ExternalAcks:
         self._seen: dict[str, bytes] = {}
 
     def take(self) -> list[ExternalAck]:
-        """Every note that changed since the last call, by subscriber; after a start, every note.
+        """Return every ack that changed since the last call, by subscriber; after a start, all of them.
 
-        One that cannot be read is reported in the log once and passed over.
+        One that cannot be read is reported in the log once and skipped.
         """
         notes: list[ExternalAck] = []
         there = self._fs.list_files(self._box)
@@ -144,7 +144,7 @@ def _box(core_dir: str) -> str:
 
 
 def _staging(core_dir: str) -> str:
-    """Beside the box, not in it: half a note is never taken for one."""
+    """Return the directory beside the box for unfinished files, which must never be read as acks."""
     return os.path.join(core_dir, "ack", "inbox.tmp")
 
 

@@ -53,7 +53,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class _Pass:
-    """One way through the log."""
+    """One pass over the log."""
 
     state: OffsetState
     last_number: int
@@ -64,7 +64,7 @@ class _Pass:
 def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Replayed:
     """Read checkpoint and log. Raises only when the disk cannot be read at all.
 
-    Without `keep_evidence` nothing is written, for who only wants to look.
+    Without `keep_evidence` nothing is written, for callers that only look.
     """
     ack_dir, meta_dir = os.path.join(core_dir, "ack"), os.path.join(core_dir, "meta")
     loaded = load_checkpoint(fs, meta_dir)
@@ -101,7 +101,7 @@ def replay(fs: FileSystem, core_dir: str, *, keep_evidence: bool = True) -> Repl
 
 
 def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
-    """Apply what is new in one file; what is wrong with it, in words."""
+    """Apply what is new in one file and return its problems as text."""
     problems: list[str] = []
     unreadable = 0
     view = fs.open_view(path)
@@ -127,7 +127,7 @@ def _replay_file(fs: FileSystem, path: str, going: _Pass) -> list[str]:
 
 
 def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[str]) -> None:
-    """Copy damaged files aside. A copy that cannot be made stops nothing."""
+    """Copy damaged files to the quarantine. A copy that fails stops nothing."""
     for name in names:
         try:
             quarantine = os.path.join(core_dir, "quarantine")
@@ -143,7 +143,7 @@ def _keep_evidence(fs: FileSystem, core_dir: str, directory: str, names: list[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetLogSettings:
-    """When the log is synced and when it is summed up."""
+    """When the log is synced and when a checkpoint is written."""
 
     flush_interval_s: float = 0.1
     checkpoint_bytes: int = 16_000_000
@@ -152,10 +152,11 @@ class OffsetLogSettings:
 
 
 class OffsetLog:
-    """Appending under the lock of the offsets, writing outside of it.
+    """The log and its checkpoints. Appends happen under the lock of the offsets, writes outside of it.
 
-    `save` gives the state to put into a checkpoint: generation and last number go in, and whoever answers
-    holds the lock so that nothing is appended meanwhile. `repeat` appends the definition of every subscriber.
+    `save` returns the state for a checkpoint, given its generation and a function for the last number; it
+    holds the lock, so that nothing is appended meanwhile. `repeat` appends the definition of every
+    subscriber.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class OffsetLog:
         )
 
     def append_gone(self, first: int, last: int, why: Gone) -> int:
-        """Numbers of which there is no segment any more, or never was; how many is a number of 64 bits."""
+        """Append a range of segment numbers that are gone or never existed; its length has 64 bits."""
         high, low = divmod(last + 1 - first, 1 << 32)
         return self._log.append(
             RecordKind.DELETED,
@@ -217,7 +218,7 @@ class OffsetLog:
         )
 
     def append_logged(self, end: int, seq: int, written_seq: int) -> int:
-        """The log is durable up to a position and a bundle; segments up to a number are written."""
+        """Append how far the write-ahead log is durable, and up to which number segments are written."""
         high, low = divmod(seq, 1 << 32)
         return self._log.append(
             RecordKind.LOGGED, segment_seq=end, bundle=low, attempt=high, ts_ns=written_seq
@@ -237,7 +238,7 @@ class OffsetLog:
         )
 
     def append_definition(self, entry: SubscriberEntry) -> int:
-        """A subscriber with its mark, then its name in pieces, without anything between."""
+        """Append a subscriber with its mark, then its name in pieces, with nothing in between."""
         number = self._log.append(
             RecordKind.SUBSCRIBER,
             outcome=entry.state,
@@ -266,10 +267,10 @@ class OffsetLog:
             self._synced_s = self._clock.monotonic()
 
     def checkpoint(self) -> None:
-        """Sum up, durably, and let go of files that neither this checkpoint nor the one before needs.
+        """Write a checkpoint, durably, and remove files that neither it nor the previous one needs.
 
-        Raises what the disk raises; then the checkpoint before it holds, and all of the log. Raises `Closed`
-        after `close`.
+        Raises what the disk raises; then the previous checkpoint and all of the log stay valid. Raises
+        `Closed` after `close`.
         """
         with self._io:
             if self._is_closed:
@@ -298,11 +299,11 @@ class OffsetLog:
             store_checkpoint(self._fs, self._meta_dir, saved, keep_newest=self._keep_newest)
 
     def keep_reserve(self) -> None:
-        """Have some room set aside for the acks of a full disk, if there is any."""
+        """Reserve some room for the acks of a full disk, if there is any."""
         self._log.keep_reserve()
 
     def repeated(self) -> None:
-        """What was appended up to now need not be summed up again."""
+        """Mark everything appended so far as covered by the checkpoint."""
         self._summed_number = self._log.last_number
 
     @property
@@ -342,7 +343,7 @@ class OffsetLog:
 
     @property
     def since_checkpoint(self) -> int:
-        """Records behind the last checkpoint: what a start would replay, at most twice that."""
+        """Records after the last checkpoint: what a start would replay, at most twice that."""
         return self._log.last_number - self._checkpoint_number
 
     @property
@@ -351,7 +352,7 @@ class OffsetLog:
         return self._log.last_number
 
     def close(self) -> None:
-        """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
+        """Checkpoint changes and close the file. Raises what the disk raises, and is closed even then."""
         with self._io:
             if self._is_closed:
                 return
@@ -365,7 +366,7 @@ class OffsetLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What went with a segment before everybody had taken it."""
+    """What was lost with a segment that not every subscriber had resolved."""
 
     info: SegmentInfo | None
     """None when nothing is known of it but that it was there."""
@@ -377,12 +378,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What a start found that did not fit."""
+    """What a start found missing or damaged."""
 
     missing: tuple[tuple[int, int], ...] = ()
     """Segments that somebody waited for and that are not there: first and last number of each hole."""
     corrupt: tuple[Dropped, ...] = ()
-    """Segments that somebody waited for and that were set aside."""
+    """Segments that somebody waited for and that were quarantined."""
     expired: tuple[Dropped, ...] = ()
     unlogged: int = 0
     """Bundles that were accepted and are neither in a segment nor in the log."""
@@ -394,7 +395,7 @@ def record_missing(
     holes: Iterable[tuple[int, int]],
     quarantined_infos: Mapping[int, SegmentInfo | None],
 ) -> RecoveryReport:
-    """Record the numbers in `holes` as dropped: those in `aside` as corrupt, the others as missing.
+    """Record the numbers in `holes` as dropped: corrupt if in `quarantined_infos`, else missing.
 
     The caller holds the lock of the offsets.
     """
@@ -436,8 +437,8 @@ def _record_hole(state: OffsetState, log: OffsetLog, first: int, last: int) -> N
 def record_unlogged(state: OffsetState, log: OffsetLog, bundles: int) -> None:
     """Record bundles that the write-ahead log lost as dropped for every subscriber.
 
-    They never got into a segment, so a segment number of their own stands for them. The caller holds the
-    lock of the offsets.
+    They never reached a segment, so a segment number of their own stands for them. The caller holds the lock
+    of the offsets.
     """
     seq = state.highest_seq + 1
     state.skip_through(seq)

@@ -62,13 +62,13 @@ class LogFileInfo:
 
 
 def encode_header(generation: int, first_number: int) -> bytes:
-    """The 32 bytes at the start of a file: its generation, and the number of its first record."""
+    """Return the 32 bytes at the start of a file: its generation, and the number of its first record."""
     head = _HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, generation, first_number)
     return head + _CHECKSUM.pack(xxh3_64_intdigest(head) & 0xFFFFFFFF)
 
 
 def decode_header(data: bytes) -> tuple[int, int] | None:
-    """Generation and first number, or None when these bytes are no header of this version."""
+    """Return generation and first number, or None when these bytes are no header of this version."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, size, generation, first_number = _HEADER.unpack_from(data)
@@ -81,7 +81,7 @@ def decode_header(data: bytes) -> tuple[int, int] | None:
 
 
 def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
-    """The files of the log, oldest first; the active one is the last."""
+    """Return the files of the log, oldest first; the active one is the last."""
     found: list[LogFileInfo] = []
     active: int | None = None
     for name, stat in fs.list_files(directory):
@@ -100,7 +100,7 @@ def list_logs(fs: FileSystem, directory: str) -> list[LogFileInfo]:
 
 
 def read_log(view: FileView) -> Iterator[Record | None]:
-    """Every place for a record in one file: the record, or None where there is none that can be believed.
+    """Yield every record in one file, and None in place of one whose checksum is wrong.
 
     A damaged header does not matter to the records, which carry their own checksums and numbers.
     """
@@ -111,7 +111,7 @@ def read_log(view: FileView) -> Iterator[Record | None]:
 class OffsetLogWriter:
     """The log as one process writes it. Any thread may call any method.
 
-    `synced_number` is the last number that a successful sync covers: what may be relied on after a power cut.
+    `synced_number` is the last number that a successful sync covers: what survives a power cut.
     """
 
     def __init__(self, fs: FileSystem, directory: str, *, files: list[LogFileInfo], next_number: int) -> None:
@@ -155,7 +155,7 @@ class OffsetLogWriter:
         return self._file_bytes
 
     def trust(self, number: int) -> None:
-        """Everything up to this number is durable elsewhere: a checkpoint has it."""
+        """Count everything up to this number as durable: a checkpoint has it."""
         self._synced = max(self._synced, number)
 
     def append(
@@ -169,7 +169,7 @@ class OffsetLogWriter:
         attempt: int = 0,
         ts_ns: int = 0,
     ) -> int:
-        """Add a record, in memory; its number."""
+        """Add a record in memory and return its number."""
         with self._lock:
             record = OffsetRecord(
                 kind=kind,
@@ -184,7 +184,7 @@ class OffsetLogWriter:
             return self._add(encode_record(record))
 
     def append_name(self, subscriber: int, part: int, text: bytes) -> int:
-        """Add a piece of a name, in memory; its number."""
+        """Add a piece of a name in memory and return its number."""
         with self._lock:
             record = NamePart(subscriber=subscriber, part=part, text=text, number=self._next)
             return self._add(encode_record(record))
@@ -197,8 +197,8 @@ class OffsetLogWriter:
     def sync(self) -> None:
         """Return when every record appended so far is durable.
 
-        Raises `Closed` when it is too late for that, and what the disk raises. Then the file is given up, the
-        records stay in memory, and the next call writes all of them into a new file.
+        Raises `Closed` after `close`, and what the disk raises. Then the file is abandoned, the records stay
+        in memory, and the next call writes all of them into a new file.
         """
         with self._io:
             with self._lock:
@@ -230,7 +230,7 @@ class OffsetLogWriter:
         self._file_bytes += len(data)
 
     def _give_up(self) -> None:
-        """Never touch this file again, and move it aside before the next is started."""
+        """Abandon this file, to be renamed before the next one is started."""
         file, self._file = self._file, None
         self._left = LogFileInfo(name=_ACTIVE, generation=self._generation, size=self._file_bytes)
         if self._file_bytes <= HEADER_BYTES:
@@ -241,7 +241,7 @@ class OffsetLogWriter:
                 file.close()
 
     def _start(self, pending: int) -> WritableFile:
-        """A new active file, durable with its name and its header."""
+        """Create a new active file, durable with its name and its header."""
         self._move_aside()
         generation = self._generation + 1
         staged, path = os.path.join(self._directory, _STAGED), os.path.join(self._directory, _ACTIVE)
@@ -261,7 +261,7 @@ class OffsetLogWriter:
         return file
 
     def _move_aside(self) -> None:
-        """Give the file that was active its number. Durably, before another file gets its name."""
+        """Rename the previously active file to its number, durably, before another file gets its name."""
         if self._left is None:
             return
         name = f"{_ACTIVE}.{self._left.generation}"
@@ -275,7 +275,7 @@ class OffsetLogWriter:
         self._left = None
 
     def rotate(self) -> None:
-        """The next record begins a new file. Everything must be synced before."""
+        """Begin a new file with the next record. Everything must be synced before."""
         with self._io:
             if self._file is None:
                 return
@@ -291,7 +291,7 @@ class OffsetLogWriter:
                 file.close()
 
     def drop_through(self, number: int) -> None:
-        """Remove files that hold nothing behind this number. One that cannot be removed is left for later."""
+        """Remove files that hold nothing after this number. One that cannot be removed is left for later."""
         with self._io:
             gone = [file for file in self._files if file.last_number <= number]
             try:
@@ -303,7 +303,7 @@ class OffsetLogWriter:
                 _LOGGER.warning("an old file of the ack log stays for now: %s", error)
 
     def keep_reserve(self) -> None:
-        """Have some room set aside for the acks of a full disk, if there is any."""
+        """Reserve some room for the acks of a full disk, if there is any."""
         with self._io, contextlib.suppress(PenstockError):
             path = os.path.join(self._directory, _RESERVE)
             with contextlib.suppress(NotFound):
@@ -312,7 +312,7 @@ class OffsetLogWriter:
             self._fs.allocate(path, RESERVE_BYTES)
 
     def spend_reserve(self) -> bool:
-        """Give back the room that was set aside; False when there is none left."""
+        """Release the reserved room; return False when there is none left."""
         with self._io:
             try:
                 self._fs.unlink(os.path.join(self._directory, _RESERVE))
@@ -321,7 +321,7 @@ class OffsetLogWriter:
             return True
 
     def close(self) -> None:
-        """Release the file; what was not synced is lost. Nothing is written from here on."""
+        """Close the file; what was not synced is lost. Nothing is written from here on."""
         with self._io:
             self._is_closed = True
             file, self._file = self._file, None

@@ -48,10 +48,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SubscriptionStore:
-    """Progress of all subscribers of one core, over `ack/` and `meta/`. Any thread may call any method.
+    """Consumer offsets of all subscribers of one core, over `ack/` and `meta/`. Safe to use from any thread.
 
-    `lock` is held for every look at the state, and may be held by others to look at several things at once;
-    it is never held during a call to the disk.
+    `lock` is held for every look at the state, and callers may hold it to look at several things at once; it
+    is never held during a call to the disk.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class SubscriptionStore:
         settings: OffsetLogSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> SubscriptionStore:
-        """Read back what is there. Writes nothing yet; `reconcile` is the next thing to call.
+        """Read back what is there. Writes nothing yet; call `reconcile` next.
 
-        Damage is told in `damage` and never stops a start: what is lost of the log is delivered again.
+        Damage is listed in `damage` and never stops a start: outcomes that are lost are delivered again.
         """
         return cls(fs, core_dir, settings, clock)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call this, under the lock, whenever there may be something new to deliver; it must not wait."""
+        """Call `callback`, under the lock, whenever there may be new data to deliver; it must not wait."""
         self._listeners.append(callback)
 
     def _notify(self) -> None:
@@ -115,7 +115,7 @@ class SubscriptionStore:
 
     @property
     def next_segment_seq_floor(self) -> int:
-        """The lowest number for the next segment: files, log, marks and checkpoint never saw it."""
+        """The lowest number for the next segment: files, log, marks and checkpoint never had it."""
         with self.lock:
             return max(self._state.highest_seq, *self._state.marks(), 0) + 1
 
@@ -130,12 +130,12 @@ class SubscriptionStore:
         return self._state.logged_end, self._state.logged_seq
 
     def compare(self, infos: Iterable[SegmentInfo]) -> None:
-        """Know of these segments, for who only looks: nothing is concluded from what is not among them."""
+        """Take in these segments for reading only: segments that are not among them count for nothing."""
         with self.lock:
             self._state.take_in(infos)
 
     def is_awaited(self, seq: int, bundle_count: int) -> bool:
-        """Whether a segment that is not there, and had so many bundles, is needed by anybody."""
+        """Whether any subscriber needs a segment that is missing and had so many bundles."""
         with self.lock:
             return self._state.is_awaited(seq, bundle_count)
 
@@ -148,11 +148,11 @@ class SubscriptionStore:
         quarantined: Mapping[int, SegmentInfo | None] | None = None,
         unlogged: int = 0,
     ) -> RecoveryReport:
-        """Compare with the segments that are there; to be called once, before anything else.
+        """Compare with the segments that are there. Call it once, before anything else.
 
-        What somebody waited for and is missing is recorded as dropped, and so is what was `set_aside`
-        because it is damaged; what came in before `expired_before_ns` as expired. `highest_seq` is the
-        highest number among files of any kind. `unlogged` bundles were accepted and are nowhere.
+        Segments that a subscriber waited for are recorded as dropped if they are missing or were
+        `quarantined`, and as expired if they came in before `expired_before_ns`. `highest_seq` is the highest
+        number among files of any kind. `unlogged` bundles were accepted and are nowhere.
         """
         quarantined_infos = quarantined if quarantined is not None else {}
         with self.lock:
@@ -181,7 +181,7 @@ class SubscriptionStore:
         self._finished = {seq for seq in self._state.known if self._state.is_finished(seq)}
 
     def _confirm(self) -> None:
-        """Have what was replayed in a checkpoint of our own. If that fails, `tend` tries again."""
+        """Write what was replayed to a checkpoint of this process. If that fails, `tend` tries again."""
         if self._log.has_changes:
             try:
                 self._log.checkpoint()
@@ -189,7 +189,7 @@ class SubscriptionStore:
                 _LOGGER.warning("no segment is deleted until a checkpoint can be written: %s", error)
 
     def add_segment(self, info: SegmentInfo) -> None:
-        """A segment was committed: everybody has to take it.
+        """Add a committed segment that every subscriber has to consume.
 
         Raises `InvalidInput` unless its number is higher than all before.
         """
@@ -202,33 +202,33 @@ class SubscriptionStore:
             self._notify()
 
     def forget_segment(self, seq: int) -> None:
-        """The files of a removable segment are gone."""
+        """Forget a removable segment whose files are gone."""
         with self.lock:
             self._state.tombstoned.pop(seq, None)
 
     def info(self, seq: int) -> SegmentInfo | None:
-        """The segment, as long as somebody may want it."""
+        """Return the segment while it may still be delivered, else None."""
         with self.lock:
             return self._state.infos.get(seq)
 
     def infos(self) -> list[SegmentInfo]:
-        """The segments that are there, oldest first, without those that are going to be removed."""
+        """Return the segments that are there, oldest first, without those marked deleted."""
         with self.lock:
             return [self._state.infos[seq] for seq in self._state.known]
 
     @property
     def segments(self) -> tuple[Sequence[int], Mapping[int, SegmentInfo]]:
-        """The numbers that are there, rising, and what they are; to be looked at under the lock."""
+        """The numbers of existing segments, ascending, and their facts. Hold the lock to look at them."""
         return self._state.known, self._state.infos
 
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def register(self, name: str, start: str | int = "earliest") -> Subscriber:
-        """Make a subscriber known, durably; one that is known goes on where it was, whatever `start` says.
+        """Register a subscriber, durably. A registered one continues where it was, whatever `start` says.
 
-        A new one begins with the earliest segment that is there, with those that come from now on
-        ("latest"), or with a number. Raises `InvalidInput` for a wrong name or start, and what the disk
-        raises; then the subscriber is there, and durable with the next sync that succeeds.
+        A new one begins with the earliest segment there is, with those that come from now on ("latest"), or
+        with a number. Raises `InvalidInput` for a wrong name or start, and what the disk raises; then the
+        subscriber is registered, and durable with the next sync that succeeds.
         """
         check_name(name)
         with self.lock:
@@ -260,29 +260,29 @@ class SubscriptionStore:
         )
 
     def activate(self, name: str) -> None:
-        """Let it be given bundles."""
+        """Let a subscriber receive bundles."""
         with self.lock:
             self._set_state(self.entry(name), SubscriberState.ACTIVE)
             self._notify()
 
     def deactivate(self, name: str) -> None:
-        """Give it nothing until it is activated again. What it has not resolved stays."""
+        """Deliver nothing to a subscriber until it is activated again. Its data stays."""
         with self.lock:
             self._set_state(self.entry(name), SubscriberState.INACTIVE)
 
     def unregister(self, name: str) -> Subscriber:
-        """Forget a subscriber, durably: nothing is kept for it any more. Returns it as it was."""
+        """Remove a subscriber, durably: nothing is kept for it any more. Return its last state."""
         gone = self.leave(name)
         self.confirm_leave(name)
         return gone
 
     def confirm_leave(self, name: str) -> None:
-        """Make it durable that a subscriber left, and that no note of it brings it back."""
+        """Make a `leave` durable, and remove the external ack that would bring the subscriber back."""
         remove_external_ack(self._fs, self._core_dir, name)
         self.sync()
 
     def leave(self, name: str) -> Subscriber:
-        """As `unregister`, durable only after `confirm_leave`."""
+        """Remove a subscriber as `unregister` does, durable only after `confirm_leave`."""
         with self.lock:
             entry = self.entry(name)
             gone = view_of(self._state, entry)
@@ -294,7 +294,7 @@ class SubscriptionStore:
             return gone
 
     def orphans(self, configured: Iterable[str]) -> list[str]:
-        """Mark every subscriber that is not among these as orphaned; their names."""
+        """Mark every subscriber that is not in `configured` as orphaned and return their names."""
         wanted = set(configured)
         with self.lock:
             found = [entry for name, entry in self._state.subscribers.items() if name not in wanted]
@@ -304,7 +304,7 @@ class SubscriptionStore:
             return sorted(entry.name for entry in found)
 
     def orphaned_before(self, limit_ns: int) -> list[str]:
-        """Subscribers that have been orphaned since before this moment."""
+        """Return the subscribers that have been orphaned since before this moment."""
         with self.lock:
             return [
                 entry.name
@@ -320,7 +320,7 @@ class SubscriptionStore:
         self._log.append_state(entry)
 
     def entry(self, name: str) -> SubscriberEntry:
-        """The subscriber, to be looked at under the lock. Raises `UnknownSubscriber`."""
+        """Return the subscriber's entry; hold the lock to look at it. Raises `UnknownSubscriber`."""
         entry = self._state.subscribers.get(name)
         if entry is None:
             known = ", ".join(sorted(self._state.subscribers)) or "nobody"
@@ -336,16 +336,16 @@ class SubscriptionStore:
             return sorted(self._state.subscribers)
 
     def subscriber(self, name: str) -> Subscriber:
-        """A subscriber as it is now. Raises `UnknownSubscriber`."""
+        """Return a subscriber as it is now. Raises `UnknownSubscriber`."""
         with self.lock:
             return view_of(self._state, self.entry(name))
 
     # ---- outcomes ------------------------------------------------------------------------------------
 
     def resolve(self, name: str, what: BundleRef | int, outcome: Outcome, *, attempt: int = 0) -> bool:
-        """Record what became of a bundle, or of a whole segment, for one subscriber.
+        """Record the outcome of a bundle, or of a whole segment, for one subscriber.
 
-        False when there is nothing to record: it was resolved before, or there is no such bundle.
+        Return False when there is nothing to record: it was resolved before, or there is no such bundle.
         Durable with the next `sync`.
         """
         with self.lock:
@@ -365,7 +365,7 @@ class SubscriptionStore:
     def _resolve_segment(
         self, entry: SubscriberEntry, seq: int, outcome: Outcome, attempt: int
     ) -> int | None:
-        """How many bundles that resolved, or None when there was nothing to record."""
+        """Return how many bundles that resolved, or None when there was nothing to record."""
         info = self._state.infos.get(seq)
         if info is None or entry.progress.is_complete(seq):
             return None
@@ -390,7 +390,7 @@ class SubscriptionStore:
             return self.entry(name).progress.is_resolved(ref)
 
     def drop(self, seq: int, outcome: Outcome) -> Dropped:
-        """Give up a segment for all who have not resolved it, and let it be deleted after the next sync.
+        """Give up a segment for all that have not resolved it; it is removable after the next sync.
 
         Raises `InvalidInput` when there is no such segment.
         """
@@ -408,20 +408,22 @@ class SubscriptionStore:
             return Dropped(info=info, subscribers=tuple(missed), bundles=bundles)
 
     def outstanding(self, seq: int) -> int:
-        """How many subscribers have not resolved all of a segment."""
+        """Count the subscribers that have not resolved all of a segment."""
         with self.lock:
             return self._state.outstanding(seq)
 
     # ---- deletion ------------------------------------------------------------------------------------
 
     def finished(self) -> list[int]:
-        """Segments that everybody is done with, oldest first."""
+        """Return the segments that every subscriber has resolved, oldest first."""
         with self.lock:
             return sorted(self._finished)
 
     def mark_deleted(self, seqs: Iterable[int]) -> list[int]:
-        """Decide to delete these. Left out is what somebody wants after all, such as a subscriber that was
-        registered meanwhile. They are removable after the next sync.
+        """Mark these segments as deleted and return those that were: removable after the next sync.
+
+        A segment that somebody needs after all is left out, for example one of a subscriber registered
+        meanwhile.
         """
         with self.lock:
             if self._clock.monotonic() < self._held_until_s:
@@ -441,7 +443,7 @@ class SubscriptionStore:
         return bool(self._state.tombstoned)
 
     def removable(self) -> list[int]:
-        """The segments whose files may be removed: that they may is durable."""
+        """Return the segments whose files may be removed, because their deletion is durable."""
         with self.lock:
             tombstoned = self._state.tombstoned.items()
             return sorted(seq for seq, number in tombstoned if self._log.is_durable(number))
@@ -459,10 +461,10 @@ class SubscriptionStore:
         self._log.sync()
 
     def checkpoint(self, next_segment_seq: int = 0, next_wal_seq: int = 0) -> None:
-        """Sum up the log, durably, so that a start need not read it.
+        """Write a checkpoint, durably, so that a start need not read the log before it.
 
-        The two numbers are the next that will be given out; a lower one than before changes nothing.
-        Raises what the disk raises; then the checkpoint before it holds, and all of the log.
+        The two numbers are the next that will be assigned; a lower one than before changes nothing. Raises
+        what the disk raises; then the previous checkpoint and all of the log stay valid.
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self._log.checkpoint()
@@ -470,10 +472,10 @@ class SubscriptionStore:
     def tend(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
     ) -> None:
-        """Sync and checkpoint as far as they are due; to be called every now and then. Raises as they do.
+        """Sync and checkpoint as far as they are due. Call it periodically. Raises as they do.
 
-        `logged` is how far the write-ahead log is durable. It is recorded, and so is the last segment that
-        was written: a start then notices when either is not there any more.
+        `logged` is how far the write-ahead log is durable. It is recorded with the last segment that was
+        written, so that a start notices when either is missing.
         """
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
@@ -482,7 +484,7 @@ class SubscriptionStore:
     def close(
         self, next_segment_seq: int = 0, next_wal_seq: int = 0, *, logged: tuple[int, int] = (0, 0)
     ) -> None:
-        """Checkpoint what changed and let go of the file. Raises what the disk raises, closed then too."""
+        """Checkpoint changes and close the file. Raises what the disk raises, and is closed even then."""
         self._note_next(next_segment_seq, next_wal_seq)
         self._note_logged(logged)
         self._log.close()
@@ -509,7 +511,7 @@ class SubscriptionStore:
             )
 
     def _repeat_definitions(self) -> None:
-        """Each file begins with all names and marks: without any checkpoint the log alone has them."""
+        """Repeat all names and marks in each new file: without a checkpoint only the log has them."""
         with self.lock:
             for entry in self._state.subscribers.values():
                 self._log.append_definition(entry)
@@ -522,7 +524,7 @@ class SubscriptionStore:
 
     @property
     def since_checkpoint(self) -> int:
-        """Records behind the last checkpoint: what a start would replay, at most twice that."""
+        """Records after the last checkpoint: what a start would replay, at most twice that."""
         return self._log.since_checkpoint
 
     @property

@@ -41,11 +41,11 @@ class _Job(Generic[T]):
 
 
 class OrderedQueue(Generic[T]):
-    """A queue of items and what does them, on a thread of its own once `start` was called.
+    """A queue whose first item is tried until it succeeds, then the next. A thread works on it after `start`.
 
-    `do` raises a `PenstockError` when an item has to be tried again. It may itself take the item out with
-    `finish`, as soon as the item is done in the sense of whoever looks at `items`; otherwise it is out when
-    `do` returns. Without the thread `step` does the work, which is how tests own every moment of it.
+    `do` raises a `PenstockError` when an item has to be tried again. It may itself remove the item with
+    `finish`, as soon as readers of `items` may count it as done; otherwise it is removed when `do` returns.
+    Without the thread `step` does the work, so that tests control each step.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class OrderedQueue(Generic[T]):
         return len(self._jobs)
 
     def items(self) -> list[T]:
-        """What is not done yet, first to last."""
+        """Return what is not done yet, first to last."""
         with self._changed:
             return [job.item for job in self._jobs]
 
     def submit(self, item: T) -> None:
-        """Put an item at the end. Never waits for the work."""
+        """Append an item. Never waits for the work."""
         with self._changed:
             self._submitted += 1
             self._jobs.append(_Job(item, self._submitted))
             self._changed.notify_all()
 
     def step(self) -> bool:
-        """Do the first item if its time has come. Whether it is done now.
+        """Do the first item if it is due, and return whether it is done now.
 
-        A failure is kept in `last_error`, and the next attempt is put off. After `stop` nothing is done.
+        A failure is kept in `last_error`, and the next attempt is postponed. After `stop` nothing is done.
         """
         with self._working:
             job = self._first_due()
@@ -113,7 +113,7 @@ class OrderedQueue(Generic[T]):
             return True
 
     def finish(self, item: T) -> None:
-        """Take the first item out, if it is this one."""
+        """Remove the first item, if it is this one."""
         with self._changed:
             if self._jobs and self._jobs[0].item is item:
                 self._jobs.popleft()
@@ -122,9 +122,8 @@ class OrderedQueue(Generic[T]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when everything submitted before is done.
 
-        Attempts that were put off are made at once. Raises the error of one that fails again, and
-        `Unavailable` when the time is over, or the work was stopped; the items stay and are tried again
-        later.
+        Postponed attempts are made at once. Raises the error of an attempt that fails again, and
+        `Unavailable` on a timeout or when the work was stopped; the items stay and are tried again later.
         """
         if self._thread is None:
             self._drain_here()
@@ -146,13 +145,13 @@ class OrderedQueue(Generic[T]):
             return
 
     def start(self) -> None:
-        """Work on a thread of its own from here on."""
+        """Work on a thread from here on."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"quiver {self._what}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the attempt that is under way. What is left stays in memory; drain before."""
+        """End the thread after the attempt under way. The rest stays in memory; drain before."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -174,7 +173,7 @@ class OrderedQueue(Generic[T]):
             raise Unavailable(f"{self._what}: stopped before it was done")
 
     def _hurry(self) -> int:
-        """Let every attempt be due now; how many have failed so far."""
+        """Make every attempt due now and return how many have failed so far."""
         for job in self._jobs:
             job.due_s = 0.0
         self._changed.notify_all()
@@ -222,7 +221,7 @@ class _Numbered:
 
 
 class SegmentWriter:
-    """Writes sealed segments in order, on a thread of its own once `start` was called.
+    """Writes sealed segments in order, on a thread after `start`.
 
     Without the thread, `step` does the work. `on_written` is called after each segment, when it no longer
     holds back the log; what it raises is logged.
@@ -262,7 +261,7 @@ class SegmentWriter:
 
     @property
     def last_error(self) -> PenstockError | None:
-        """Why the first segment could not be written at the last attempt; None when it has not failed."""
+        """Why the first segment could not be written at the last attempt; None if it has not failed."""
         return self._work.last_error
 
     @property
@@ -272,18 +271,18 @@ class SegmentWriter:
 
     @property
     def first_unwritten_seq(self) -> int:
-        """The lowest number that is not on disk. A checkpoint says this one: no number is left out then."""
+        """The lowest number that is not on disk. A checkpoint stores it, so that no number is skipped."""
         with self._numbering:
             waiting = self._work.items()
             return waiting[0].seq if waiting else self._next_seq
 
     def waiting(self) -> list[tuple[int, int]]:
-        """The number and the bytes of every segment that is sealed; one that was just written may be."""
+        """Return number and bytes of every sealed segment; one that was just written may be among them."""
         return [(each.seq, each.sealed.byte_count) for each in self._work.items()]
 
     @property
     def byte_count(self) -> int:
-        """What is sealed and not yet on disk, in bytes."""
+        """Bytes that are sealed and not yet on disk."""
         return sum(each.sealed.byte_count for each in self._work.items())
 
     @property
@@ -292,11 +291,11 @@ class SegmentWriter:
         return len(self._work)
 
     def lowest_wal_start(self) -> int | None:
-        """The lowest log position that a sealed segment still needs; None when all are on disk."""
+        """Return the lowest log position that a sealed segment still needs; None when all are on disk."""
         return min((each.sealed.wal_start for each in self._work.items()), default=None)
 
     def submit(self, sealed: SealedSegment) -> int:
-        """Take a sealed segment and give it its number. Never blocks on the disk.
+        """Queue a sealed segment and return its number. Never blocks on the disk.
 
         Call it under the lock under which it was sealed: then numbers follow the order of sealing, and at no
         moment is the segment neither open nor here.
@@ -309,23 +308,23 @@ class SegmentWriter:
         return seq
 
     def step(self) -> bool:
-        """Write the first segment if its time has come. Whether it is on disk now."""
+        """Write the first segment if it is due, and return whether it is on disk now."""
         return self._work.step()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Return when everything submitted before is on disk and `on_written` knows of it.
+        """Return when everything submitted before is on disk and `on_written` was called for it.
 
-        Raises the error of an attempt that fails, and `Unavailable` when the time is over; the segments stay
-        and are tried again later.
+        Raises the error of an attempt that fails, and `Unavailable` on a timeout; the segments stay and are
+        tried again later.
         """
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Work on a thread of its own from here on."""
+        """Work on a thread from here on."""
         self._work.start()
 
     def stop(self) -> None:
-        """End the thread after the write that is under way. What is left stays in memory; drain before."""
+        """End the thread after the write under way. The rest stays in memory; drain before."""
         self._work.stop()
 
     def _write(self, numbered: _Numbered) -> None:

@@ -312,7 +312,7 @@ class Appender:
 
     def _submit(self, committer: GroupCommitter, entry: Entry) -> None:
         if self._failed:
-            # Bundles do not build on each other: after a failure the next one starts afresh.
+            # Bundles do not depend on each other: after a failure the next one starts fresh.
             self._failed = False
             committer.resume()
         self._memtable.expect(entry.byte_count)

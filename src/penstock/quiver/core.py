@@ -120,7 +120,7 @@ class Core:
             while self.segment_writer.step():
                 pass
         if self.wal is not None:
-            # Marks behind the last entry are nobody's, but keep files from being cut.
+            # Nobody needs marks after the last entry, but they keep files from being cut.
             self.memtable.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
@@ -199,7 +199,7 @@ class Core:
                 self._give_up(claim.ref.segment_seq, str(error))
             return None
         except BaseException:
-            # Whatever it is, it is not the bundle's fault: somebody else may have it.
+            # Whatever it is, the bundle is not at fault: another consumer may have it.
             self.deliveries.abandon(claim)
             raise
         return Bundle(claim, batch, items=batch.num_rows, resolver=self.deliveries)

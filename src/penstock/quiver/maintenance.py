@@ -92,9 +92,9 @@ class Maintenance:
         if self._thread is not None:
             self._thread.join()
         with self._turn:
-            pass  # somebody else may be at it
+            pass  # another thread may be in `run`
         with self._idle:
-            # Not for ourselves: a signal may have come while this very thread was at it.
+            # Not for ourselves: a signal may have come while this very thread was at work.
             self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))
         if self._shared is not None:
             with self._counting:

@@ -117,6 +117,6 @@ class DeliveryMetrics:
         self.deferred = gauge("quiver.subscriber.deferred", "bundles put off for later", by_subscriber)
 
     def clear(self, subscriber: str) -> None:
-        """Somebody left: it is behind with nothing, or an alarm about it would never end."""
+        """Set the lag of a removed subscriber to 0, or an alarm about it would never end."""
         for one in (self.lag_segments, self.lag_seconds, self.gap_segments, self.in_flight, self.deferred):
             one.set(0, subscriber=subscriber)

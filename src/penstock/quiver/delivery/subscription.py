@@ -49,7 +49,7 @@ class Notifier:
         """Wake everybody who waits or listens. The caller holds the lock."""
         self._changed.notify_all()
         for heard, loop in self._listening.items():
-            # A loop that was closed has nobody left to wake.
+            # A closed loop has no task left to wake.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_set, heard)
 
@@ -99,7 +99,7 @@ class DeliverySettings:
     retry_max_s: float = 30.0
     retry_multiplier: float = 2.0
     max_attempts: int | None = None
-    """None: for ever. A limit gives data up in a long outage."""
+    """None: no limit. A limit gives data up in a long outage."""
 
 
 class Deliveries:
@@ -433,7 +433,7 @@ class Deliveries:
     def unregister(self, name: str) -> Subscriber:
         """Remove a subscriber and its claims, durably; what it had not resolved counts as dropped."""
         with self._offsets.lock:
-            # In one step: somebody of the same name may register before the disk has it.
+            # In one step: a subscriber of the same name may register before this is durable.
             gone = self._offsets.leave(name)
             self._tables.pop(name, None)
             self.metrics.clear(name)

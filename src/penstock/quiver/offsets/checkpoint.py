@@ -144,7 +144,7 @@ def decode_checkpoint(data: bytes) -> CheckpointState:
 
 
 class _Reader:
-    """Goes through the bytes behind the header; whatever reaches past their end is a `struct.error`."""
+    """Reads the bytes after the header; reading past their end is a `struct.error`."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data

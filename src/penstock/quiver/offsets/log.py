@@ -274,7 +274,7 @@ class OffsetLog:
         """
         with self._io:
             if self._is_closed:
-                # The directory may belong to somebody else by now.
+                # The directory may belong to another process by now.
                 raise Closed("the acknowledgement log is closed")
             self.sync()
             saved = self._save(self._generation + 1, lambda: self._log.last_number)

@@ -20,7 +20,7 @@ BUNDLES_MAX: Final = 10_000_000
 
 
 class Ranges:
-    """Numbers in rising, separate ranges with both ends in them."""
+    """A set of numbers as ascending, separate ranges with both ends included."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -38,17 +38,17 @@ class Ranges:
         return iter(list(zip(self._firsts, self._lasts, strict=True)))
 
     def __len__(self) -> int:
-        """How many ranges there are, not how many numbers."""
+        """Return how many ranges there are, not how many numbers."""
         return len(self._firsts)
 
     def count(self) -> int:
-        """How many numbers there are."""
+        """Return how many numbers there are."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Take in `first` to `last`, or `first` alone."""
+        """Add `first` to `last`, or `first` alone."""
         last = first if last is None else last
-        # Ranges that touch become one: those that end just before `first` and begin just behind `last`.
+        # Ranges that touch become one: those that end just before `first` and begin just after `last`.
         low = bisect.bisect_left(self._lasts, first - 1)
         high = bisect.bisect_right(self._firsts, last + 1)
         if low < high:
@@ -57,14 +57,14 @@ class Ranges:
         self._lasts[low:high] = [last]
 
     def discard_through(self, number: int) -> None:
-        """Forget everything up to `number`."""
+        """Remove everything up to `number`."""
         place = bisect.bisect_right(self._lasts, number)
         del self._firsts[:place], self._lasts[:place]
         if self._firsts and self._firsts[0] <= number:
             self._firsts[0] = number + 1
 
     def discard(self, number: int) -> None:
-        """Forget this one number."""
+        """Remove this one number."""
         place = bisect.bisect_right(self._firsts, number) - 1
         if place < 0 or number > self._lasts[place]:
             return
@@ -74,17 +74,17 @@ class Ranges:
         self._lasts[place : place + 1] = [high for _, high in rest]
 
     def next_outside(self, number: int) -> int:
-        """The lowest number from `number` on that is not in here."""
+        """Return the lowest number from `number` on that is not in the set."""
         place = bisect.bisect_right(self._firsts, number) - 1
         return self._lasts[place] + 1 if place >= 0 and number <= self._lasts[place] else number
 
     def last_outside(self, number: int) -> int:
-        """The highest number up to `number` that is not in here."""
+        """Return the highest number up to `number` that is not in the set."""
         place = bisect.bisect_right(self._firsts, number) - 1
         return self._firsts[place] - 1 if place >= 0 and number <= self._lasts[place] else number
 
     def missing(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of `first` to `last` that are not in here."""
+        """Return the parts of `first` to `last` that are not in the set."""
         gaps = []
         while (first := self.next_outside(first)) <= last:
             place = bisect.bisect_right(self._firsts, first)
@@ -95,7 +95,7 @@ class Ranges:
 
 
 class Bitmap:
-    """Which bundles of one segment are resolved. Setting a bit costs the same however many there are."""
+    """The resolved bundles of one segment. Setting a bit costs the same however many there are."""
 
     __slots__ = ("_bits", "count")
 
@@ -108,7 +108,7 @@ class Bitmap:
         return place < len(self._bits) and bool(self._bits[place] >> (bundle & 7) & 1)
 
     def add(self, bundle: int) -> bool:
-        """Set a bit. False when it was set before. Raises `InvalidInput` above `BUNDLES_MAX`."""
+        """Set a bit. Return False when it was set before. Raises `InvalidInput` above `BUNDLES_MAX`."""
         if not 0 <= bundle < BUNDLES_MAX:
             raise InvalidInput(f"bundle {bundle} is none: a segment has at most {BUNDLES_MAX}")
         if bundle in self:
@@ -121,7 +121,7 @@ class Bitmap:
         return True
 
     def next_clear(self, start: int, end: int) -> int | None:
-        """The first bundle from `start` on and before `end` that is not set."""
+        """Return the first bundle from `start` on and before `end` that is not set."""
         bundle = start
         while bundle < end:
             place = bundle >> 3
@@ -137,8 +137,8 @@ class Bitmap:
 class Progress:
     """One subscriber's high-water mark and gaps.
 
-    The segments that exist come as rising numbers from outside: a number that is not among them is absent
-    for good, because segments are made known in rising order.
+    The existing segments are passed in as ascending numbers: a number that is not among them is absent for
+    good, because segments are added in ascending order.
     """
 
     __slots__ = ("_complete", "_gaps", "_hwm")
@@ -179,21 +179,21 @@ class Progress:
         return gap is not None and ref.bundle in gap
 
     def resolved_in(self, seq: int) -> int:
-        """How many bundles of an incomplete segment are resolved."""
+        """Return how many bundles of an incomplete segment are resolved."""
         gap = self._gaps.get(seq)
         return gap.count if gap is not None else 0
 
     def next_pending(self, seq: int, start: int, bundle_count: int) -> int | None:
-        """The first bundle from `start` on in this segment that is not resolved."""
+        """Return the first bundle from `start` on in this segment that is not resolved."""
         if self.is_complete(seq) or start >= bundle_count:
             return None
         gap = self._gaps.get(seq)
         return start if gap is None else gap.next_clear(start, bundle_count)
 
     def resolve(self, ref: BundleRef, bundle_count: int | None) -> bool:
-        """Record that a bundle is done with; False when it was before.
+        """Resolve a bundle. Return False when it was resolved before.
 
-        Without a `bundle_count` nobody can tell whether the segment is complete: `settle` does later.
+        Without a `bundle_count` it is unknown whether the segment is complete: `settle` decides later.
         """
         if self.is_resolved(ref):
             return False
@@ -206,7 +206,7 @@ class Progress:
         return True
 
     def resolve_segment(self, seq: int) -> bool:
-        """Record that a whole segment is done with; False when it was before."""
+        """Resolve a whole segment. Return False when it was resolved before."""
         if self.is_complete(seq):
             return False
         self._gaps.pop(seq, None)
@@ -214,7 +214,7 @@ class Progress:
         return True
 
     def settle(self, seq: int, bundle_count: int) -> bool:
-        """Make a segment complete if all of its bundles are; whether it is so now."""
+        """Make a segment complete if all of its bundles are, and return whether it is so now."""
         if self.is_complete(seq):
             return True
         if self.resolved_in(seq) < bundle_count:
@@ -222,18 +222,18 @@ class Progress:
         return self.resolve_segment(seq)
 
     def raise_to(self, hwm: int) -> None:
-        """Take over a mark that was recorded; a lower one changes nothing."""
+        """Raise the mark to a recorded one; a lower one changes nothing."""
         if hwm > self._hwm:
             self._move(hwm)
 
     def advance(self, known: Sequence[int], highest: int) -> bool:
-        """Raise the mark over what is complete or absent; whether it rose.
+        """Raise the mark over what is complete or absent, and return whether it rose.
 
-        `known` are the segments that exist, rising; `highest` is the highest number that was ever given out.
+        `known` are the existing segments, ascending; `highest` is the highest number that was ever assigned.
         """
         place = bisect.bisect_right(known, self._hwm)
         while place < len(known) and known[place] in self._complete:
-            # On to the first segment behind the range: a long run of complete ones costs one step.
+            # Skip to the first segment after the range: a long run of complete ones costs one step.
             place = bisect.bisect_left(known, self._complete.next_outside(known[place]), place)
         mark = known[place] - 1 if place < len(known) else highest
         if mark <= self._hwm:

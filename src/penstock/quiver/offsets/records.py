@@ -4,7 +4,7 @@
              | u64 number
     u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
-The checksum is the low half of XXH3-64 over the 36 bytes behind it, so a record is believed by itself and a
+The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified by itself and a
 reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field means.
 """
 

@@ -31,7 +31,7 @@ _RESERVED: Final = frozenset(
 
 
 class SubscriberState(enum.IntEnum):
-    """Numbers are stable on disk."""
+    """The states of a subscriber. Numbers are stable on disk."""
 
     REGISTERED = 0
     ACTIVE = 1
@@ -40,7 +40,7 @@ class SubscriberState(enum.IntEnum):
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises `InvalidInput` when no subscriber may be called so."""
+    """Return the name. Raises `InvalidInput` when it is no valid subscriber name."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidInput(
             f"{str(name)[:80]!r} is not a subscriber name: up to 64 letters, digits, '_' and '-'"
@@ -66,7 +66,7 @@ class SubscriberEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscriber:
-    """A subscriber as it was when somebody asked."""
+    """A snapshot of one subscriber."""
 
     name: str
     state: SubscriberState
@@ -106,8 +106,8 @@ class _Definition:
 class OffsetState:
     """The state of all subscribers of one core.
 
-    `known` are the numbers of the segments that exist, rising. Segments are made known in rising order, so a
-    lower number that is not among them never comes.
+    `known` are the numbers of the existing segments, ascending. Segments are added in ascending order, so a
+    lower number that is missing never comes.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class OffsetState:
     def save(
         self, *, generation: int, last_number: int, next_segment_seq: int, next_wal_seq: int
     ) -> CheckpointState:
-        """Everything that a start needs."""
+        """Return everything that a start needs."""
         return CheckpointState(
             generation=generation,
             last_number=last_number,
@@ -176,7 +176,7 @@ class OffsetState:
     # ---- replay --------------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """Take in one record of the log. Any record may come twice."""
+        """Apply one record of the log. Any record may come twice."""
         if isinstance(record, NamePart):
             self._apply_name(record)
             return
@@ -199,7 +199,7 @@ class OffsetState:
             self.highest_seq = max(self.highest_seq, record.ts_ns)
 
     def note_logged(self, end: int, seq: int) -> None:
-        """The log was durable up to `end`, with bundles up to number `seq`. Lower values change nothing."""
+        """Raise the recorded durable end of the log to `end`, with bundles up to number `seq`."""
         self.logged_end = max(self.logged_end, end)
         self.logged_seq = max(self.logged_seq, seq)
         self.next_wal_seq = max(self.next_wal_seq, seq + 1)
@@ -249,7 +249,7 @@ class OffsetState:
     # ---- subscribers ---------------------------------------------------------------------------------
 
     def free_index(self) -> int:
-        """An index for a new subscriber: a new one as long as there are any, so that records stay apart."""
+        """Return an index for a new subscriber: one never used as long as there are any."""
         if self._highest_index + 1 < SUBSCRIBERS_MAX:
             return self._highest_index + 1
         index = next((index for index in range(SUBSCRIBERS_MAX) if index not in self._by_index), None)
@@ -258,7 +258,7 @@ class OffsetState:
         return index
 
     def define(self, name: str, index: int, state: SubscriberState, *, hwm: int) -> SubscriberEntry:
-        """A subscriber as the log tells it; one that is known keeps what it has."""
+        """Define a subscriber as the log says; a known one keeps what it has."""
         entry = self.subscribers.get(name)
         if entry is not None and entry.index == index:
             entry.state = state
@@ -276,7 +276,7 @@ class OffsetState:
         self._highest_index = max(self._highest_index, entry.index)
 
     def leave(self, entry: SubscriberEntry) -> int:
-        """Forget a subscriber; up to which segment nobody is left to wait for, or 0."""
+        """Remove a subscriber. Return up to which segment nobody is left to wait for, or 0."""
         last_one = len(self.subscribers) == 1
         through = self.highest_seq if last_one else 0
         self._leave(entry, through)
@@ -289,16 +289,18 @@ class OffsetState:
         self.abandoned_through = max(self.abandoned_through, abandoned_through)
 
     def earliest_hwm(self) -> int:
-        """The mark of somebody who wants all that is there."""
+        """Return the mark of a subscriber that wants all existing data."""
         return self.known[0] - 1 if self.known else self.highest_seq
 
     # ---- segments ------------------------------------------------------------------------------------
 
     def take_in(self, infos: Iterable[SegmentInfo], lost: Collection[int] = ()) -> list[tuple[int, int]]:
-        """The segments that a start found. Returns the numbers somebody waits for that are not there.
+        """Set the segments that a start found.
 
-        Segments that were being deleted are not known any more: their files may go. `lost` are numbers of
-        segments that were there, whether or not the log ever spoke of them.
+        Return the ranges that somebody waits for and that are missing.
+
+        Segments that were being deleted do not count: their files may go. `lost` are numbers of segments that
+        existed, whether or not the log mentions them.
         """
         found = {info.seq: info for info in infos}
         self.tombstoned = {seq: number for seq, number in self.tombstoned.items() if seq in found}
@@ -315,7 +317,7 @@ class OffsetState:
         return missing
 
     def _missing(self) -> list[tuple[int, int]]:
-        """Numbers above the lowest mark without a segment and without a reason, apart for each hole."""
+        """Return the numbers above the lowest mark without a segment and without a reason, hole by hole."""
         if not self.subscribers and not self.known:
             return []
         holes: list[tuple[int, int]] = []
@@ -328,7 +330,7 @@ class OffsetState:
         return holes
 
     def _waited_for(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of a hole that a subscriber has not resolved; all of it if there is no subscriber."""
+        """Return the parts of a hole that a subscriber has not resolved; all of it without subscribers."""
         if not self.subscribers:
             return [(first, last)]
         waited = Ranges()
@@ -339,7 +341,7 @@ class OffsetState:
         return list(waited)
 
     def is_awaited(self, seq: int, bundle_count: int) -> bool:
-        """Whether somebody needs this segment, which need not be there; nobody being there yet counts too."""
+        """Whether a subscriber, or a future first one, needs this segment, which may be missing."""
         if seq in self.absent or seq in self.tombstoned:
             return False
         if not self.subscribers:
@@ -350,7 +352,7 @@ class OffsetState:
         )
 
     def add(self, info: SegmentInfo) -> tuple[int, int] | None:
-        """A new segment. Returns the numbers between it and the one before, which never were one.
+        """Add a new segment. Return the numbers between it and the previous one, which never existed.
 
         Raises `InvalidInput` unless its number is higher than all before: marks may have passed it.
         """
@@ -366,26 +368,26 @@ class OffsetState:
         return skipped
 
     def skip_through(self, seq: int) -> None:
-        """Numbers up to this one that were not given out never will be."""
+        """Record that unused numbers up to this one are never used."""
         self.absent.add(self.highest_seq + 1, seq)
         self.highest_seq = seq
 
     def place_behind(self, seq: int) -> int:
-        """Where in `known` the first segment with a higher number is."""
+        """Return the index in `known` of the first segment with a higher number."""
         return bisect.bisect_right(self.known, seq)
 
     def outstanding(self, seq: int) -> int:
-        """How many subscribers have not resolved all of this segment."""
+        """Count the subscribers that have not resolved all of this segment."""
         return sum(not entry.progress.is_complete(seq) for entry in self.subscribers.values())
 
     def is_finished(self, seq: int) -> bool:
-        """Whether nobody needs the segment: all are done, and there is, or was, somebody who could be."""
+        """Whether nobody needs the segment: every subscriber resolved it, and there is or was one."""
         if seq not in self.infos or (not self.subscribers and seq > self.abandoned_through):
             return False
         return not self.outstanding(seq)
 
     def mark_deleted(self, seq: int, number: int) -> None:
-        """The segment is going to be removed; from here on it is absent."""
+        """Record that the segment will be removed; from here on it is absent."""
         del self.infos[seq]
         del self.known[bisect.bisect_left(self.known, seq)]
         self.absent.add(seq)
@@ -395,7 +397,7 @@ class OffsetState:
         self.trim()
 
     def advance(self, entry: SubscriberEntry) -> bool:
-        """Raise a subscriber's mark over all it can pass."""
+        """Raise a subscriber's mark over all it can pass. Return whether it rose."""
         if not entry.progress.advance(self.known, self.highest_seq):
             return False
         self.trim()
@@ -414,7 +416,7 @@ _OUTCOMES = frozenset(Outcome)
 
 
 def _segment_of(record: OffsetRecord) -> int:
-    """The highest segment number that a record speaks of."""
+    """Return the highest segment number in a record."""
     if record.kind == RecordKind.DELETED:
         return record.segment_seq + max((record.attempt << 32) + record.bundle, 1) - 1
     return record.segment_seq if record.kind in _NUMBERED else 0
@@ -444,7 +446,7 @@ def _saved(entry: SubscriberEntry) -> CheckpointEntry:
 
 
 def view_of(state: OffsetState, entry: SubscriberEntry) -> Subscriber:
-    """A subscriber as it is now."""
+    """Return a snapshot of a subscriber."""
     progress = entry.progress
     beyond = state.known[state.place_behind(progress.hwm) :]
     pending = [seq for seq in beyond if not progress.is_complete(seq)]

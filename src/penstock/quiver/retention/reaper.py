@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A segment that might go, and what that frees."""
+    """A segment that might be deleted, and what that frees."""
 
     seq: int
     byte_count: int
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The rules of one core."""
+    """The retention rules of one core."""
 
     policy: Policy = "backpressure"
     max_age_s: float | None = None
@@ -61,7 +61,7 @@ class Retention:
     """Processed segments that may stay while there is room."""
 
     def steady(self, finished: Sequence[Candidate]) -> list[int]:
-        """Processed segments that go now; `finished` is oldest first."""
+        """Return the processed segments to delete now; `finished` is oldest first."""
         kept = sum(candidate.byte_count for candidate in finished)
         gone: list[int] = []
         for candidate in finished:
@@ -72,13 +72,13 @@ class Retention:
         return gone
 
     def expiry_ns(self, now_ns: int) -> int | None:
-        """What came in before this moment is too old; None when nothing ever is."""
+        """Return the moment before which data is too old; None when there is no limit."""
         return None if self.max_age_s is None else now_ns - round(self.max_age_s * 1e9)
 
     def expired(self, infos: Iterable[SegmentInfo], now_ns: int, claimed: Collection[int]) -> list[int]:
-        """Segments that are too old, by when their last bundle came in, not by the time of the file.
+        """Return segments that are too old, by when their last bundle came in, not by the time of the file.
 
-        One of which somebody holds a bundle stays until that ends.
+        A segment of which a bundle is claimed stays until the claim ends.
         """
         before_ns = self.expiry_ns(now_ns)
         if before_ns is None:
@@ -86,15 +86,15 @@ class Retention:
         return [info.seq for info in infos if info.ingest_ns_max < before_ns and info.seq not in claimed]
 
     def evict(self, finished: Iterable[Candidate], excess_bytes: int) -> list[int]:
-        """Processed segments that go because there is too much, headroom or not; oldest first."""
+        """Return processed segments to delete because of the size, headroom or not; oldest first."""
         return _enough(finished, excess_bytes, lambda seq: True)
 
     def drop(
         self, candidates: Iterable[Candidate], excess_bytes: int, held: Callable[[int], bool]
     ) -> list[int]:
-        """Unprocessed segments to give up, oldest first; none under `backpressure`.
+        """Return unprocessed segments to give up, oldest first; none under `backpressure`.
 
-        `held` tells which must stay: somebody has a bundle of it, or there is no copy of it elsewhere yet.
+        `held` tells which must stay: a bundle of it is claimed, or it has not been uploaded yet.
         """
         if self.policy != "drop_oldest":
             return []
@@ -116,17 +116,17 @@ class SegmentFiles(Protocol):
     """The files of the segments; `SegmentStore` is it."""
 
     def remove(self, *seqs: int) -> None:
-        """Remove them, durably. Raises what the disk raises, and then they still count."""
+        """Remove segments, durably. After an error they still count."""
         ...
 
     def bytes_of(self, seq: int) -> int:
-        """What removing it frees."""
+        """Return what removing one frees."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """What one sweep did."""
+    """What one pass of the reaper did."""
 
     removed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class _Failure:
 
 
 class Reaper:
-    """Removes the segments that retention lets go. Any thread may call it; one works at a time.
+    """Deletes the segments that retention releases. Any thread may call it; one works at a time.
 
     `may_remove` can keep a file that is still needed, such as one that has not been uploaded.
     """
@@ -180,7 +180,10 @@ class Reaper:
     # ---- every now and then --------------------------------------------------------------------------
 
     def reap(self) -> Reaped:
-        """Steady state and age, and our turn in a shared budget. Raises what a sync of the log raises."""
+        """Apply steady state and age, and drop data when it is our turn in a shared quota.
+
+        Raises what a sync of the log raises.
+        """
         with self._lock:
             expired = self._expire()
             self._mark_deleted(self._retention.steady(self._finished()), "processed")
@@ -223,12 +226,13 @@ class Reaper:
         except PenstockError as error:
             _LOGGER.warning("the shared budget could not be told: %s", error)
 
-    # ---- when somebody needs room --------------------------------------------------------------------
+    # ---- when a writer needs room -----------------------------------------------------------------------
 
     def reclaim(self, more_bytes: int, *, may_drop: bool = True) -> bool:
-        """Let go of what may go until `more_bytes` fit; whether they do. Counts a writer that must wait.
+        """Delete what may go until `more_bytes` fit, and return whether they do.
 
-        Unless it `may_drop`, only what everybody has goes. Raises what a sync of the log raises.
+        Unless it `may_drop`, only processed segments go. Counts a writer that must wait. Raises what a sync
+        of the log raises.
         """
         excess = self._quota.excess(more_bytes)
         if not excess:
@@ -248,8 +252,9 @@ class Reaper:
         return not excess
 
     def _may_drop_own(self, more_bytes: int) -> bool:
-        """Whether our own data is the oldest there is. If not, the others are told how much is needed, and
-        have a moment to give way.
+        """Whether our own data is the oldest of all cores.
+
+        If not, publish how much is needed and give the others a moment to free it.
         """
         if self._shared is None or self._retention.policy != "drop_oldest":
             return True
@@ -275,7 +280,7 @@ class Reaper:
         return dropped
 
     def _warn_of_drops(self, count: int) -> None:
-        """Say it now and then: in an emergency it happens with every write."""
+        """Log drops now and then: in an emergency every write causes some."""
         self._unreported += count
         now_s = self._clock.monotonic()
         if self._warned_s is None or now_s - self._warned_s >= _WARN_EVERY_S:
@@ -307,7 +312,7 @@ class Reaper:
             self._reasons[seq] = reason
 
     def _remove(self) -> tuple[int, ...]:
-        """Remove every file that may go. What permits it is made durable first."""
+        """Remove every file that may go. Its deletion record is made durable first."""
         if self._offsets.has_tombstones:
             self._offsets.sync()
         return tuple(seq for seq in self._offsets.removable() if self._is_due(seq) and self._remove_one(seq))

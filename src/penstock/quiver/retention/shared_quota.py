@@ -41,7 +41,7 @@ _READS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSlot:
-    """What one core says of itself."""
+    """What one core publishes about itself."""
 
     used: int = 0
     reclaimable: int = 0
@@ -52,7 +52,7 @@ class CoreSlot:
     process: int = 0
     turn: int = 0
     wanted: int = 0
-    """Bytes beyond those in use that it needs at once: whoever has the oldest data gives way for them too."""
+    """Bytes beyond those in use that it needs at once: the core with the oldest data frees them too."""
 
 
 def encode_slot(slot: CoreSlot) -> bytes:
@@ -69,7 +69,7 @@ def encode_slot(slot: CoreSlot) -> bytes:
 
 
 def decode_slot(data: bytes) -> CoreSlot | None:
-    """The slot in 64 bytes; None when it was never written, or is being written."""
+    """Decode the slot in 64 bytes; None when it was never written, or is being written."""
     body = data[: _SLOT.size]
     if len(data) < _SLOT_BYTES or _CHECKSUM.unpack_from(data, _SLOT.size)[0] != xxh3_64_intdigest(body):
         return None
@@ -86,7 +86,7 @@ def decode_slot(data: bytes) -> CoreSlot | None:
 
 
 class SharedQuota:
-    """The view of one core on the budget of all. For one thread at a time."""
+    """One core's view of the quota of all cores. For one thread at a time."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class SharedQuota:
         self._turn = 0
 
     def publish(self, *, used: int, reclaimable: int, oldest_ns: int | None, wanted: int = 0) -> None:
-        """Say what this core uses. Raises what the disk raises."""
+        """Publish what this core uses. Raises what the disk raises."""
         self._turn += 1
         slot = CoreSlot(
             used=used,
@@ -135,7 +135,10 @@ class SharedQuota:
         self._file.write_at(self._core_id * _SLOT_BYTES, [encode_slot(slot)])
 
     def slots(self) -> list[CoreSlot]:
-        """What every core said last. One that is being written is read again, then taken as it was before."""
+        """Return what every core published last.
+
+        A slot that is being written is read again, then taken as before.
+        """
         return [self._read(core) for core in range(self._cores)]
 
     def _read(self, core: int) -> CoreSlot:
@@ -158,19 +161,19 @@ class SharedQuota:
         self._last[core] = slot
 
     def limit(self) -> int:
-        """How much this core may use, given what the others do: what they leave, at least half a share."""
+        """Return how much this core may use: what the others leave, at least half a share."""
         least = min_core_quota(self._cap_bytes, self._cores)
         slots = [slot for core, slot in enumerate(self.slots()) if core != self._core_id]
         others = sum(max(slot.used, least) for slot in slots)
         return max(least, self._cap_bytes - self._target_bytes * self._cores - others)
 
     def excess(self) -> int:
-        """By how much all cores together are over what they may use; 0 when they are not."""
+        """Return by how much all cores together are over the cap; 0 when they are not."""
         used = sum(slot.used + slot.wanted for slot in self.slots())
         return max(0, used + self._target_bytes * self._cores - self._cap_bytes)
 
     def is_our_turn(self) -> bool:
-        """Whether this core has the oldest data of those that are heard of; the lower number breaks a tie."""
+        """Whether this core has the oldest data of all live cores; the lower number breaks a tie."""
         slots, alive_s = self.slots(), self._clock.monotonic() - _STALE_S
         candidates = [
             (slot.oldest_ns, core)
@@ -182,7 +185,7 @@ class SharedQuota:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
-        """Take the turn to drop something, for as long as this lasts; False when it is not ours to take.
+        """Take the turn to drop something, while the block lasts; yield False when it is not ours.
 
         The lock keeps two cores that both believe to have the oldest data from dropping for one excess.
         """
@@ -196,6 +199,6 @@ class SharedQuota:
         return self._clock.now_ms() * 1_000_000
 
     def close(self) -> None:
-        """Let go of the file; what was said last still counts. What others say is not seen from here on."""
+        """Close the file; what was published last stays. Slots of others are not updated from here on."""
         self._view = bytes(self._view[:])
         self._file.close()

@@ -24,7 +24,7 @@ TMP: Final = ".tmp"
 
 
 class SegmentDirectory:
-    """One directory of segments and the one beside it for damaged files. Holds no state of its own."""
+    """One directory of segments and the quarantine beside it. Holds no state of its own."""
 
     def __init__(self, fs: FileSystem, directory: str, quarantine: str, read_mode: ReadMode) -> None:
         self.fs = fs
@@ -33,7 +33,7 @@ class SegmentDirectory:
         self.read_mode = read_mode
 
     def make(self) -> None:
-        """Make sure that both directories are there."""
+        """Create both directories if they are missing."""
         self.fs.make_dirs(self.directory)
         self.fs.make_dirs(self.quarantine)
 
@@ -50,25 +50,25 @@ class SegmentDirectory:
         return os.path.join(self.directory, meta_name(seq))
 
     def view(self, seq: int) -> Buffer:
-        """A segment's data, read or mapped as the setting says. Raises `NotFound`, and `MediaError` if read.
+        """Return a segment's data, read or mapped as set. Raises `NotFound`, and `MediaError` if read.
 
-        Whoever looks at a mapped file dies by SIGBUS where the device cannot read it, or where it was cut.
+        Reading a mapped file ends the process by SIGBUS where the device cannot read it, or where it was cut.
         """
         path = self.arrow_path(seq)
         return self.fs.map(path) if self.read_mode == "mmap" else self.fs.read(path)
 
     def stage_data(self, seq: int, fill: Callable[[Callable[[Sequence[Buffer]], None]], None]) -> None:
-        """Put the bytes that `fill` writes beside their place; durable on return."""
+        """Write the bytes from `fill` to the staged data file; durable on return."""
         with self._staged(self.arrow_path(seq) + TMP) as file:
             fill(file.write)
 
     def stage_sidecar(self, seq: int, data: bytes) -> None:
-        """Put a sidecar beside its place; durable on return."""
+        """Write the staged sidecar; durable on return."""
         with self._staged(self.meta_path(seq) + TMP) as file:
             file.write([data])
 
     def name_data(self, seq: int) -> None:
-        """Give staged data its name. It does not count yet."""
+        """Give staged data its name. It is not committed yet."""
         self._name(self.arrow_path(seq))
 
     def name_sidecar(self, seq: int) -> None:
@@ -76,13 +76,13 @@ class SegmentDirectory:
         self._name(self.meta_path(seq))
 
     def protect(self, seq: int) -> None:
-        """Take away the right to write, where that can be done: a segment never changes again."""
+        """Make the files read-only where that is possible: a segment never changes again."""
         for path in (self.arrow_path(seq), self.meta_path(seq)):
             with contextlib.suppress(PenstockError):
                 self.fs.protect(path)
 
     def remove(self, seqs: Sequence[int]) -> None:
-        """Remove segments; durable on return. What is gone already counts as removed."""
+        """Remove segments; durable on return. A file that is missing counts as removed."""
         for path_of in (self.meta_path, self.arrow_path):
             for seq in seqs:
                 with contextlib.suppress(NotFound):
@@ -91,7 +91,7 @@ class SegmentDirectory:
                 self.fs.sync_dir(self.directory)
 
     def move_to_quarantine(self, seq: int) -> None:
-        """Move a segment's files, those that there are, to the quarantine; durable on return."""
+        """Move the existing files of a segment to the quarantine; durable on return."""
         for name in (arrow_name(seq), meta_name(seq)):
             with contextlib.suppress(NotFound):
                 self.fs.rename(os.path.join(self.directory, name), self._free_name(name))
@@ -99,7 +99,7 @@ class SegmentDirectory:
             self.fs.sync_dir(self.directory)
 
     def _free_name(self, name: str) -> str:
-        """Where to put a file in the quarantine; an earlier one of that name stays."""
+        """Return a free path in the quarantine; an earlier file of that name stays."""
         taken = set(self.quarantined())
         stem, dot, ending = name.partition(".")
         number, free = 0, name
@@ -114,11 +114,11 @@ class SegmentDirectory:
 
     @contextlib.contextmanager
     def _staged(self, path: str) -> Iterator[WritableFile]:
-        """A new file that is durable when the block is left; on failure there is none."""
+        """Yield a new file that is durable when the block is left; on failure it is removed."""
         try:
             file = self.fs.create(path)
         except Conflict:
-            # Left behind by an attempt that could not even clean up.
+            # Left over from an attempt that could not even clean up.
             self.fs.unlink(path)
             file = self.fs.create(path)
         try:

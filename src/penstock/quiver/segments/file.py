@@ -51,7 +51,7 @@ _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
 def unify(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The same batches, all under the first one's schema, with one dictionary per field.
+    """Return the same batches, all under the first one's schema, with one dictionary per field.
 
     The batches have equal schemas, metadata aside.
     """
@@ -86,7 +86,7 @@ def has_dictionary(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, at any depth."""
+    """Return the type without dictionaries, at any depth."""
     return _mapped(kind, None)
 
 
@@ -119,7 +119,7 @@ def _decoded(chunk: pa.Array, plain: pa.DataType) -> pa.Array:
 
 
 def _mapped(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
-    """`kind` with every dictionary's indices widened to `index`, or without dictionaries when it is None."""
+    """Return `kind` with all dictionary indices widened to `index`, or without dictionaries if it is None."""
     if isinstance(kind, pa.BaseExtensionType):
         return _mapped(kind.storage_type, index) if has_dictionary(kind) else kind
     if pa.types.is_dictionary(kind):
@@ -165,7 +165,7 @@ def _mapped_field(field: pa.Field, index: pa.DataType | None) -> pa.Field:
 class ArrowSink:
     """Passes on what Arrow writes into `stream`, and counts and hashes it.
 
-    Small pieces are joined by Arrow itself: a file of many small batches has many thousands of them.
+    Arrow itself joins small pieces: a file of many small batches has many thousands of them.
     """
 
     closed = False
@@ -177,7 +177,7 @@ class ArrowSink:
 
     @contextmanager
     def stream(self) -> Iterator[pa.NativeFile]:
-        """What Arrow writes into. Everything has been passed on when the block is left."""
+        """Yield the stream for Arrow. Everything has been passed on when the block is left."""
         with pa.BufferedOutputStream(pa.PythonFile(self, mode="w"), _GROUP_BYTES) as stream:
             yield stream
 
@@ -197,15 +197,15 @@ class ArrowSink:
         return self.size
 
     def flush(self) -> None:
-        """Nothing: every piece is passed on at once."""
+        """Do nothing: every piece is passed on at once."""
 
     def close(self) -> None:
-        """Nothing: whoever gave `write` owns the file."""
+        """Do nothing: the owner of `write` closes the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleMetadata:
-    """What one record batch says of itself."""
+    """The metadata of one record batch."""
 
     wal_seq: int
     ingest_ns: int
@@ -213,7 +213,7 @@ class BundleMetadata:
 
 
 def describe(sealed: SealedSegment, seq: int, *, core_id: int, created_by: str) -> SegmentInfo:
-    """The facts of a segment before it is written: size and checksum are still missing (0 and zeros)."""
+    """Return the facts of a segment before it is written: without size and checksum (0 and zeros)."""
     parts = sealed.parts
     event_min, event_max = _event_range(sealed)
     return SegmentInfo(
@@ -239,7 +239,7 @@ def describe(sealed: SealedSegment, seq: int, *, core_id: int, created_by: str) 
 
 
 def event_column(schema: pa.Schema, slot: int) -> str | None:
-    """The column with the event time of a slot's rows, if the schema has one."""
+    """Return the column with the event time of a slot's rows, if the schema has one."""
     for name in event_columns(slot):
         place = schema.get_field_index(name)
         if place >= 0 and pa.types.is_timestamp(schema.field(place).type):
@@ -260,9 +260,9 @@ def _event_range(sealed: SealedSegment) -> tuple[int | None, int | None]:
 def write_segment(
     sealed: SealedSegment, info: SegmentInfo, write: Callable[[Sequence[Buffer]], None]
 ) -> tuple[int, str]:
-    """Hand the file's bytes to `write`, in order, and return their number and XXH3 in hex.
+    """Pass the file's bytes to `write`, in order, and return their number and XXH3 in hex.
 
-    Equal input makes equal bytes, so that a write that failed can be repeated over what it left.
+    Equal input makes equal bytes, so that a failed write can be repeated over what it left.
     """
     batches = unify([part.batch for part in sealed.parts])
     schema = batches[0].schema
@@ -283,7 +283,7 @@ def _bundle_metadata(part: Pending) -> dict[bytes, bytes]:
 
 
 def check_bytes(view: Buffer, info: SegmentInfo, path: str) -> None:
-    """Raises `Corrupt` unless these are the bytes that were written."""
+    """Raise `Corrupt` unless these are the bytes that were written."""
     size = memoryview(view).nbytes
     if size != info.file_size:
         raise Corrupt(f"{path} has {size} bytes where {info.file_size} were written")
@@ -323,15 +323,15 @@ class SegmentReader:
         return int(self._reader.num_record_batches)
 
     def batch(self, bundle: int) -> pa.RecordBatch:
-        """One bundle. Raises `Corrupt`, and `IndexError` for a number that the segment does not have."""
+        """Return one bundle. Raises `Corrupt`, and `IndexError` for a number beyond the last."""
         return self._read(bundle)[0].replace_schema_metadata(self._user_metadata)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every bundle in order."""
+        """Yield every bundle in order."""
         return (self.batch(bundle) for bundle in range(self.bundle_count))
 
     def bundle(self, bundle: int) -> BundleMetadata:
-        """What one bundle says of itself."""
+        """Return the metadata of one bundle."""
         metadata = self._read(bundle)[1] or {}
         try:
             return BundleMetadata(
@@ -343,7 +343,7 @@ class SegmentReader:
             raise self._corrupt(error) from error
 
     def validate(self, info: SegmentInfo) -> None:
-        """Look at every value, for a file whose checksum is not known. Raises `Corrupt`."""
+        """Check every value, for a file whose checksum is not known. Raises `Corrupt`."""
         items = 0
         try:
             for bundle in range(self.bundle_count):

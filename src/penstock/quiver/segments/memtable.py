@@ -31,7 +31,7 @@ BUNDLES_MAX: Final = 10_000_000
 
 
 class Trigger(enum.StrEnum):
-    """Why a segment was finalized."""
+    """Why a segment was sealed."""
 
     SIZE = "size"
     AGE = "age"
@@ -52,7 +52,7 @@ class StreamKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SealedSegment:
-    """The bundles of one segment, complete and on their way to disk. At least one part."""
+    """The bundles of one segment, complete and waiting to be written. At least one part."""
 
     key: StreamKey
     parts: Sequence[Pending]
@@ -86,7 +86,7 @@ class ActiveSegments:
 
     @property
     def byte_count(self) -> int:
-        """What waits, in bytes, over all streams."""
+        """Bytes that wait, over all streams."""
         return self._byte_count
 
     @property
@@ -95,15 +95,15 @@ class ActiveSegments:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest accumulator got its first part, by the clock of `add`; None when nothing waits."""
+        """When the oldest accumulator got its first part, by the clock of `add`; None when all are empty."""
         return min((stream.opened_s for stream in self._streams.values()), default=None)
 
     def lowest_wal_start(self) -> int | None:
-        """The lowest log position of anything that waits; None when nothing does."""
+        """Return the lowest log position of anything that waits; None when nothing does."""
         return min((stream.wal_start for stream in self._streams.values()), default=None)
 
     def add(self, part: Pending, now_s: float) -> None:
-        """Let `part` wait in its stream. `now_s` is monotonic time.
+        """Add `part` to its stream. `now_s` is monotonic time.
 
         Raises `LimitExceeded` when it would open more streams than a directory may have.
         """
@@ -123,10 +123,10 @@ class ActiveSegments:
     def due(
         self, now_s: float, *, target_bytes: int, max_open_s: float, max_streams: int
     ) -> list[tuple[StreamKey, Trigger]]:
-        """The streams to finalize now, each with the reason; nothing is changed.
+        """Return the streams to seal now, each with the reason; nothing is changed.
 
-        Size is that of all streams together, so that memory is bounded by it: the largest go first, and only
-        as many as bring the rest below `target_bytes`. The same holds for too many streams.
+        The size is that of all streams together, so that memory is bounded: the largest go first, and only as
+        many as bring the rest below `target_bytes`. The same holds for too many streams.
         """
         due = self._by_age(now_s, max_open_s)
         bytes_left = self._byte_count - sum(self._streams[key].byte_count for key in due)
@@ -150,11 +150,11 @@ class ActiveSegments:
         return due
 
     def keys(self) -> list[StreamKey]:
-        """Every stream that has something, the largest first."""
+        """Return every stream that has something, the largest first."""
         return sorted(self._streams, key=lambda key: (-self._streams[key].byte_count, key))
 
     def take(self, key: StreamKey, trigger: Trigger = Trigger.FLUSH) -> SealedSegment:
-        """Seal one stream: what waited leaves, the next part starts anew. Raises `KeyError` if none waits.
+        """Seal one stream and remove it; its next part starts a new one. Raises `KeyError` if it is empty.
 
         Hand the result to the segment writer under the same lock, so that the log is never cut in between.
         """
@@ -165,7 +165,7 @@ class ActiveSegments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What is not on disk as a segment, at one moment: every bundle that was accepted is in it once."""
+    """What is not on disk as a segment, at one moment: every accepted bundle is in it once."""
 
     end: int
     """Where the log ends, as far as it is here."""
@@ -178,7 +178,7 @@ class Waiting:
 
 
 class Memtable:
-    """The open segments and the way of sealed ones to the disk. Any thread may call any method."""
+    """Open segments, and the hand-over of sealed ones to the segment writer. Safe to use from any thread."""
 
     def __init__(
         self, segment_writer: SegmentWriter, config: SegmentConfig, *, end: int, clock: Clock
@@ -192,12 +192,12 @@ class Memtable:
         self._expected_bytes = 0
 
     def expect(self, byte_count: int) -> None:
-        """Count what goes into the log, until `add` says that it arrived; less than nothing takes it back."""
+        """Count bytes that go into the log, until `add` reports them; a negative number takes them back."""
         with self._lock:
             self._expected_bytes += byte_count
 
     def add(self, parts: Iterable[Pending], *, end: int, arrived: int = 0) -> None:
-        """Take the parts of the entries that the log has up to the position `end`.
+        """Add the parts of the log entries up to the position `end`.
 
         `arrived` is how much of what was expected is here, or failed.
         """
@@ -214,7 +214,7 @@ class Memtable:
                 self._seal_due(now_s)
 
     def seal_due(self) -> None:
-        """Seal what is open for too long, or is too much."""
+        """Seal what has been open for too long, or is too large."""
         now_s = self._clock.monotonic()
         with self._lock:
             self._seal_due(now_s)
@@ -237,13 +237,13 @@ class Memtable:
             self._segment_writer.submit(self._open.take(key, trigger))
 
     def needed(self) -> int:
-        """The lowest position of the log that is still needed; its end here if nothing is."""
+        """Return the lowest log position that is still needed; the end of the log if nothing is."""
         with self._lock:
             lowest = (self._open.lowest_wal_start(), self._segment_writer.lowest_wal_start())
             return min([start for start in lowest if start is not None], default=self._end)
 
     def waiting(self) -> Waiting:
-        """Everything that is not on disk as a segment, at one moment."""
+        """Return everything that is not on disk as a segment, at one moment."""
         with self._lock:
             return Waiting(
                 end=self._end,
@@ -255,12 +255,12 @@ class Memtable:
 
     @property
     def expected_bytes(self) -> int:
-        """What was submitted to the log and is not yet answered."""
+        """Bytes that were submitted to the log and are not yet written."""
         return self._expected_bytes
 
     @property
     def end(self) -> int:
-        """The position behind the last entry that was added."""
+        """The position after the last entry that was added."""
         return self._end
 
     @property
@@ -273,11 +273,11 @@ class Memtable:
 
     @property
     def memory_bytes(self) -> int:
-        """What waits in memory, open and sealed."""
+        """Bytes that wait in memory, open and sealed."""
         return self._open.byte_count + self._segment_writer.byte_count
 
     def age_s(self) -> float:
-        """How long the oldest bundle has been waiting in an open segment."""
+        """Return how long the oldest bundle has been waiting in an open segment."""
         with self._lock:
             oldest_s = self._open.oldest_s
         return 0.0 if oldest_s is None else max(0.0, self._clock.monotonic() - oldest_s)

@@ -55,29 +55,29 @@ _FORMAT_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def arrow_name(seq: int) -> str:
-    """The file with a segment's batches."""
+    """Return the name of the file with a segment's batches."""
     return f"seg-{seq:016d}.arrow"
 
 
 def meta_name(seq: int) -> str:
-    """The sidecar; a segment without it is not committed."""
+    """Return the name of the sidecar; a segment without it is not committed."""
     return f"seg-{seq:016d}.meta.json"
 
 
 def seq_of(name: str) -> int | None:
-    """The number in the name of a segment's file, staged and quarantined ones included; None for others."""
+    """Return the number in a segment file's name, staged and quarantined ones included, else None."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found is not None else None
 
 
 def encode_meta(info: SegmentInfo) -> bytes:
-    """The sidecar of this segment."""
+    """Encode the sidecar of this segment."""
     body = _ENCODER.encode(_meta_of(info))[:-1]
     return body + _SEAL + xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 
 def decode_meta(data: bytes, path: str) -> SegmentInfo:
-    """What a sidecar says. Raises `Corrupt` for damage, `Unsupported` for a format of a later version."""
+    """Decode a sidecar. Raises `Corrupt` for damage, `Unsupported` for a format of a later version."""
     body, seal, end = data.rpartition(_SEAL)
     if not seal or end.rstrip() != f'{xxh3_64_hexdigest(body)}"}}'.encode():
         raise Corrupt(f"{path}: the checksum of this sidecar does not match its text")
@@ -90,7 +90,7 @@ def decode_meta(data: bytes, path: str) -> SegmentInfo:
 
 
 def _unreadable(body: bytes, path: str, error: msgspec.MsgspecError) -> Corrupt | Unsupported:
-    """A later version may have other members; then its format is what is to be said."""
+    """Return the error for an unreadable sidecar: its format, if that is of a later version."""
     try:
         stated = msgspec.json.decode(_FORMAT_DECODER.decode(body + b"}").get("format", msgspec.Raw(b'""')))
         _check_format(str(stated), path)
@@ -107,7 +107,7 @@ def _check_format(stated: str, path: str) -> None:
 
 
 def schema_metadata(info: SegmentInfo) -> dict[bytes, bytes]:
-    """The same facts for the schema of the Arrow file, as far as they are known before it is written."""
+    """Return the same facts for the schema of the Arrow file, as far as they are known before writing it."""
     facts = msgspec.structs.asdict(_meta_of(info))
     for later in ("file_size", "xxh3", "created_by"):
         del facts[later]
@@ -117,7 +117,7 @@ def schema_metadata(info: SegmentInfo) -> dict[bytes, bytes]:
 
 
 def user_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes] | None:
-    """Schema metadata without what Quiver added; None when nothing is left."""
+    """Return schema metadata without what Quiver added; None when nothing is left."""
     kept = {name: value for name, value in (metadata or {}).items() if not name.startswith(_PREFIX)}
     return kept or None
 
@@ -125,7 +125,7 @@ def user_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[bytes, bytes] 
 def info_of(
     metadata: Mapping[bytes, bytes] | None, path: str, *, file_size: int, xxh3: str, created_by: str
 ) -> SegmentInfo:
-    """A segment's facts from the schema of its Arrow file. Raises `Corrupt` if they are not all there."""
+    """Return a segment's facts from the schema of its Arrow file. Raises `Corrupt` if some are missing."""
     facts: dict[str, object] = {"event_time_min": None, "event_time_max": None}
     for name, value in (metadata or {}).items():
         if name.startswith(_PREFIX):

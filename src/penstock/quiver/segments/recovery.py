@@ -51,9 +51,9 @@ class DamageAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentDamage:
-    """One segment that was not as it should be. `info` is what its sidecar said, where that is known.
+    """One damaged segment. `info` is what its sidecar said, where that is known.
 
-    After `REBUILT` the segment counts as before; otherwise its bundles cannot be delivered any more.
+    After `REBUILT` the segment is committed as before; otherwise its bundles cannot be delivered any more.
     """
 
     seq: int
@@ -64,10 +64,10 @@ class SegmentDamage:
 
 @dataclass(slots=True, eq=False)
 class SegmentScan:
-    """The pass and what it found: `infos` by number, those in `verified` with their checksum gone over.
+    """The scan and its result: `infos` by number; the checksums of those in `verified` were verified.
 
-    `rebuild` says that there is no log that has what was not committed. Log positions below `wal_cursor`
-    belong to committed segments only, so data from there has lost its sidecar and is kept.
+    `rebuild` says that no log has the uncommitted data. Log positions below `wal_cursor` belong to committed
+    segments only, so data from there has lost its sidecar and is kept.
     """
 
     directory: SegmentDirectory
@@ -82,9 +82,9 @@ class SegmentScan:
     _names: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """Put the directory in order. A later version raises `Unsupported` before anything is touched."""
+        """Recover the directory. A later version raises `Unsupported` before anything is changed."""
         self._names = set(self.directory.names())
-        # Staged files do not count: nobody can know their numbers, and a number left out looks like a loss.
+        # Staged files do not count: their numbers are uncertain, and a skipped number looks like a loss.
         every = [name for name in (*self._names, *self.directory.quarantined()) if not name.endswith(TMP)]
         self.highest_seq = max((seq_of(name) or 0 for name in every), default=0)
         sidecars = self._read_sidecars()
@@ -97,7 +97,7 @@ class SegmentScan:
         self._list_quarantine()
 
     def _list_quarantine(self) -> None:
-        """The committed segments in the quarantine, with what their sidecars say where that can be read."""
+        """List the committed segments in the quarantine, with their sidecars where those can be read."""
         for name in self.directory.quarantined():
             seq = seq_of(name)
             if seq is None or seq in self.infos or not name.endswith(".meta.json"):
@@ -107,7 +107,7 @@ class SegmentScan:
                 self.quarantined[seq] = None if isinstance(info, Corrupt) else info
 
     def _read_sidecars(self) -> dict[int, SegmentInfo | Corrupt]:
-        """All of them before anything is touched, so that a later version's files are left alone."""
+        """Read all sidecars before anything is changed, so that a later version's files are left alone."""
         sidecars: dict[int, SegmentInfo | Corrupt] = {}
         for name in self._names:
             seq = seq_of(name)
@@ -154,7 +154,7 @@ class SegmentScan:
             self.infos[info.seq] = info
 
     def _repair_sidecar(self, seq: int, reason: str) -> None:
-        """The sidecar is damaged. The data may be whole: look at all of it."""
+        """Rebuild a damaged sidecar from the data, if all of that is whole."""
         info = self._info_from_data(seq)
         if info is None:
             self._quarantine(seq, reason, None)
@@ -224,7 +224,7 @@ def rebuild_segments(
 def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
     """Write this segment again if the log has all of it. Raises what the disk raises.
 
-    Reads the log from its oldest file on, also while it is written.
+    Reads the log from its oldest file on, even while it is written.
     """
     parts = list(_parts_of(info, fs, wal_dir))
     rows = sum(part.batch.num_rows for part in parts)
@@ -241,7 +241,7 @@ def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_
 
 
 def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
-    """What the log has of a segment, each entry once, also from before the cursor."""
+    """Yield what the log has of a segment, each entry once, even from before the cursor."""
     layout = QuiverLayout()
     last = info.wal_seq_min - 1
     for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():

@@ -1,4 +1,4 @@
-"""Segments for whoever only reads: a data directory that another process may own, or uploaded copies.
+"""Segments for readers: in a data directory that another process may own, or uploaded copies.
 
 Nothing is changed and no lock is taken. A segment may go between listing and reading, which is `NotFound`;
 one that is there is gone over by its checksum before anything of it is used.
@@ -32,32 +32,32 @@ class SegmentSource(Protocol):
         ...
 
     def infos(self) -> list[SegmentInfo]:
-        """Every segment there is now, by core and number. Damaged ones are left out."""
+        """Return every segment there is now, by core and number. Damaged ones are left out."""
         ...
 
     def reader(self, info: SegmentInfo) -> SegmentReader:
-        """A segment's batches. Raises `NotFound` if it is gone, `Corrupt` if it is not what was written."""
+        """Open a segment. Raises `NotFound` if it is gone, `Corrupt` if it is not what was written."""
         ...
 
 
 def core_directory(path: str, core_id: int) -> str:
-    """Where one core of a data directory keeps its files."""
+    """Return the directory of one core of a data directory."""
     return os.path.join(path, f"core_{core_id}")
 
 
 def segment_key(prefix: str, core_id: int, name: str) -> str:
-    """The key of an uploaded file: the same names as on disk, below `prefix`."""
+    """Return the key of an uploaded file: the same names as on disk, below `prefix`."""
     place = f"core_{core_id}/segments/{name}"
     return join_key(prefix, place) if prefix else place
 
 
 def is_store_url(place: str) -> bool:
-    """Whether a place is the address of a store rather than a directory."""
+    """Whether `place` is the address of a store rather than a directory."""
     return "://" in place
 
 
 def open_source(place: str) -> SegmentSource:
-    """The segments at `place`: a data directory, or the address of a store with uploaded ones.
+    """Open the segments at `place`: a data directory, or the address of a store with uploaded ones.
 
     The address names the folder with the `core_…` folders in it. Raises `ConfigError` for a wrong one.
     """
@@ -65,14 +65,14 @@ def open_source(place: str) -> SegmentSource:
 
 
 class _Sidecars:
-    """What sidecars said, by name; they never change, so each is read once."""
+    """The contents of sidecars by name; they never change, so each is read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, SegmentInfo] = {}
         self.damaged: dict[str, Corrupt] = {}
 
     def unread(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that have to be read; what is no longer named is forgotten."""
+        """Return the names that have to be read; what is no longer listed is forgotten."""
         present = {name for name in names if _is_sidecar(name)}
         self._known = {name: info for name, info in self._known.items() if name in present}
         self.damaged = {}
@@ -96,8 +96,8 @@ def _settled(sidecars: _Sidecars, read: Callable[[], None]) -> list[SegmentInfo]
 
     1. A listing passes the place of segment 7 while it is not there yet.
     2. Segments 7 and 8 are committed, and the listing goes on and finds 8.
-    3. Whoever goes by numbers would take 7 for removed. A second listing, which begins after the first has
-       ended, has 7, and what is beyond 8 is left for the next time, because it could have the same fault.
+    3. A reader that goes by numbers would take 7 for removed. A second listing, which begins after the first
+       has ended, has 7, and what is beyond 8 is left for the next time, because it could have the same fault.
     """
     read()
     found = sidecars.infos()
@@ -156,7 +156,7 @@ class LocalSegments:
 
 
 class StoredSegments:
-    """Uploaded segments in an object store, fetched whole."""
+    """Uploaded segments in an object store, each fetched whole."""
 
     def __init__(self, store: ObjectStore, prefix: str = "") -> None:
         self._store = store

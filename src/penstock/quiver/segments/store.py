@@ -42,7 +42,7 @@ _READERS_BYTES_MAX: Final = 64 * 1024**2
 class SegmentStore:
     """The segments in one directory. Safe to use from several threads, of which one writes.
 
-    `damage` lists what was found damaged, oldest first. Opened files are kept open, a few of them.
+    `damage` lists what was found damaged, oldest first. A few opened files are kept open.
     """
 
     def __init__(self, directory: SegmentDirectory, scan: SegmentScan, *, core_id: int) -> None:
@@ -74,12 +74,12 @@ class SegmentStore:
         wal_cursor: int = 0,
         rebuild: bool = False,
     ) -> SegmentStore:
-        """Put the directory in order after whatever happened, and take it over.
+        """Recover the directory and open it.
 
         `wal_cursor` is the position up to which the log may have been cut; `rebuild` says that there is no
-        log at all, so that data which was not committed is kept if it is whole. With `verify="full"` every
-        checksum is gone over now, otherwise before the first read of each segment.
-        Raises `Unsupported` for segments of a later version, and touches nothing then.
+        log at all, so that uncommitted data is kept if it is whole. With `verify="full"` every checksum is
+        verified now, otherwise before the first read of each segment. Raises `Unsupported` for segments of a
+        later version, and changes nothing then.
         """
         files = SegmentDirectory(fs, directory, quarantine, read_mode)
         files.make()
@@ -89,51 +89,51 @@ class SegmentStore:
 
     @property
     def highest_seq(self) -> int:
-        """The highest number a file was named by, damaged and quarantined ones included."""
+        """The highest number in a file name, damaged and quarantined files included."""
         return self._highest_seq
 
     @property
     def quarantined(self) -> dict[int, SegmentInfo | None]:
-        """Committed segments that are in the quarantine alone; None where no sidecar can be read."""
+        """Committed segments that are only in the quarantine; None where no sidecar can be read."""
         return {seq: info for seq, info in sorted(self._quarantined.items()) if seq not in self._infos}
 
     @property
     def byte_count(self) -> int:
-        """What all committed segments and their sidecars take up."""
+        """Bytes of all committed segments and their sidecars."""
         return self._byte_count
 
     def usage(self, seqs: Iterable[int]) -> tuple[int, set[int]]:
-        """What all committed segments take up, and which of `seqs` are among them."""
+        """Return the bytes of all committed segments, and which of `seqs` are among them."""
         with self._lock:
             return self._byte_count, {seq for seq in seqs if seq in self._infos}
 
     def bytes_of(self, seq: int) -> int:
-        """What removing this segment frees. Raises `NotFound`."""
+        """Return the bytes that removing this segment frees. Raises `NotFound`."""
         with self._lock:
             return self.get(seq).file_size + self._meta_bytes[seq]
 
     def infos(self) -> list[SegmentInfo]:
-        """Every committed segment, oldest first."""
+        """Return every committed segment, oldest first."""
         with self._lock:
             return [info for _, info in sorted(self._infos.items())]
 
     def get(self, seq: int) -> SegmentInfo:
-        """One committed segment. Raises `NotFound`."""
+        """Return one committed segment. Raises `NotFound`."""
         info = self._infos.get(seq)
         if info is None:
             raise NotFound(f"segment {seq} is not there; it was removed or never committed")
         return info
 
     def path(self, seq: int) -> str:
-        """The Arrow file of a committed segment. Raises `NotFound`."""
+        """Return the Arrow file of a committed segment. Raises `NotFound`."""
         self.get(seq)
         return self._directory.arrow_path(seq)
 
     def write(self, sealed: SealedSegment, seq: int) -> SegmentInfo:
         """Commit a segment under this number; it is durable and readable on return.
 
-        After any error it does not count here, and the call may be repeated with the same arguments: the
-        same bytes are written again. A crash meanwhile leaves it whole or not there.
+        After any error it is not committed, and the call may be repeated with the same arguments: the same
+        bytes are written again. A crash meanwhile leaves it whole or absent.
         """
         self._highest_seq = max(self._highest_seq, seq)
         info = describe(sealed, seq, core_id=self._core_id, created_by=CREATED_BY)
@@ -153,36 +153,36 @@ class SegmentStore:
         return info
 
     def read(self, seq: int, bundle: int) -> pa.RecordBatch:
-        """One bundle, as it was accepted. Raises `NotFound`, `Corrupt`, `IndexError`.
+        """Return one bundle, as it was accepted. Raises `NotFound`, `Corrupt`, `IndexError`.
 
-        The first read of a segment after a start goes over its whole checksum. The batch points into the
-        file and stays valid when the segment is removed.
+        The first read of a segment after a start verifies its whole checksum. The batch points into the file
+        and stays valid when the segment is removed.
         """
         return self._reader(seq).batch(bundle)
 
     def batches(self, seq: int) -> Iterator[pa.RecordBatch]:
-        """Every bundle of a segment in order. Raises as `read`."""
+        """Yield every bundle of a segment in order. Raises as `read`."""
         return self._reader(seq).batches()
 
     def schema(self, seq: int) -> pa.Schema:
-        """The schema of a segment's batches. Raises as `read`."""
+        """Return the schema of a segment's batches. Raises as `read`."""
         return self._reader(seq).schema
 
     def view(self, seq: int) -> Buffer:
-        """A segment's file, with its checksum gone over. Raises as `read`."""
+        """Return a segment's file, with its checksum verified. Raises as `read`."""
         return self._checked_view(self.get(seq))
 
     def sidecar(self, seq: int) -> bytes:
-        """A segment's sidecar. Raises `NotFound`."""
+        """Return a segment's sidecar. Raises `NotFound`."""
         return encode_meta(self.get(seq))
 
     def bundle_metadata(self, seq: int) -> list[BundleMetadata]:
-        """What every bundle of a segment says of itself, in order. Raises as `read`."""
+        """Return the metadata of every bundle of a segment, in order. Raises as `read`."""
         reader = self._reader(seq)
         return [reader.bundle(bundle) for bundle in range(reader.bundle_count)]
 
     def verify(self, seq: int) -> None:
-        """Go over a segment's checksum now. Raises `NotFound`, `Corrupt`."""
+        """Verify a segment's checksum now. Raises `NotFound`, `Corrupt`."""
         with self._lock:
             self._verified.discard(seq)
             self._readers.pop(seq, None)
@@ -196,7 +196,7 @@ class SegmentStore:
             self._forget(seq)
 
     def quarantine(self, seq: int, reason: str) -> SegmentDamage:
-        """Take a damaged segment out of the way and keep its bytes; it does not count any more."""
+        """Move a damaged segment to the quarantine and keep its bytes; it is not committed any more."""
         info = self._infos.get(seq)
         self._leave([seq])
         self._directory.move_to_quarantine(seq)
@@ -208,7 +208,7 @@ class SegmentStore:
         return damage
 
     def put_back(self, sealed: SealedSegment, info: SegmentInfo, reason: str) -> SegmentInfo:
-        """Write a segment that was set aside once more, under its number. Raises as `write`."""
+        """Write a quarantined segment again, under its number. Raises as `write`."""
         written = self.write(sealed, info.seq)
         _LOGGER.warning("segment %d is %s: %s", info.seq, DamageAction.REBUILT.value, reason)
         self.damage.append(
@@ -234,7 +234,7 @@ class SegmentStore:
         return reader
 
     def _has_too_many_readers(self) -> bool:
-        """A mapped file costs a descriptor; one that was read costs its bytes."""
+        """Whether open readers cost too much: descriptors if mapped, otherwise memory."""
         if len(self._readers) > _READERS_MAX or self._directory.read_mode == "mmap":
             return len(self._readers) > _READERS_MAX
         held = sum(info.file_size for seq in self._readers if (info := self._infos.get(seq)) is not None)
@@ -265,7 +265,7 @@ class SegmentStore:
             self._verified.add(info.seq)
 
     def _leave(self, seqs: Sequence[int]) -> None:
-        """From here on a missing file is no damage: a reader may come between the removal and `_forget`."""
+        """Expect these files to go missing: a reader may come between the removal and `_forget`."""
         with self._lock:
             self._leaving.update(seqs)
 

@@ -103,7 +103,7 @@ class OrderedQueue(Generic[T]):
                 self._put_off(job, error)
                 return False
             except Exception as error:
-                # A thread that ended here would leave everything behind it undone, and nobody would know.
+                # If the thread ended here, all later items would silently stay undone.
                 _LOGGER.exception("%s failed in an unforeseen way", self._what)
                 self._put_off(job, Unavailable(f"{self._what}: {type(error).__name__}: {error}"))
                 return False
@@ -168,7 +168,7 @@ class OrderedQueue(Generic[T]):
                 raise self.last_error
 
     def _check_running(self) -> None:
-        # Whoever stopped it may have let go of the files: nobody else may write them any more.
+        # The caller of `stop` may have released the files: they must not be written any more.
         if self._stopping:
             raise Unavailable(f"{self._what}: stopped before it was done")
 

@@ -31,7 +31,7 @@ _RAW: Final = (60, 61, 62)
 
 
 def to_ns(moment: Instant) -> int:
-    """Nanoseconds since the Unix epoch. Raises `InvalidInput` for a datetime without a zone."""
+    """Return nanoseconds since the Unix epoch. Raises `InvalidInput` for a datetime without a zone."""
     if isinstance(moment, int):
         return moment
     if moment.tzinfo is None:
@@ -47,9 +47,9 @@ def select(
     since: Instant | None = None,
     until: Instant | None = None,
 ) -> list[SegmentInfo]:
-    """The segments that may hold what is asked for: `since` is included, `until` is not.
+    """Return the segments that may hold matching rows: `since` is included, `until` is not.
 
-    Times are event times; of a segment that has none they are those of ingestion.
+    Times are event times, or those of ingestion for a segment that has none.
     """
     low = None if since is None else to_ns(since)
     high = None if until is None else to_ns(until)
@@ -72,9 +72,9 @@ def _last_ns(info: SegmentInfo) -> int:
 
 
 def unified_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of all schemas, by name; metadata is left out.
+    """Return the columns of all schemas, by name, without metadata.
 
-    Raises `InvalidInput` when one column has types that do not go together.
+    Raises `InvalidInput` when one column has types that cannot be unified.
     """
     plain = [schema.remove_metadata() for schema in schemas]
     try:
@@ -97,9 +97,9 @@ def scan_segments(
     since: Instant | None = None,
     until: Instant | None = None,
 ) -> ds.Dataset:
-    """One dataset over segment files of one slot, filtered by event time where the data has one.
+    """Return one dataset over segment files of one slot, filtered by event time where there is one.
 
-    Files are opened when the dataset is read; segments that are removed before are an error then. Without
+    Files are opened when the dataset is read; a segment that is removed before is an error then. Without
     files it is an empty table without columns.
     """
     if not files:
@@ -129,7 +129,7 @@ def _between(field: pa.Field, since: Instant | None, until: Instant | None) -> p
 
 
 def _scalar(moment: Instant, kind: pa.TimestampType) -> pa.Scalar:
-    """The moment in the unit of the column, rounded up: what is later than it stays later."""
+    """Return the moment in the unit of the column, rounded up, so that later times stay later."""
     ns_per_unit = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}[kind.unit]
     return pa.scalar(-(-to_ns(moment) // ns_per_unit), pa.int64()).cast(kind)
 
@@ -140,7 +140,7 @@ def has_view(slot: int) -> bool:
 
 
 def text_view(batch: pa.RecordBatch, slot: int) -> pa.RecordBatch:
-    """The batch as `penstock.otlp.view` shows it. Raises `Unsupported` for a slot without a view."""
+    """Return the batch as `penstock.otlp.view` shows it. Raises `Unsupported` for a slot without a view."""
     if not has_view(slot):
         raise Unsupported(f"view: {slot_name(slot)} has no view; spans, logs and metrics have one")
     from penstock.otlp import view
@@ -149,7 +149,7 @@ def text_view(batch: pa.RecordBatch, slot: int) -> pa.RecordBatch:
 
 
 def known_schema(slot: int) -> pa.Schema | None:
-    """The columns of a slot that are known without looking at a segment; None when they are not."""
+    """Return the columns of a slot that are known without reading a segment, else None."""
     if slot in _RAW:
         return pa.schema([pa.field("data", pa.binary())])
     if not has_view(slot):

@@ -31,7 +31,7 @@ _TMP: Final = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export did. `gone` are segments that were removed before they could be read."""
+    """The result of an export. `gone` are segments that were removed before they could be read."""
 
     files: int
     rows: int
@@ -135,7 +135,7 @@ def _write_parquet(
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Bundles joined until they make a row group worth having."""
+    """Yield bundles joined into row groups of a useful size."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -149,5 +149,5 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _parquet_type(kind: pa.DataType) -> pa.DataType:
-    """Parquet has dictionaries of its own, for every column; nested ones would not survive the way."""
+    """Return the type for Parquet, which has its own dictionaries; nested ones would be lost."""
     return kind if pa.types.is_dictionary(kind) else plain_type(kind)

@@ -32,7 +32,7 @@ _REPAIR: Final = "`penstock quiver fsck --repair` sets it aside, and so does the
 
 
 class Severity(enum.StrEnum):
-    """Whether something is lost or wrong, or only worth knowing."""
+    """Whether a finding is a loss or an error, or only worth knowing."""
 
     PROBLEM = "problem"
     NOTE = "note"
@@ -40,7 +40,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing to know about a core, and what to do about it."""
+    """One finding about a core, and what to do about it."""
 
     severity: Severity
     core: int
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class CheckedCore:
-    """What was looked at in one core."""
+    """The result of checking one core."""
 
     core: int
     directory: str
@@ -80,7 +80,7 @@ class CheckedCore:
 
 
 def core_directories(fs: FileSystem, root: str) -> list[tuple[int, str]]:
-    """The cores of a data directory, by number. Raises `NotFound` when there is none."""
+    """Return the cores of a data directory, by number. Raises `NotFound` when there is none."""
     names = {name.partition("/")[0] for name, _ in fs.list_files(root)}
     numbers = sorted(int(match[1]) for name in names if (match := _CORE.fullmatch(name)) is not None)
     if not numbers:
@@ -89,7 +89,7 @@ def core_directories(fs: FileSystem, root: str) -> list[tuple[int, str]]:
 
 
 def is_in_use(fs: FileSystem, core_dir: str) -> bool:
-    """Whether some process has this core open."""
+    """Whether a process has this core open."""
     try:
         with fs.lock(os.path.join(core_dir, "LOCK"), wait=False):
             return False
@@ -100,9 +100,9 @@ def is_in_use(fs: FileSystem, core_dir: str) -> bool:
 def check(
     fs: FileSystem, core: int, core_dir: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> CheckedCore:
-    """Go over every checksum of one core. Raises `Unsupported` for segments of a later version.
+    """Verify every checksum of one core. Raises `Unsupported` for segments of a later version.
 
-    A log that says so is a problem, because a header that is damaged may look like that of another version.
+    A log of a later version is a problem, because a damaged header may look like that of another version.
     """
     checked = CheckedCore(core=core, directory=core_dir, findings=[])
     on_progress(f"core {core}: write-ahead log")
@@ -139,7 +139,7 @@ def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
 def _check_segments(
     fs: FileSystem, checked: CheckedCore, on_progress: Callable[[str], None]
 ) -> Iterator[SegmentInfo]:
-    """The segments that are sound; what is wrong with the others is noted."""
+    """Yield the sound segments; problems of the others are noted."""
     directory = os.path.join(checked.directory, "segments")
     names = {name for name, _ in fs.list_files(directory)}
     for seq in sorted({seq for seq in map(seq_of, names) if seq is not None}):
@@ -193,7 +193,7 @@ def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
 
 
 def repair(fs: FileSystem, core_dir: str, clock: Clock = SYSTEM_CLOCK) -> list[str]:
-    """Set aside what is damaged and write anew what can be; what was done, in words.
+    """Quarantine what is damaged and rewrite what can be; return what was done, as text.
 
     Raises `Locked` while a process has the core open, and what the disk raises; then it may be repeated.
     """
@@ -205,7 +205,7 @@ def repair(fs: FileSystem, core_dir: str, clock: Clock = SYSTEM_CLOCK) -> list[s
 
 
 def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
-    """The log is left as it is: the next start reads past the damage. Copies are made now."""
+    """Copy damaged parts of the log, which stays as it is: the next start reads past the damage."""
     found = read_wal(fs, os.path.join(core_dir, "wal"))
     for _ in found.entries():
         pass

@@ -22,7 +22,7 @@ from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberLook:
-    """A subscriber, and what beyond its mark is resolved."""
+    """A subscriber, and what is resolved beyond its mark."""
 
     subscriber: Subscriber
     complete: tuple[tuple[int, int], ...]
@@ -34,7 +34,7 @@ class SubscriberLook:
 
 
 def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[SubscriberLook]:
-    """All subscribers of a core as its files tell, by name. Writes nothing and takes no lock."""
+    """Return all subscribers of a core from its files, by name. Writes nothing and takes no lock."""
     state = replay(fs, core_dir, keep_evidence=False).state
     state.take_in(infos)
     for entry in state.subscribers.values():
@@ -51,12 +51,12 @@ def look_at_progress(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]
 
 
 def look_at_subscribers(fs: FileSystem, core_dir: str, infos: Iterable[SegmentInfo]) -> list[Subscriber]:
-    """`look_at_progress` without what lies beyond the marks."""
+    """Return the subscribers of `look_at_progress` without what lies beyond the marks."""
     return [look.subscriber for look in look_at_progress(fs, core_dir, infos)]
 
 
 def drop_subscriber(fs: FileSystem, core_dir: str, name: str, clock: Clock = SYSTEM_CLOCK) -> Subscriber:
-    """Unregister a subscriber, durably. Returns it as it was.
+    """Unregister a subscriber, durably. Return its last state.
 
     Raises `Locked` while a process has the core open, and `UnknownSubscriber`.
     """
@@ -88,9 +88,9 @@ class AckEvent:
 
 
 def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
-    """Every readable record of the log, oldest first and each once. Writes nothing.
+    """Yield every readable record of the log, oldest first and each once. Writes nothing.
 
-    A file that the writer removes meanwhile ends there. Definitions that are repeated are left out.
+    If the writer removes a file meanwhile, that file ends there. Repeated definitions are left out.
     """
     names = _names(fs, core_dir)
     state, last = OffsetState(), 0
@@ -115,7 +115,7 @@ def read_history(fs: FileSystem, core_dir: str) -> Iterator[AckEvent]:
 
 
 def _names(fs: FileSystem, core_dir: str) -> dict[int, str]:
-    """Names by index, from the checkpoint: older records than the log has may have defined them."""
+    """Return names by index from the checkpoint: records older than the log may have defined them."""
     saved = load_checkpoint(fs, os.path.join(core_dir, "meta")).state
     return {} if saved is None else {entry.index: entry.name for entry in saved.subscribers}
 

@@ -29,10 +29,10 @@ _RETRY: Final = RetryPolicy(floor_s=0.5, ceiling_s=60.0)
 
 
 class Uploader:
-    """Copies segments in order, on a thread of its own once `start` was called; else `step` does.
+    """Copies segments in order, on a thread after `start`; otherwise `step` does.
 
-    A segment may be removed from the disk when `is_uploaded` says so. `forget` it then. One that turns out to
-    be damaged is not copied; `on_corrupt` is told.
+    A segment may be removed from the disk when `is_uploaded` says so; call `forget` then. A segment that
+    turns out to be damaged is not copied but passed to `on_corrupt`.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Uploader:
 
     @property
     def pending(self) -> int:
-        """How many segments are not copied yet."""
+        """The number of segments that are not copied yet."""
         return len(self._work)
 
     def submit(self, infos: Iterable[SegmentInfo]) -> None:
-        """Copy these segments too; never waits for the store."""
+        """Queue these segments; never waits for the store."""
         for info in infos:
             self._work.submit(info)
         self._pending.set(len(self._work))
@@ -91,12 +91,12 @@ class Uploader:
             return seq in self._uploaded
 
     def forget(self, seq: int) -> None:
-        """The segment is gone from the disk; its copy stays."""
+        """Forget a segment that is gone from the disk; its copy stays."""
         with self._lock:
             self._uploaded.discard(seq)
 
     def step(self) -> bool:
-        """Copy the first segment if its time has come. Whether the store has it now."""
+        """Copy the first segment if it is due, and return whether the store has it now."""
         return self._work.step()
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -104,11 +104,11 @@ class Uploader:
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Work on a thread of its own from here on."""
+        """Work on a thread from here on."""
         self._work.start()
 
     def stop(self) -> None:
-        """End the thread after the attempt that is under way; what is left is found at the next start."""
+        """End the thread after the attempt under way; the next start finds what is left."""
         self._work.stop()
 
     def _upload(self, info: SegmentInfo) -> None:
@@ -119,13 +119,13 @@ class Uploader:
         self._pending.set(len(self._work) - 1)
 
     def _put(self, info: SegmentInfo) -> bool:
-        """Whether it was copied; a segment that was removed meanwhile need not be."""
+        """Copy a segment and return whether it was copied; a removed one need not be."""
         try:
             data, sidecar = self._segments.view(info.seq), self._segments.sidecar(info.seq)
         except NotFound:
             return False
         except Corrupt as error:
-            # Passed over: the ones behind it are whole, and what becomes of it is not for the copier to say.
+            # Skipped: the segments after it are whole, and the owner decides what becomes of this one.
             self._on_corrupt(info, error)
             return False
         for name, content in ((arrow_name(info.seq), data), (meta_name(info.seq), sidecar)):
@@ -135,7 +135,7 @@ class Uploader:
         return True
 
     def _list_once(self) -> None:
-        """What an earlier run copied. A sidecar that differs is of another directory, and is replaced."""
+        """Find what an earlier run copied. A sidecar that differs is of another directory and is replaced."""
         if self._is_listed:
             return
         folder = segment_key(self._prefix, self._core_id, "x").removesuffix("/x")

@@ -47,7 +47,7 @@ class EntryType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotPart:
-    """One slot of a bundle as it stands in an entry: `payload` is an IPC stream of one batch, in pieces."""
+    """One slot of a bundle as stored in an entry: `payload` is an IPC stream of one batch, in pieces."""
 
     slot: int
     fingerprint: bytes
@@ -58,7 +58,7 @@ class SlotPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalEntry:
-    """A bundle read back. Payloads are views of the log."""
+    """A bundle that was read back. Payloads are views of the log."""
 
     ingest_ns: int
     wal_seq: int
@@ -66,7 +66,7 @@ class WalEntry:
 
     @classmethod
     def decode(cls, body: memoryview) -> WalEntry:
-        """The bundle in a body whose checksum holds. Raises `Corrupt` if its parts do not add up."""
+        """Decode the bundle in a verified body. Raises `Corrupt` if its parts do not add up."""
         if len(body) < _BODY.size:
             raise Corrupt(f"an entry of {len(body)} bytes is too short for a bundle")
         kind, ingest_ns, wal_seq, bitmap = _BODY.unpack_from(body)
@@ -97,7 +97,7 @@ class Opening:
 
     @classmethod
     def decode(cls, view: memoryview, offset: int) -> Opening | None:
-        """The opening at `offset`, None if there is none or it is damaged."""
+        """Decode the opening at `offset`; None if there is none or it is damaged."""
         if _entry_end(view, offset, min(len(view), offset + OPENING_BYTES)) != offset + OPENING_BYTES:
             return None
         _, kind, position, salt, number = _HEAD.unpack_from(view, offset)
@@ -107,9 +107,10 @@ class Opening:
 
 
 def encode_entry(ingest_ns: int, wal_seq: int, parts: Sequence[SlotPart]) -> tuple[list[Buffer], int]:
-    """The pieces of a bundle's entry, to be written by one call, and their bytes. `parts` ascend by slot.
+    """Return the pieces of a bundle's entry, to be written by one call, and their bytes.
 
-    The payloads are not copied. Raises `LimitExceeded` for more than an entry may have.
+    `parts` ascend by slot. The payloads are not copied. Raises `LimitExceeded` for more than an entry may
+    have.
     """
     length = entry_bytes(parts) - _AROUND
     bitmap = 0
@@ -130,7 +131,7 @@ def encode_entry(ingest_ns: int, wal_seq: int, parts: Sequence[SlotPart]) -> tup
 
 
 def entry_bytes(parts: Sequence[SlotPart]) -> int:
-    """How long the entry of these parts is. Raises `LimitExceeded` if it is longer than one may be."""
+    """Return the length of the entry of these parts. Raises `LimitExceeded` if it is too long."""
     length = _BODY.size + sum([_SLOT.size + part.byte_count for part in parts])
     if length > ENTRY_BYTES_MAX:
         raise LimitExceeded(f"a bundle of {length} bytes is larger than {ENTRY_BYTES_MAX}; split it")
@@ -138,12 +139,12 @@ def entry_bytes(parts: Sequence[SlotPart]) -> int:
 
 
 def entry_type(view: memoryview, start: int) -> int:
-    """The type of the valid entry at `start`."""
+    """Return the type of the valid entry at `start`."""
     return view[start + _LENGTH.size]
 
 
 def entry_body(view: memoryview, start: int, end: int) -> memoryview:
-    """The body of the valid entry between two offsets."""
+    """Return the body of the valid entry between two offsets."""
     return view[start + _LENGTH.size : end - _SUM.size]
 
 

@@ -49,7 +49,7 @@ _CURSOR_BYTES = _CURSOR.size + _CURSOR_SUM.size
 
 
 def layout_hash() -> bytes:
-    """16 bytes that change when a slot or the checksum gets another meaning, and with nothing else."""
+    """Return 16 bytes that change only when a slot or the checksum changes its meaning."""
     text = "".join(f"{slot}={name}\n" for slot, name in sorted(SLOTS.items()))
     return hashlib.blake2b(f"{text}xxh3-64 seed 0\n".encode(), digest_size=16).digest()
 
@@ -66,7 +66,7 @@ class _Start:
 
 
 class QuiverLayout:
-    """The `LogLayout` of one Quiver log; also the way from places in its files to positions and back.
+    """The `LogLayout` of one Quiver log, which also converts places in its files to positions.
 
     `base` is where positions start if there is no file at all, above every position that was ever used.
     """
@@ -84,19 +84,19 @@ class QuiverLayout:
         self._guessed: set[int] = set()
 
     def position(self, place: LogPosition) -> int:
-        """The position of a place in a file that was found or begun."""
+        """Return the position of a place in a file that was found or started."""
         return self._starts[place.file] + place.offset - self._header(place.file)
 
     def start(self, number: int) -> int:
-        """The position at which a file that was found or begun starts."""
+        """Return the position at which a file that was found or started begins."""
         return self._starts[number]
 
     def is_guessed(self, number: int) -> bool:
-        """Whether the start of a file is not known for sure, because its first bytes are damaged."""
+        """Whether the start of a file is uncertain, because its first bytes are damaged."""
         return number in self._guessed
 
     def read_starts(self, fs: FileSystem, directory: str) -> dict[int, int]:
-        """The positions at which the files start that are here and can say so."""
+        """Return the start positions of the files that can be read."""
         starts: dict[int, int] = {}
         for number in self.find(fs, directory):
             path = os.path.join(directory, self.name(number))
@@ -141,7 +141,7 @@ class QuiverLayout:
         }
 
     def _guess(self, number: int, views: Mapping[int, memoryview]) -> int:
-        """Where a file without a readable start began: every file but the last is cut to what counts."""
+        """Guess where a file without a readable start began: all but the last are cut to their content."""
         if number + 1 in self._starts:
             return max(0, self._starts[number + 1] - len(views[number]) + HEADER_BYTES)
         if number - 1 in self._starts:
@@ -160,7 +160,7 @@ class QuiverLayout:
         return LogHeader(previous=LogPosition(before if start.position else 0, 0), salt=salt)
 
     def complaints(self, fs: FileSystem, directory: str, numbers: list[int]) -> Iterator[LogDamage]:
-        """None: the names say it all."""
+        """Report nothing: the names say everything."""
         return iter(())
 
     def number_after(self, last: int, next_frame: int) -> int:
@@ -188,7 +188,7 @@ class QuiverLayout:
         self._active = number
 
     def left_behind(self, number: int) -> list[int]:
-        """None: the next one takes the name of the one that failed."""
+        """Return nothing: the next file takes the name of the one that failed."""
         return []
 
     def retire(self, fs: FileSystem, directory: str, number: int, end: int) -> None:
@@ -199,7 +199,7 @@ class QuiverLayout:
             self._protects = fs.protect(path)
 
     def evidence(self, number: int) -> str | None:
-        """None: recovery has copied what is damaged."""
+        """Return nothing: recovery has copied what is damaged."""
         return None
 
     def is_leftover(self, name: str) -> bool:
@@ -207,7 +207,7 @@ class QuiverLayout:
 
 
 def _read_start(view: memoryview, path: str) -> _Start | None:
-    """What a file says about itself; the opening is believed before the header, for it has a checksum."""
+    """Read the start of a file; the opening counts before the header, because it has a checksum."""
     fixed = _read_header(view, path)
     size = HEADER_BYTES if fixed is None else fixed[0]
     opening = Opening.decode(view, size)
@@ -226,7 +226,7 @@ def _read_start(view: memoryview, path: str) -> _Start | None:
 
 
 def _first_entry(view: memoryview, header_bytes: int) -> int:
-    """Where the entries of a file without a readable opening begin: behind a damaged one, or at once."""
+    """Find the first entry of a file without a readable opening: after a damaged one, or at once."""
     behind = header_bytes + OPENING_BYTES
     ends = (WalFormat().frame_end(view, offset, len(view)) for offset in (header_bytes, behind))
     at_once, later = ends
@@ -234,7 +234,7 @@ def _first_entry(view: memoryview, header_bytes: int) -> int:
 
 
 def _read_header(view: memoryview, path: str) -> tuple[int, int] | None:
-    """Header size and start position, None if the header is damaged. Raises `Unsupported`."""
+    """Return header size and start position, None if the header is damaged. Raises `Unsupported`."""
     if len(view) < HEADER_BYTES:
         return None
     magic, version, size, meaning, position = _HEADER.unpack_from(view)
@@ -262,7 +262,7 @@ def encode_cursor(position: int) -> bytes:
 
 
 def decode_cursor(data: bytes) -> int | None:
-    """The position, None if the bytes are no sound cursor."""
+    """Return the position, None if the bytes are no valid cursor."""
     if len(data) != _CURSOR_BYTES:
         return None
     magic, version, size, position = _CURSOR.unpack_from(data)
@@ -271,7 +271,7 @@ def decode_cursor(data: bytes) -> int | None:
 
 
 def read_cursor(fs: FileSystem, directory: str) -> int | None:
-    """The position in the sidecar, None if there is none or it is damaged: then all of the log is read."""
+    """Return the position in the sidecar, None if it is missing or damaged: then all of the log is read."""
     try:
         return decode_cursor(fs.read(os.path.join(directory, CURSOR)))
     except (MediaError, NotFound):
@@ -286,8 +286,8 @@ def write_cursor(fs: FileSystem, directory: str, position: int) -> None:
 class Wal:
     """An open log and its cursor: the lowest position that is still needed.
 
-    The cursor never goes back. Files that end at or before it are removed, after it is durable; the active
-    file always stays. `log` is for the one who commits; everything else may be called by any thread.
+    The cursor never goes back. Files that end at or before it are removed after it is durable; the active
+    file always stays. Only the committer uses `log`; everything else may be called from any thread.
     """
 
     def __init__(self, fs: FileSystem, directory: str, replay: WalReplay, log: AppendLog) -> None:
@@ -300,7 +300,7 @@ class Wal:
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, replay: WalReplay, *, rotation_bytes: int) -> Wal:
-        """Continue the log behind what `replay` read, in a new file.
+        """Continue the log after what `replay` read, in a new file.
 
         Cuts a torn tail. What was damaged has been copied before, if it is to be kept.
         """

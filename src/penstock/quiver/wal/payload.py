@@ -34,7 +34,7 @@ _READING = ipc.IpcReadOptions(use_threads=False, ensure_alignment=ipc.Alignment.
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(schema: pa.Schema) -> bytes:
-    """32 bytes that are equal for schemas that differ in metadata only.
+    """Return 32 bytes that are equal for schemas that differ in metadata only.
 
     Raises `InvalidInput` for a schema that is nested more than 64 levels deep.
     """
@@ -42,7 +42,7 @@ def fingerprint(schema: pa.Schema) -> bytes:
 
 
 def canonical_text(schema: pa.Schema) -> str:
-    """The text that is hashed; the same for equal schemas in every version of Arrow."""
+    """Return the text that is hashed; the same for equal schemas in every version of Arrow."""
     return _fields(schema, 0)
 
 
@@ -97,7 +97,7 @@ class _Known:
 
 
 class _Schemas:
-    """The schemas that came last. To compare two costs far less than to hash one."""
+    """The schemas seen last. Comparing two costs far less than hashing one."""
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()
@@ -121,7 +121,7 @@ _SCHEMAS = _Schemas()
 
 
 def encode_part(slot: int, batch: pa.RecordBatch) -> SlotPart:
-    """The part of an entry that holds `batch`: its columns are laid out once, in one piece of memory."""
+    """Return the part of an entry that holds `batch`: its columns are copied once, into one piece."""
     known = _SCHEMAS.look_up(batch.schema)
     payload = _with_dictionaries(batch) if known.has_dictionary else _plain(known, batch)
     return SlotPart(
@@ -134,7 +134,7 @@ def encode_part(slot: int, batch: pa.RecordBatch) -> SlotPart:
 
 
 def decode_batch(part: SlotPart) -> pa.RecordBatch:
-    """The batch of a part that was read back; its columns are views of the log where that can be.
+    """Decode the batch of a part that was read back; its columns are views of the log where possible.
 
     Raises `Corrupt` if the payload is not one batch of as many rows as the part says.
     """
@@ -155,7 +155,7 @@ def _plain(known: _Known, batch: pa.RecordBatch) -> Sequence[Buffer]:
 
 
 def _with_dictionaries(batch: pa.RecordBatch) -> Sequence[Buffer]:
-    """A stream in memory that is large enough from the start: one that grows is copied as it does."""
+    """Write a stream into memory that is large enough from the start: growing memory is copied."""
     room = pa.allocate_buffer(batch.nbytes + _MARGIN_BYTES)
     with contextlib.suppress(OSError), pa.FixedSizeBufferWriter(room) as sink:
         _write_stream(sink, batch)

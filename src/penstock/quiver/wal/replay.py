@@ -18,7 +18,7 @@ _UNKNOWN_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundEntry:
-    """A bundle of the log and the positions of its first byte and behind its last one."""
+    """A bundle of the log and the positions of its first byte and after its last one."""
 
     entry: WalEntry
     start: int
@@ -57,7 +57,7 @@ class WalReplay:
 
     @property
     def end(self) -> int:
-        """The position behind the last entry; the cursor if there is no file."""
+        """The position after the last entry; the cursor if there is no file."""
         return self.layout.position(self.found.end) if self.found.files else self.cursor
 
     def expect(self, position: int) -> None:
@@ -84,7 +84,7 @@ class WalReplay:
             self.layout.base = self.cursor = max(self.layout.base, position)
 
     def entries(self) -> Iterator[FoundEntry]:
-        """Every bundle that ends behind the cursor, in order, each once. May be asked again."""
+        """Yield every bundle that ends after the cursor, in order, each once. May be called again."""
         self.unknown_entries = self.highest_seq = 0
         self._jumps, self._last_end = [], _BEGINNING
         for file, start, end in self.found.frames():

@@ -20,11 +20,11 @@ from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Unavaila
 from penstock.metrics import Counter, Registry
 from penstock.quiver.config import QuiverConfig, WalConfig
 from penstock.quiver.errors import AtCapacity, Closed
-from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.model import Pending, Signal, flat_slot, slot_name
 from penstock.quiver.segments.memtable import Memtable, Trigger
 from penstock.quiver.wal.entry import SlotPart, encode_entry, entry_bytes
 from penstock.quiver.wal.log import HEADER_BYTES, Wal
+from penstock.quiver.wal.logged import LoggedFile
 from penstock.quiver.wal.payload import encode_part
 from penstock.storage import Entry, GroupCommitter, QueueFull, commit_entries
 from penstock.units import format_size

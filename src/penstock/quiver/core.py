@@ -17,7 +17,6 @@ from penstock.quiver.append import Admission, Appender
 from penstock.quiver.config import QuiverConfig
 from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.delivery.subscription import Deliveries, DeliverySettings
-from penstock.quiver.logged_file import LoggedFile
 from penstock.quiver.maintenance import Maintenance
 from penstock.quiver.metrics import QuiverMetrics, QuiverStats
 from penstock.quiver.model import SegmentInfo
@@ -27,6 +26,7 @@ from penstock.quiver.segments.memtable import Memtable, Trigger
 from penstock.quiver.segments.recovery import rebuild_segment
 from penstock.quiver.segments.writer import SegmentWriter
 from penstock.quiver.tools.upload import Uploader
+from penstock.quiver.wal.logged import LoggedFile
 from penstock.storage import FileSystem
 
 _LOGGER = logging.getLogger(__name__)

@@ -29,9 +29,6 @@ from penstock.quiver.wal.log import Wal
 from penstock.quiver.wal.payload import decode_batch
 from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
 from penstock.storage import FileSystem, write_durably
-from penstock.units import parse_duration, parse_size
-from penstock.quiver.wal.replay import FoundEntry, WalReplay, quarantine_damage, read_wal
-from penstock.storage import FileSystem
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"

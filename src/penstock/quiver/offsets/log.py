@@ -20,13 +20,13 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import Conflict, PenstockError, StorageFull
 from penstock.quiver.errors import Closed
-from penstock.quiver.logged_file import read_logged
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.checkpoint import CHECKPOINT, CheckpointState, load_checkpoint, store_checkpoint
 from penstock.quiver.offsets.log_files import LogFileInfo, OffsetLogWriter, list_logs, read_log
 from penstock.quiver.offsets.progress import Ranges
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome, RecordKind, name_parts
 from penstock.quiver.offsets.state import Gone, OffsetState, SubscriberEntry
+from penstock.quiver.wal.logged import read_logged
 from penstock.storage import FileSystem, stage
 
 _LOGGER = logging.getLogger(__name__)

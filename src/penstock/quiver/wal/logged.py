@@ -20,8 +20,6 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import MediaError, NotFound, PenstockError
 from penstock.storage import FileSystem, LogFile, write_durably
 
-__all__ = ["LOGGED", "LoggedFile", "decode_logged", "encode_logged", "read_logged"]
-
 LOGGED: Final = "logged"
 _MAGIC = b"QUIVER\0L"
 _VERSION = 1

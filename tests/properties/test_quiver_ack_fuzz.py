@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.quiver.ack_doubles import CORE, Core
 from xxhash import xxh3_64_intdigest
@@ -49,7 +49,17 @@ RECORDS = st.builds(
 )
 
 
+HUGE = tuple(
+    encode_record(OffsetRecord(kind=kind, segment_seq=seq, bundle=2**32 - 2, attempt=attempt, number=number))
+    for kind in (1, 2, 3, 6)
+    for seq, attempt, number in ((2**64 - 1, 1, 1), (1, 2**32 - 1, 1), (1, 1, 2**64 - 1))
+)
+
+
 @settings(max_examples=50, deadline=None)
+@example([HUGE[0]])
+@example([HUGE[2]])
+@example([*HUGE])
 @given(st.lists(st.one_of(RECORDS.map(encode_record), st.binary(min_size=1, max_size=60)), max_size=20))
 def test_a_start_survives_any_records_and_takes_new_data(parts: list[bytes]) -> None:
     disk = FakeDisk()

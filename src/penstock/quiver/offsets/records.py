@@ -26,6 +26,7 @@ _RECORD: Final = struct.Struct("<BBHQIIqQ")
 _NAME: Final = struct.Struct("<BBH24sQ")
 _CHECKSUM: Final = struct.Struct("<I")
 _NAME_BYTES: Final = 24
+_NUMBER_MAX: Final = 2**63 - 1
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -103,14 +104,23 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> Record | None:
-    """The record in 40 bytes, or None when they are none."""
+    """The record in 40 bytes, or None when they are none.
+
+    Numbers that no directory reaches are damage that has a checksum: the next number has to fit, too.
+    """
     body = data[_CHECKSUM.size : RECORD_BYTES]
     if len(data) < RECORD_BYTES or _CHECKSUM.unpack_from(data)[0] != xxh3_64_intdigest(body) & _LOW:
         return None
     if body[0] == RecordKind.NAME:
         _, part, subscriber, text, number = _NAME.unpack(body)
+        if number > _NUMBER_MAX:
+            return None
         return NamePart(subscriber=subscriber, part=part, text=text.rstrip(b"\0"), number=number)
     kind, outcome, subscriber, segment_seq, bundle, attempt, ts_ns, number = _RECORD.unpack(body)
+    # Two kinds hold a count or a number in `attempt` and `bundle`.
+    wide = (attempt << 32) + bundle if kind in (RecordKind.DELETED, RecordKind.LOGGED) else 0
+    if max(number, segment_seq, wide, segment_seq + wide * (kind == RecordKind.DELETED)) > _NUMBER_MAX:
+        return None
     return OffsetRecord(
         kind=kind,
         outcome=outcome,

@@ -19,7 +19,7 @@ from penstock.servers.topics.websocket_messages import (
     read_command,
     text_frame,
 )
-from penstock.topics.client.events import FrameReader, event_of, problem_of
+from penstock.topics.client.watch import FrameReader, event_of, problem_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

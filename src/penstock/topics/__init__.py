@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.topics.client.answers import (
+    from penstock.topics.client.client import DEFAULT_URL, Client
+    from penstock.topics.client.connection import Call, Connection, Repeat
+    from penstock.topics.client.errors import UnexpectedAnswer, failure_of_answer
+    from penstock.topics.client.models import (
         Health,
         TopicSummary,
+        diff_body,
         read_metrics,
         read_page,
         read_summaries,
         read_topic_state,
+        write_body,
     )
-    from penstock.topics.client.bodies import diff_body, write_body
-    from penstock.topics.client.client import DEFAULT_URL, Client
-    from penstock.topics.client.connection import Call, Connection, Repeat
-    from penstock.topics.client.errors import UnexpectedAnswer
-    from penstock.topics.client.events import WatchEvent
-    from penstock.topics.client.failure import failure_of_answer
-    from penstock.topics.client.queue_calls import JobRef
-    from penstock.topics.client.router_calls import RouterSummary
+    from penstock.topics.client.queues import JobRef
+    from penstock.topics.client.routers import RouterSummary
+    from penstock.topics.client.watch import WatchEvent
     from penstock.topics.config import WAL_SHARDS_MAX, Durability, EngineConfig, TopicConfig
     from penstock.topics.data_directory import is_in_use
     from penstock.topics.engine import Engine
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
         restore,
         verify,
     )
-    from penstock.topics.wording import counted
+    from penstock.topics.tools.verify import counted
     from penstock.topics.work import WorkStream
 
 __all__ = [
@@ -211,33 +211,35 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "client.answers": "Health TopicSummary read_metrics read_page read_summaries read_topic_state",
-            "client.bodies": "diff_body write_body",
-            "client.client": "DEFAULT_URL Client",
+            "client.client": "Client DEFAULT_URL",
             "client.connection": "Call Connection Repeat",
-            "client.errors": "UnexpectedAnswer",
-            "client.events": "WatchEvent",
-            "client.failure": "failure_of_answer",
-            "client.queue_calls": "JobRef",
-            "client.router_calls": "RouterSummary",
-            "config": "WAL_SHARDS_MAX Durability EngineConfig TopicConfig",
+            "client.errors": "UnexpectedAnswer failure_of_answer",
+            "client.models": (
+                "Health TopicSummary diff_body read_metrics read_page read_summaries read_topic_state "
+                "write_body"
+            ),
+            "client.queues": "JobRef",
+            "client.routers": "RouterSummary",
+            "client.watch": "WatchEvent",
+            "config": "Durability EngineConfig TopicConfig WAL_SHARDS_MAX",
             "data_directory": "is_in_use",
             "engine": "Engine",
             "errors": (
                 "BatchTooLarge CommitFailed Damaged IncompatibleTopic InvalidRequest NotAQueue "
                 "NotReady RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError "
-                "TopicFull TopicNotEmpty TopicNotFound "
+                "TopicFull TopicNotEmpty TopicNotFound"
             ),
             "fence": "Fence",
             "jobs": "AckResult ClaimResult ClaimedJob ExtendResult NackResult QueueCounts",
             "limits": (
                 "BATCH_BYTES_MAX BATCH_RECORDS_MAX DIFF_LIMIT_MAX NODE_BYTES_MAX PAGE_SIZE_DEFAULT "
-                "PAGE_SIZE_MAX SEQ_MAX TAG_BYTES_MAX WAIT_MS_MAX WATCH_BATCH_BYTES_DEFAULT WATCH_TOPICS_MAX"
+                "PAGE_SIZE_MAX SEQ_MAX TAG_BYTES_MAX WAIT_MS_MAX WATCH_BATCH_BYTES_DEFAULT "
+                "WATCH_TOPICS_MAX"
             ),
             "live": "Feed Want",
             "model": (
-                "BareRecord DeleteResult NewRecord Page Predicate PutResult Record RemoveResult Tombstone "
-                "TopicState UnreadableRecord WriteResult unreadable"
+                "BareRecord DeleteResult NewRecord Page Predicate PutResult Record RemoveResult "
+                "Tombstone TopicState UnreadableRecord WriteResult unreadable"
             ),
             "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
             "predicate": "canonical parse_match",
@@ -245,9 +247,9 @@ if not TYPE_CHECKING:
             "router": "RouterConfig RouterPut RouterRemoved RouterState",
             "scheduling": "RETRY_AFTER_MS Scheduler",
             "segment_root": "SegmentRoot open_cold_store",
-            "stats": "SYNC_BUCKETS_US EngineStats WalStats",
+            "stats": "EngineStats SYNC_BUCKETS_US WalStats",
             "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
-            "wording": "counted",
+            "tools.verify": "counted",
             "work": "WorkStream",
         },
     )

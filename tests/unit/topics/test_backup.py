@@ -21,8 +21,7 @@ from penstock.topics.segment import Part
 from penstock.topics.segment_deleted import encode_deleted
 from penstock.topics.segment_root import LocalSegmentRoot
 from penstock.topics.snapshot import load_latest
-from penstock.topics.tools.backup import backup
-from penstock.topics.tools.backup_manifest import read_manifest
+from penstock.topics.tools.backup import backup, read_manifest
 from penstock.topics.tools.restore import restore
 from penstock.topics.tools.verify import verify
 

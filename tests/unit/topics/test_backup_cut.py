@@ -13,8 +13,7 @@ from penstock.topics.data_directory import LogGroup, scan_log
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import read_frames
 from penstock.topics.snapshot import load_latest
-from penstock.topics.tools.backup import backup
-from penstock.topics.tools.backup_cut import agree
+from penstock.topics.tools.backup import agree, backup
 from penstock.topics.tools.restore import restore
 
 

@@ -8,7 +8,7 @@ import ssl
 import httpx
 import pytest
 
-from penstock.topics.client.lanes import Lanes
+from penstock.topics.client.connection import Lanes
 
 REQUEST = httpx.Request("GET", "http://127.0.0.1:1/", extensions={"timeout": {"pool": 1.0}})
 

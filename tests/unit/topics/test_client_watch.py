@@ -11,7 +11,7 @@ from tests.unit.topics.fake_server import FakeServer, answer, refusal
 
 from penstock.errors import Unavailable
 from penstock.topics.client import UnexpectedAnswer, WatchEvent
-from penstock.topics.client.events import FrameReader
+from penstock.topics.client.watch import FrameReader
 from penstock.topics.errors import Damaged, TopicNotFound
 from penstock.topics.model import Predicate
 

@@ -15,8 +15,8 @@ from penstock.servers.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
 from penstock.spark.sources.topic_reader import _read_page
 from penstock.topics.batch import prepare
-from penstock.topics.client import answers, queue_answers
-from penstock.topics.client.events import Frame, event_of
+from penstock.topics.client import models, queues
+from penstock.topics.client.watch import Frame, event_of
 from penstock.topics.copying import ROUTER_KEY, _with_origin
 from penstock.topics.dead_letters import letter_meta
 from penstock.topics.errors import InvalidRequest
@@ -41,7 +41,7 @@ def _check(found: list[tuple[int, bytes, bytes | None]]) -> None:
 
 
 def test_a_page_of_the_client_has_deep_records_as_text() -> None:
-    page = answers.read_page(PAGE)
+    page = models.read_page(PAGE)
     _check([(one.seq, bytes(one.data), one.meta and bytes(one.meta)) for one in page.records()])
     assert [one.tag for one in page.records()] == ['a"],b'] * 3
     assert [None if (bad := unreadable(one)) is None else bad.seq for one in page.fragments] == [None, 2, 3]
@@ -62,7 +62,7 @@ def test_an_event_of_a_watch_has_deep_records_as_text() -> None:
 
 def test_a_worker_gets_deep_jobs_as_text() -> None:
     job = b'{"$seq":4,"lease_id":"lease_1","deadline":9,"$ts":7,"deliveries":1,"data":%b}' % DEEP
-    claim = queue_answers.claim_result(b'{"topic":"q","claimed":[%b],"ready":0}' % job)
+    claim = queues.claim_result(b'{"topic":"q","claimed":[%b],"ready":0}' % job)
     assert claim.seqs == [4]
     assert [bytes(one.data) for one in claim.jobs()] == [DEEP]
     assert (job_of(job).lease_id, bytes(job_of(job).data)) == ("lease_1", DEEP)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from penstock.topics.client.answers import Health, Readiness, TopicSummary
 from penstock.topics.client.client import DEFAULT_URL, Client
 from penstock.topics.client.errors import (
     Forbidden,
@@ -17,9 +16,10 @@ from penstock.topics.client.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
-from penstock.topics.client.events import WatchEvent
-from penstock.topics.client.queue_calls import JobRef
-from penstock.topics.client.router_calls import RouterSummary
+from penstock.topics.client.models import Health, Readiness, TopicSummary
+from penstock.topics.client.queues import JobRef
+from penstock.topics.client.routers import RouterSummary
+from penstock.topics.client.watch import WatchEvent
 
 __all__ = [
     "DEFAULT_URL",

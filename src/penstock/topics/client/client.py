@@ -14,14 +14,20 @@ import httpx
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.retry import RetryPolicy
-from penstock.topics.client import answers
-from penstock.topics.client.answers import Health, Readiness, TopicSummary
-from penstock.topics.client.bodies import delete_body, diff_body, put_body, write_body
+from penstock.topics.client import models
 from penstock.topics.client.connection import Call, Connection, Repeat
-from penstock.topics.client.queue_calls import QueueCalls
-from penstock.topics.client.router_calls import RouterCalls
-from penstock.topics.client.watch_calls import WatchCalls
-from penstock.topics.client.work_calls import WorkCalls
+from penstock.topics.client.models import (
+    Health,
+    Readiness,
+    TopicSummary,
+    delete_body,
+    diff_body,
+    put_body,
+    write_body,
+)
+from penstock.topics.client.queues import QueueCalls, WorkCalls
+from penstock.topics.client.routers import RouterCalls
+from penstock.topics.client.watch import WatchCalls
 from penstock.topics.config import TopicConfig
 from penstock.topics.limits import PAGE_SIZE_MAX, WAIT_MS_MAX
 from penstock.topics.model import (
@@ -127,12 +133,12 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         """Create the topic, or give it this config: all of it, also what is at its default here."""
         body = put_body(config or TopicConfig())
         answer = await self._send("PUT", topic, Repeat.UNAPPLIED, body=body)
-        return answers.put_result(answer.content)
+        return models.put_result(answer.content)
 
     async def state(self, topic: str, *, touch: bool = True) -> TopicState:
         """The topic now. `touch=False` leaves no trace in its priority. Raises `TopicNotFound`."""
         answer = await self._send("GET", topic, Repeat.ALWAYS, query={"touch": _flag(touch)})
-        return answers.read_topic_state(answer.content)
+        return models.read_topic_state(answer.content)
 
     async def topics(
         self, prefix: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
@@ -151,13 +157,13 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
         more = {"cursor": cursor} if cursor else {}
         call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
-        return answers.read_summaries((await self._connection.send(call)).content)
+        return models.read_summaries((await self._connection.send(call)).content)
 
     async def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
         """Remove the topic with its records. Raises `TopicNotEmpty` if it must be empty and is not."""
         query = {"if_empty": _flag(if_empty)}
         answer = await self._send("DELETE", topic, Repeat.UNAPPLIED, query=query)
-        return answers.remove_result(answer.content)
+        return models.remove_result(answer.content)
 
     async def write(
         self,
@@ -184,7 +190,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         )
         repeat = Repeat.UNAPPLIED if idempotency_key is None else Repeat.KEYED
         answer = await self._send("POST", topic, repeat, body=body, query={"return_seqs": "false"})
-        return answers.write_result(answer.content)
+        return models.write_result(answer.content)
 
     async def diff(
         self,
@@ -216,7 +222,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
             match=match,
         )
         answer = await self._send("POST", topic, Repeat.ALWAYS, "/diff", body=body, wait_s=wait_ms / 1000)
-        return answers.read_page(answer.content)
+        return models.read_page(answer.content)
 
     async def follow(
         self,
@@ -263,19 +269,19 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         """
         body = delete_body(before_seq, match)
         answer = await self._send("POST", topic, Repeat.UNAPPLIED, "/delete", body=body)
-        return answers.delete_result(answer.content)
+        return models.delete_result(answer.content)
 
     async def health(self) -> Health:
         """That the server is there. Asked once: a failure is the answer."""
-        return answers.health((await self._probe("/v0/health")).content)
+        return models.health((await self._probe("/v0/health")).content)
 
     async def ready(self) -> Readiness:
         """That the server takes calls. Raises `NotReady`, whose detail tells how far the replay is."""
-        return answers.readiness((await self._probe("/v0/ready")).content)
+        return models.readiness((await self._probe("/v0/ready")).content)
 
     async def metrics(self) -> dict[str, object]:
         """The server's numbers by name; those of its log below `wal`."""
-        return answers.read_metrics((await self._probe("/v0/metrics", accept="application/json")).content)
+        return models.read_metrics((await self._probe("/v0/metrics", accept="application/json")).content)
 
     async def metrics_text(self) -> str:
         """The server's numbers as Prometheus reads them, those of each topic included."""

@@ -1,4 +1,4 @@
-"""The client without an event loop: the same names, calls that wait. For scripts and Spark tasks.
+"""The blocking client: the same names, calls that wait. For scripts and Spark tasks.
 
 with Client("http://127.0.0.1:4000") as client:
     client.write("clicks", [{"user": 1}])
@@ -9,23 +9,23 @@ with Client("http://127.0.0.1:4000") as client:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Literal, TypeVar
 
 import httpx
 
-from penstock.blocking import loop_thread
+from penstock.blocking import LoopThread, loop_thread
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SYSTEM_RNG
 from penstock.topics.client import client as _client
-from penstock.topics.client.answers import Health, Readiness, TopicSummary
 from penstock.topics.client.client import DEFAULT_URL
-from penstock.topics.client.pull import pull
-from penstock.topics.client.queue_sync import BlockingQueueCalls
-from penstock.topics.client.router_sync import BlockingRouterCalls
-from penstock.topics.client.watch_sync import BlockingWatchCalls
-from penstock.topics.client.work_sync import BlockingWorkCalls
+from penstock.topics.client.models import Health, Readiness, TopicSummary
+from penstock.topics.client.queues import JobRef, QueueCalls, WorkCalls
+from penstock.topics.client.routers import RouterCalls, RouterSummary
+from penstock.topics.client.watch import WatchCalls, WatchEvent
 from penstock.topics.config import TopicConfig
+from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult
 from penstock.topics.limits import PAGE_SIZE_MAX, WAIT_MS_MAX
 from penstock.topics.model import (
     DeleteResult,
@@ -36,7 +36,143 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
+from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
 from penstock.units import DurationLike
+
+__all__ = ["pull"]
+
+T = TypeVar("T")
+
+
+def pull(loop: LoopThread, source: AsyncGenerator[T, None]) -> Iterator[T]:
+    """Values of an async iterator, one at a time, each when it is asked for."""
+
+    async def following() -> T | None:
+        return await anext(source, None)
+
+    async def closing() -> None:
+        await source.aclose()
+
+    try:
+        while (value := loop.run(following())) is not None:
+            yield value
+    finally:
+        loop.run(closing())
+
+
+__all__ = ["BlockingQueueCalls"]
+
+
+class BlockingQueueCalls:
+    """Blocking twin of `QueueCalls`."""
+
+    _loop: LoopThread
+    _inner: QueueCalls
+
+    def claim(self, topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
+        """Take up to `max` jobs for as long as the lease."""
+        return self._loop.run(self._inner.claim(topic, node, max=max, lease_ms=lease_ms))
+
+    def ack(self, topic: str, node: str, jobs: Sequence[JobRef]) -> AckResult:
+        """These jobs are done: delete them."""
+        return self._loop.run(self._inner.ack(topic, node, jobs))
+
+    def nack(self, topic: str, node: str, jobs: Sequence[JobRef], *, delay_ms: int = 0) -> NackResult:
+        """Give these jobs back, to be claimed again at once or after `delay_ms`."""
+        return self._loop.run(self._inner.nack(topic, node, jobs, delay_ms=delay_ms))
+
+    def extend(self, topic: str, node: str, jobs: Sequence[JobRef], *, lease_ms: int) -> ExtendResult:
+        """Keep these jobs until `lease_ms` from now."""
+        return self._loop.run(self._inner.extend(topic, node, jobs, lease_ms=lease_ms))
+
+
+__all__ = ["BlockingRouterCalls"]
+
+
+class BlockingRouterCalls:
+    """Blocking twin of `RouterCalls`."""
+
+    _loop: LoopThread
+    _inner: RouterCalls
+
+    def put_router(self, router: str, config: RouterConfig) -> RouterPut:
+        """Copy what is appended to one topic from now on into another one, or change how."""
+        return self._loop.run(self._inner.put_router(router, config))
+
+    def router(self, router: str) -> RouterState:
+        """The router, after it has copied what there is."""
+        return self._loop.run(self._inner.router(router))
+
+    def routers(
+        self,
+        prefix: str = "",
+        *,
+        source: str | None = None,
+        dest: str | None = None,
+        page_size: int = PAGE_SIZE_MAX,
+    ) -> Iterator[RouterSummary]:
+        """Every router that the key may see, by name: of this source, of this destination."""
+        return pull(self._loop, self._inner.routers(prefix, source=source, dest=dest, page_size=page_size))
+
+    def remove_router(self, router: str) -> RouterRemoved:
+        """Copy nothing more; what was copied stays."""
+        return self._loop.run(self._inner.remove_router(router))
+
+
+__all__ = ["BlockingWatchCalls"]
+
+
+class BlockingWatchCalls:
+    """Blocking twin of `WatchCalls`."""
+
+    _loop: LoopThread
+    _inner: WatchCalls
+
+    def watch(
+        self,
+        topics: Iterable[str] | Mapping[str, int | Literal["tail"]],
+        *,
+        node: str | Sequence[str] = (),
+        limit: int = 0,
+        max_batch_bytes: int = 262_144,
+        heartbeat_ms: int = 15_000,
+        include_tags: bool = False,
+        include_meta: bool = True,
+        include_data: bool = True,
+        match: Predicate | str | None = None,
+    ) -> Iterator[WatchEvent]:
+        """What happens in these topics, as it happens."""
+        return pull(
+            self._loop,
+            self._inner.watch(
+                topics,
+                node=node,
+                limit=limit,
+                max_batch_bytes=max_batch_bytes,
+                heartbeat_ms=heartbeat_ms,
+                include_tags=include_tags,
+                include_meta=include_meta,
+                include_data=include_data,
+                match=match,
+            ),
+        )
+
+
+__all__ = ["BlockingWorkCalls"]
+
+
+class BlockingWorkCalls:
+    """Blocking twin of `WorkCalls`."""
+
+    _loop: LoopThread
+    _inner: WorkCalls
+
+    def work(
+        self, topic: str, node: str, *, max: int = 1, lease_ms: int | None = None
+    ) -> Iterator[ClaimedJob]:
+        """Jobs of a queue as they come, never more than `max` that are neither acked nor nacked."""
+        return pull(self._loop, self._inner.work(topic, node, max=max, lease_ms=lease_ms))
+
 
 __all__ = ["Client"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.topics.tools.backup import backup
-from penstock.topics.tools.backup_manifest import BackupManifest
+from penstock.topics.tools.backup import BackupManifest, backup
 from penstock.topics.tools.restore import restore
-from penstock.topics.tools.verify import verify
-from penstock.topics.tools.verify_report import Finding, Severity, VerifyReport
+from penstock.topics.tools.verify import Finding, Severity, VerifyReport, verify
 
 __all__ = ["BackupManifest", "Finding", "Severity", "VerifyReport", "backup", "restore", "verify"]

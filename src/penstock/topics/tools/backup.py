@@ -5,37 +5,53 @@ them, and the log from the positions it records up to a frame that was complete 
 `backup.json` is written last; a directory without it is no backup. Until then there is `backup.unfinished`,
 which tells the next attempt that it may begin by removing what is there.
 
-The order makes it consistent. 1. The snapshot says which segments count, and how much of them. 2. Those bytes
-never change, so they can be copied at leisure; where a segment has vanished there is a newer snapshot, or
-soon will be, and the copy starts over from it. 3. The log is read last: whatever was done to the segments
-since the snapshot, such as a deletion, is in the log before it is in them.
+The order makes it consistent:
+
+1. The snapshot says which segments count, and how much of them.
+2. Those bytes never change, so they can be copied at leisure. Where a segment has vanished there is a newer
+   snapshot, or soon will be, and the copy starts over from it.
+3. The log is read last: whatever was done to the segments since the snapshot, such as a deletion, is in the
+   log before it is in them.
+
+The shards of the log are read one after the other while they grow. The shard of a destination may tell of
+copies whose originals came into the source's shard after that had been read; a start from such a backup could
+not make them again. So each log is copied up to the first frame that refers to what was not read, which is an
+earlier moment of that log and as good as any. What is cut off may itself have been referred to, so this
+repeats until nothing changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import Conflict, MediaError, NotFound, PenstockError, Rejected
+from penstock.errors import Conflict, Corrupt, MediaError, NotFound, PenstockError, Rejected, Unsupported
 from penstock.storage import (
     CURRENT,
     Buffer,
     DirectoryLock,
     FileSystem,
+    LogPosition,
     LogScan,
     file_name,
     stage,
     write_durably,
 )
 from penstock.topics.data_directory import (
+    MANIFEST,
     META,
+    TOPICS,
     UNFINISHED,
+    WAL,
     LogGroup,
     check_data_directory,
     data_store,
@@ -49,15 +65,148 @@ from penstock.topics.data_directory import (
     snapshot_path,
 )
 from penstock.topics.errors import Damaged
+from penstock.topics.forward import Forward
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import read_frames
 from penstock.topics.segment import Part, SegmentEntry, checksum
 from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
 from penstock.topics.segment_store import SegmentStore
-from penstock.topics.snapshot import LoadedSnapshot, TopicEntry, encode_snapshot, load_latest
-from penstock.topics.tools.backup_cut import agree
-from penstock.topics.tools.backup_manifest import MANIFEST, BackupManifest, CopiedFile, is_backup_path
+from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
 from penstock.topics.tools.verify import verify_files
 
-__all__ = ["backup"]
+_VERSION: Final = 1
+_PATH = re.compile(rf"({META}|{TOPICS}|{WAL})(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
+
+
+class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a backup; `path` is relative to it."""
+
+    path: str
+    size: int
+    xxh3: str
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup consists of, and of which moment it is."""
+
+    version: int = _VERSION
+    created_ms: int
+    snapshot: int
+    """The number of the snapshot in it, or 0 if all of it is in the log."""
+    topics: int
+    files: list[CopiedFile]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def is_backup_path(path: str) -> bool:
+    """Whether a file of a backup may have this path, which is relative to it."""
+    return _PATH.fullmatch(path) is not None
+
+
+def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
+    """What the backup in a directory consists of.
+
+    Raises `Rejected` when there is none or it was never finished, `Damaged` when its list cannot be right.
+    """
+    path = os.path.join(directory, MANIFEST)
+    try:
+        manifest = msgspec.json.decode(fs.read(path), type=BackupManifest)
+    except NotFound:
+        raise Rejected(
+            f"{directory} is no backup: it has no {MANIFEST}, which is written when a backup is complete"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    if manifest.version != _VERSION:
+        raise Unsupported(f"{path} has version {manifest.version}, this program reads {_VERSION}")
+    for file in manifest.files:
+        if not is_backup_path(file.path):
+            raise Damaged(f"{path} names {file.path[:100]!r}, which is no file of a backup")
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The logs as far as they are copied, and the topics whose records may be needed to make copies again."""
+
+    logs: dict[str, LogScan]
+    referred: set[int]
+
+
+@dataclass(slots=True)
+class _Reference:
+    """A pass whose copies are made again from these records of a source."""
+
+    log: str
+    at: LogPosition
+    source_id: int
+    last_seq: int
+
+
+def agree(logs: Mapping[str, LogScan], snapshot: Snapshot | None) -> Agreement:
+    """Cut every log before the first frame that refers to records which are in no log and no segment."""
+    references = [found for path, log in logs.items() for found in _references(path, log)]
+    stored = {} if snapshot is None else {topic.id: topic.head_seq for topic in snapshot.topics}
+    kept = dict(logs)
+    while True:
+        heads = _heads(kept, {one.source_id for one in references})
+        dangling = [one for one in references if one.last_seq > _reach(one.source_id, heads, stored)]
+        if not dangling:
+            return Agreement(kept, {one.source_id for one in references})
+        first = min(dangling, key=lambda one: (one.log, one.at))
+        kept[first.log] = _until(kept[first.log], first.at)
+        references = [one for one in references if one.log != first.log or one.at < first.at]
+
+
+def _reach(source_id: int, heads: Mapping[int, int], stored: Mapping[int, int]) -> int:
+    return max(heads.get(source_id, 0), stored.get(source_id, 0))
+
+
+def _references(path: str, log: LogScan) -> list[_Reference]:
+    found: list[_Reference] = []
+    for file in log.files:
+        for run in file.runs:
+            table = read_frames(file.view, run.start, run.ends)
+            for place in np.flatnonzero(table.heads["type"] == FrameType.ROUTER_CURSOR).tolist():
+                try:
+                    forward = Forward.decode(table.body(place))
+                except Corrupt:
+                    continue  # a start tells of it
+                last_seq = max((one.source_seq + one.records - 1 for one in forward.runs), default=0)
+                if not forward.by_value and last_seq:
+                    at = LogPosition(file.number, int(table.starts[place]))
+                    found.append(_Reference(path, at, forward.source_id, last_seq))
+    return found
+
+
+def _heads(logs: Mapping[str, LogScan], sources: set[int]) -> dict[int, int]:
+    """The last record of each source that is in a log."""
+    heads: dict[int, int] = {}
+    for log in logs.values():
+        for file in log.files:
+            for run in file.runs:
+                table = read_frames(file.view, run.start, run.ends)
+                appended = table.heads[table.heads["type"] == FrameType.APPEND]
+                for source in sources:
+                    seqs = appended["seq"][appended["topic_id"] == source]
+                    if len(seqs):
+                        heads[source] = max(heads.get(source, 0), int(seqs.max()))
+    return heads
+
+
+def _until(log: LogScan, end: LogPosition) -> LogScan:
+    """The log without what stands at `end` and behind it."""
+    files = [file for file in log.files if file.number <= end.file]
+    last = files[-1]
+    runs = [
+        replace(run, ends=run.ends[run.ends <= end.offset]) for run in last.runs if run.start < end.offset
+    ]
+    files[-1] = replace(last, runs=runs, end=end.offset, torn=True)
+    return replace(log, files=files)
+
 
 _ROUNDS_MAX: Final = 10
 _NEWER_SNAPSHOT_S: Final = 90.0

@@ -11,7 +11,7 @@ from penstock.storage import DirectoryLock, FileSystem, stage
 from penstock.topics.data_directory import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.errors import Damaged
 from penstock.topics.segment import checksum
-from penstock.topics.tools.backup_manifest import BackupManifest, CopiedFile, read_manifest
+from penstock.topics.tools.backup import BackupManifest, CopiedFile, read_manifest
 from penstock.topics.tools.verify import verify_files
 
 __all__ = ["restore"]

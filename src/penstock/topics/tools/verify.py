@@ -1,31 +1,398 @@
-"""Every checksum of a data directory, compared with the bytes: snapshots, segments and the log.
+"""Compare every checksum of a data directory with the bytes: snapshots, segments and the log.
 
-Reads only. Beside a running server it looks again at what seems wrong, because the server moves on meanwhile:
-damage stays.
+Verification only reads. Beside a running server it looks again at what seems wrong, because the server goes
+on writing meanwhile: damage stays.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import MediaError, NotFound, PenstockError
-from penstock.storage import FileSystem
+from penstock.storage import (
+    EXTENT,
+    FileSystem,
+    LogHeader,
+    LogPosition,
+    LogScan,
+    ScannedFile,
+    file_name,
+    lost_bytes,
+    read_extent,
+)
 from penstock.topics.data_directory import (
+    META,
+    LogGroup,
     check_data_directory,
     data_store,
     is_in_use,
+    log_groups,
+    removed_topics,
+    scan_log,
+    segment_path,
     snapshot_numbers,
     snapshot_path,
 )
+from penstock.topics.errors import Damaged
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.segment import HOLE, LOST, IndexRows, Part, SegmentEntry, damaged_rows, read_index
+from penstock.topics.segment_deleted import decode_deleted
 from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
-from penstock.topics.snapshot import Snapshot, decode_snapshot
-from penstock.topics.tools.verify_log import LogCheck
-from penstock.topics.tools.verify_report import Finding, Severity, VerifyReport
-from penstock.topics.tools.verify_segment import SegmentCheck
+from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
+from penstock.topics.segment_tags import decode_tags
+from penstock.topics.snapshot import Snapshot, TopicEntry, decode_snapshot
 
-__all__ = ["Finding", "Severity", "VerifyReport", "verify", "verify_files"]
+
+def counted(count: int, noun: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+class Severity(StrEnum):
+    """Damage, or something worth knowing."""
+
+    PROBLEM = "problem"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A file, perhaps a range of its bytes, and what is wrong; `path` is relative to the data directory."""
+
+    severity: Severity
+    path: str
+    text: str
+    start: int | None = None
+    end: int | None = None
+    topic: str | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.start is None else f", bytes {self.start} to {self.end}"
+        return f"{self.path}{where}: {self.text}"
+
+
+@dataclass(slots=True, kw_only=True)
+class VerifyReport:
+    """What was looked at and what was found."""
+
+    directory: str
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    topics: int = 0
+    stored_records: int = 0
+    """Records in segments that were read, deleted ones included."""
+    log_frames: int = 0
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+
+    def count(self, size: int) -> None:
+        """One more file was read, or as much of it as counts."""
+        self.files += 1
+        self.bytes += size
+
+
+_FORMAT = WalFormat()
+
+
+class LogCheck:
+    """All log directories, seen from the newest snapshot that can be read."""
+
+    def __init__(self, fs: FileSystem, report: VerifyReport, snapshot: Snapshot | None) -> None:
+        self._fs = fs
+        self._report = report
+        self._snapshot = snapshot
+        # Whether an unreadable newer snapshot may have needed a log that this one does not name is not known.
+        self._is_newest = not report.problems
+        self._known = {topic.id for topic in snapshot.topics} if snapshot is not None else set()
+        self._nameless: dict[int, list[tuple[str, int, int]]] = {}
+
+    def run(self, tell: Callable[[str], None]) -> set[int]:
+        """Add what is wrong to the report; returns the topics that the log deletes."""
+        removed: set[int] = set()
+        for group in log_groups(self._fs, self._report.directory, self._snapshot):
+            tell(f"checking the log in {group.path}")
+            # Before the log is read: beside a running server the log only grows.
+            extent = read_extent(self._fs, os.path.join(self._report.directory, group.path))
+            found = scan_log(self._fs, self._report.directory, group)
+            if not extent.readable:
+                text = "it cannot be read: a loss at the end of the log may go unnoticed until the next start"
+                place = os.path.join(group.path, EXTENT)
+                self._report.findings.append(Finding(severity=Severity.NOTE, path=place, text=text))
+            self._check_files(group, found)
+            for damage in lost_bytes(extent, found, group.start, group.synced)[0]:
+                self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
+            self._check_beginning(group, found)
+            if not self._is_covered(group):
+                self._sort_topics(group, found)
+            removed |= removed_topics(found)
+        self._tell_nameless(removed)
+        return removed
+
+    def _is_covered(self, group: LogGroup) -> bool:
+        """Whether a start does not read this log, because the newest snapshot does not name it."""
+        return self._snapshot is not None and self._is_newest and not group.start.file
+
+    def _check_files(self, group: LogGroup, found: LogScan) -> None:
+        for file in found.files:
+            self._report.count(file.end)
+            self._report.log_frames += file.frame_count
+        for damage in found.damage:
+            # A file that says nothing of itself, or is not the one it should be, is no matter of a range.
+            whole = damage.end is None or damage.start >= damage.end or damage.start == 0
+            read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start
+            if read and not self._is_covered(group):
+                self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
+            else:
+                text = f"{damage.reason}; no start reads this part any more, a newer snapshot stands for it"
+                self._add(Severity.NOTE, group, damage.file, text, damage.start, damage.end)
+        if found.torn:
+            last = found.files[-1]
+            text = "the last write was cut off; the next start removes it"
+            self._add(Severity.NOTE, group, last.number, text, last.end, last.size)
+
+    def _check_beginning(self, group: LogGroup, found: LogScan) -> None:
+        """A log that goes on where a snapshot ended needs that snapshot."""
+        if self._snapshot is not None or not found.files:
+            return
+        first = found.files[0]
+        header = LogHeader.decode(_FORMAT, first.bytes_of(0, min(first.end, found.first_offset)))
+        if header is not None and header.previous.file:
+            text = f"what was before it is in a snapshot, and there is none in {META} that can be read"
+            self._add(Severity.PROBLEM, group, found.files[0].number, text)
+
+    def _sort_topics(self, group: LogGroup, found: LogScan) -> None:
+        """Which topics are created here, and of which ones there are records."""
+        for file in found.files:
+            for heads in _heads(file, group.start):
+                ids, kinds = heads["topic_id"], heads["type"]
+                self._known.update(ids[kinds == FrameType.TOPIC_CREATE].tolist())
+                appended, counts = np.unique(ids[kinds == FrameType.APPEND], return_counts=True)
+                for topic_id, count in zip(appended.tolist(), counts.tolist(), strict=True):
+                    self._nameless.setdefault(topic_id, []).append((group.path, file.number, count))
+
+    def _tell_nameless(self, removed: set[int]) -> None:
+        for topic_id in self._nameless.keys() - self._known - removed:
+            for path, number, count in self._nameless[topic_id]:
+                text = f"{counted(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
+                place = os.path.join(path, file_name(number))
+                self._report.findings.append(Finding(severity=Severity.PROBLEM, path=place, text=text))
+
+    def _add(
+        self,
+        severity: Severity,
+        group: LogGroup,
+        number: int,
+        text: str,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        place = os.path.join(group.path, file_name(number))
+        start = None if end is None else start
+        self._report.findings.append(Finding(severity=severity, path=place, text=text, start=start, end=end))
+
+
+def _heads(file: ScannedFile, start: LogPosition) -> Iterator[npt.NDArray[np.void]]:
+    """The heads of the frames that a start reads."""
+    for run in file.runs:
+        table = read_frames(file.view, run.start, run.ends)
+        if file.number > start.file:
+            yield table.heads
+        elif file.number == start.file:
+            yield table.heads[table.starts >= start.offset]
+
+
+_Bad: TypeAlias = list[tuple[int, Damaged]]
+
+
+class SegmentCheck:
+    """One segment, as far as the metadata says that its files count.
+
+    `hot` has everything but perhaps the data; those are read from `data`, or not at all if that is None.
+    """
+
+    def __init__(
+        self,
+        report: VerifyReport,
+        topic: TopicEntry,
+        entry: SegmentEntry,
+        *,
+        hot: SegmentStore,
+        data: SegmentStore | None,
+    ) -> None:
+        self._report = report
+        self._topic = topic
+        self._entry = entry
+        self._hot = hot
+        self._data = data
+
+    def run(self) -> None:
+        """Add what is wrong to the report."""
+        entry = self._entry
+        index = self._read(self._hot, Part.IDX, entry.idx_bytes)
+        data = self._read_data()
+        if index is None:
+            return
+        try:
+            rows = read_index(index, entry.first_seq, entry.idx_xxh3)
+        except Damaged as error:
+            self._damaged(Part.IDX, str(error), 0, entry.idx_bytes)
+            return
+        if data is not None:
+            self._check_records(data, rows)
+        self._check_deleted()
+        if entry.sealed:  # the tags of a segment that still grows may be ahead of the snapshot
+            self._check_tags(rows)
+
+    def _read_data(self) -> memoryview | None:
+        if self._data is not None:
+            return self._read(self._data, Part.DATA, self._entry.data_bytes)
+        records = counted(self._entry.count, "record")
+        text = f"{records} of {self._topic.name} not checked: they are in the cold tier; give --cold"
+        path = segment_path(self._topic, self._entry, Part.DATA)
+        self._report.findings.append(Finding(severity=Severity.NOTE, path=path, text=text))
+        return None
+
+    def _check_records(self, data: memoryview, rows: IndexRows) -> None:
+        first_seq = self._entry.first_seq
+        self._report.stored_records += int(np.count_nonzero(rows["length"]))
+        for bad in _neighbours(damaged_rows(data, rows, first_seq), rows, first_seq):
+            (low, error), (high, _) = bad[0], bad[-1]
+            text = str(error) if len(bad) == 1 else f"{len(bad):,} records cannot be read; the first: {error}"
+            start, end = _span(rows[low - first_seq], rows[high - first_seq])
+            self._damaged(Part.DATA, text, start, end, (low, high))
+
+    def _check_deleted(self) -> None:
+        raw = self._whole(Part.DEL)
+        wanted = self._entry.deleted
+        if raw is None:
+            if wanted:
+                told = counted(wanted, "deleted record")
+                self._damaged(Part.DEL, f"the file is missing; it told of {told}")
+            return
+        try:
+            known = int(decode_deleted(raw, self._entry.first_seq, self._entry.count).sum())
+        except Damaged as error:
+            self._damaged(Part.DEL, str(error), 0, len(raw))
+            return
+        if known < wanted:
+            text = f"it tells of {counted(known, 'deleted record')} instead of {wanted:,}"
+            self._damaged(Part.DEL, text, 0, len(raw))
+
+    def _check_tags(self, rows: IndexRows) -> None:
+        raw = self._whole(Part.TAGS)
+        if raw is not None:
+            try:
+                decode_tags(raw, self._entry.first_seq, rows)
+            except Damaged as error:
+                self._damaged(Part.TAGS, f"{error}; it can be made again from the records", 0, len(raw))
+
+    def _read(self, store: SegmentStore, part: Part, size: int) -> memoryview | None:
+        try:
+            content = self._around_bad(store, part, size)
+            if content is None:
+                content = store.read_range(self._entry.first_seq, part, 0, size)
+        except NotFound:
+            where = "" if store is self._hot else " in the cold tier"
+            self._damaged(part, f"the file is missing{where}")
+            return None
+        except Damaged as error:
+            self._damaged(part, str(error))
+            return None
+        self._report.count(size)
+        return content
+
+    def _around_bad(self, store: SegmentStore, part: Part, size: int | None) -> memoryview | None:
+        """What a device can read of a file, with zeros for the rest, which is reported.
+
+        None if the file is not on a device of this machine, or is too short.
+        """
+        if not isinstance(store, LocalSegmentStore):
+            return None
+        view = store.opened(self._entry.first_seq, part)
+        if size is not None and len(view) < size:
+            return None
+        content = view[:size]
+        for start, end in view.bad:
+            # Which records are lost with it is told for each of them.
+            self._report.findings.append(
+                Finding(
+                    severity=Severity.PROBLEM,
+                    path=segment_path(self._topic, self._entry, part),
+                    text="the device cannot read this part; keep the file, and check the device",
+                    start=start,
+                    end=end,
+                )
+            )
+        return content
+
+    def _whole(self, part: Part) -> memoryview | None:
+        try:
+            content = self._around_bad(self._hot, part, None)
+            if content is None:
+                content = self._hot.view(self._entry.first_seq, part)
+        except NotFound:
+            return None
+        self._report.count(len(content))
+        return content
+
+    def _damaged(
+        self,
+        part: Part,
+        text: str,
+        start: int | None = None,
+        end: int | None = None,
+        seqs: tuple[int, int] | None = None,
+    ) -> None:
+        first, last = (self._entry.first_seq, self._entry.end_seq - 1) if seqs is None else seqs
+        self._report.findings.append(
+            Finding(
+                severity=Severity.PROBLEM,
+                path=segment_path(self._topic, self._entry, part),
+                text=text,
+                start=start,
+                end=end,
+                topic=self._topic.name,
+                first_seq=first,
+                last_seq=last,
+            )
+        )
+
+
+def _neighbours(bad: _Bad, rows: IndexRows, first_seq: int) -> Iterator[_Bad]:
+    """Damaged records that follow each other, holes aside; those that have no bytes apart from the others."""
+    places = np.cumsum((rows["flags"] & HOLE) == 0)
+    lost = (rows["flags"] & LOST) != 0
+    group: _Bad = []
+    for seq, error in bad:
+        if group:
+            here, before = seq - first_seq, group[-1][0] - first_seq
+            if places[here] != places[before] + 1 or lost[here] != lost[before]:
+                yield group
+                group = []
+        group.append((seq, error))
+    if group:
+        yield group
+
+
+def _span(low: np.void, high: np.void) -> tuple[int | None, int | None]:
+    """The bytes from one record to another; none if they never had any."""
+    if not low["length"]:
+        return None, None
+    return int(low["offset"]), int(high["offset"]) + int(high["length"])
+
 
 _ROUNDS_MAX: Final = 5
 

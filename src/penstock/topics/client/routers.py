@@ -1,4 +1,4 @@
-"""The calls about routers: have one, look at it, list them, let it go."""
+"""The calls about routers: put, get, list and delete."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from penstock.topics.client.answers import read_answer
-from penstock.topics.client.bodies import match_tuple
 from penstock.topics.client.connection import Call, Connection, Repeat
+from penstock.topics.client.models import match_tuple, read_answer
 from penstock.topics.limits import PAGE_SIZE_MAX
 from penstock.topics.names import check_router_name
 from penstock.topics.predicate import parse_match
 from penstock.topics.router import Guarantee, RouterConfig, RouterPut, RouterRemoved, RouterState
-
-__all__ = ["RouterCalls", "RouterSummary"]
 
 _PATH: Final = "/v0/routers"
 

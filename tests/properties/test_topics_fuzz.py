@@ -18,16 +18,16 @@ from penstock.topics.diff import DiffRequest
 from penstock.topics.forward import LOST_SOURCE, CopyRun, Forward
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat, read_frames
-from penstock.topics.lease_log import (
+from penstock.topics.model import Predicate
+from penstock.topics.predicate import canonical, parse_match
+from penstock.topics.queues.lease_log import (
     LeaseEvent,
     dead_letter_frame,
     lease_frame,
     replay_lease,
     reservation_frame,
 )
-from penstock.topics.leases import JobState, LeaseTable
-from penstock.topics.model import Predicate
-from penstock.topics.predicate import canonical, parse_match
+from penstock.topics.queues.leases import JobState, LeaseTable
 from penstock.topics.router import RouterEntry, decode_created, encode_created
 
 WAL = WalFormat()

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         names_in,
     )
     from penstock.topics.predicate import canonical, parse_match
+    from penstock.topics.queues.api import WorkStream
     from penstock.topics.ready_set import ReadySet, band_of
     from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
@@ -99,7 +100,6 @@ if TYPE_CHECKING:
         verify,
     )
     from penstock.topics.tools.verify import counted
-    from penstock.topics.work import WorkStream
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -243,6 +243,7 @@ if not TYPE_CHECKING:
             ),
             "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
             "predicate": "canonical parse_match",
+            "queues.api": "WorkStream",
             "ready_set": "ReadySet band_of",
             "router": "RouterConfig RouterPut RouterRemoved RouterState",
             "scheduling": "RETRY_AFTER_MS Scheduler",
@@ -250,6 +251,5 @@ if not TYPE_CHECKING:
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
             "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
             "tools.verify": "counted",
-            "work": "WorkStream",
         },
     )

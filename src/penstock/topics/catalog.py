@@ -22,7 +22,7 @@ from penstock.topics.journal import Journal, Shard
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
-from penstock.topics.queue_commit import log_leases
+from penstock.topics.queues.lease_log import log_leases
 from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
 

@@ -56,8 +56,8 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
-from penstock.topics.queue_commit import commit
-from penstock.topics.queueing import Queues
+from penstock.topics.queues.api import Queues
+from penstock.topics.queues.lease_log import commit
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
 from penstock.topics.router_registry import RouterRegistry

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from penstock.clock import SteadyClock
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
-from penstock.topics.queueing import Queues, check_node
+from penstock.topics.queues.api import Queues, WorkStream, check_node
 from penstock.topics.routing import Routing
-from penstock.topics.work import WorkStream
 
 __all__ = ["QueueCalls"]
 

@@ -49,8 +49,8 @@ from penstock.topics.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN
 from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.index import TopicIndex
 from penstock.topics.journal import shard_folders, shard_number
-from penstock.topics.lease_log import replay_lease
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
+from penstock.topics.queues.lease_log import replay_lease
 from penstock.topics.router import RouterEntry
 from penstock.topics.router_recovery import RouterRecovery
 from penstock.topics.segment import LOST, SegmentEntry

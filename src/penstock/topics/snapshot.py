@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import LimitExceeded, MediaError, NotFound, PenstockError, Unsupported
 from penstock.storage import Buffer, FileSystem, write_durably
 from penstock.topics.errors import Damaged
-from penstock.topics.leases import QueueEntry
+from penstock.topics.queues.leases import QueueEntry
 from penstock.topics.router import RouterEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_directory import DurableDirectory

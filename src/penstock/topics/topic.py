@@ -25,9 +25,9 @@ from penstock.topics.idempotency import WriteWindow
 from penstock.topics.index import Removed, TopicIndex
 from penstock.topics.jobs import QueueCounts
 from penstock.topics.journal import Shard
-from penstock.topics.leases import LeaseTable, QueueEntry
 from penstock.topics.model import DeleteResult, Predicate, TopicState
 from penstock.topics.priority import effective_priority
+from penstock.topics.queues.leases import LeaseTable, QueueEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_reader import Segment
 from penstock.topics.segment_tags import TagTable

@@ -11,7 +11,7 @@ from tests.unit.topics.engine_doubles import World, recs, settle
 from penstock.servers.topics.queues import WorkFeed
 from penstock.topics import TopicConfig
 from penstock.topics.jobs import ClaimResult
-from penstock.topics.work import WorkStream
+from penstock.topics.queues.api import WorkStream
 
 
 async def test_a_stream_that_breaks_gives_its_jobs_back_ends_and_is_logged(

@@ -11,7 +11,7 @@ from tests.unit.topics.engine_doubles import World, read_all, rec, recs, seqs, s
 
 from penstock.testing.disk import Survival
 from penstock.topics import Durability, Engine, TopicConfig
-from penstock.topics.dead_letters import letter_meta
+from penstock.topics.queues.dead_letters import letter_meta
 
 
 def queue(**fields: object) -> TopicConfig:

@@ -6,17 +6,17 @@ import pytest
 
 from penstock.errors import Corrupt
 from penstock.topics.columns import pack_row
-from penstock.topics.deal import deal
 from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.index import TopicIndex
-from penstock.topics.lease_log import (
+from penstock.topics.queues.claims import deal
+from penstock.topics.queues.lease_log import (
     LeaseEvent,
     dead_letter_frame,
     lease_frame,
     replay_lease,
     reservation_frame,
 )
-from penstock.topics.leases import JobState, LeaseTable, Selection, Term
+from penstock.topics.queues.leases import JobState, LeaseTable, Selection, Term
 
 
 def jobs(count: int) -> TopicIndex:

@@ -20,12 +20,12 @@ from penstock.topics import (
     RouterConfig,
     ShuttingDown,
     TopicConfig,
-    dead_letters,
 )
 from penstock.topics.index import Seqs, TopicIndex
-from penstock.topics.job_reading import read_jobs
 from penstock.topics.jobs import ClaimedJob
-from penstock.topics.leases import Job, LeaseTable
+from penstock.topics.queues import dead_letters
+from penstock.topics.queues.leases import Job, LeaseTable
+from penstock.topics.queues.reading import read_jobs
 from penstock.topics.topic import Topic
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from tests.unit.topics.test_leases import jobs
 
 from penstock.topics import Engine, TopicConfig
 from penstock.topics.ages import Ages
-from penstock.topics.leases import JobState, LeaseTable
+from penstock.topics.queues.leases import JobState, LeaseTable
 
 HOUR_MS = 3_600_000
 STEPS = [-HOUR_MS, HOUR_MS]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.unit.topics.engine_doubles import World, recs, settle
 
-from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicConfig, TopicNotFound, claiming
-from penstock.topics.claiming import HandOut
-from penstock.topics.job_reading import read_jobs
+from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicConfig, TopicNotFound
+from penstock.topics.queues import claims
+from penstock.topics.queues.claims import HandOut
+from penstock.topics.queues.reading import read_jobs
 
 
 @pytest.fixture
@@ -367,7 +368,7 @@ async def test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back(
         await go.wait()
         return await read_jobs(*arguments)
 
-    monkeypatch.setattr(claiming, "read_jobs", waiting)
+    monkeypatch.setattr(claims, "read_jobs", waiting)
     work = await engine.work("q", "w", max=2)
     leaving = asyncio.ensure_future(work.next(15.0) if who == "stream" else engine.claim("q", "w", max=2))
     await world.clock.advance(0.05)

@@ -1,4 +1,4 @@
-"""The records of chosen sequence numbers as JSON objects, wherever their bytes are."""
+"""Read the records of chosen sequence numbers as JSON objects, wherever their bytes are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from penstock.topics.rendering import Frames, Style, is_log_frame, render, rende
 from penstock.topics.stored_bytes import StoredBytes, span
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
-
-__all__ = ["read_jobs"]
 
 _FEW: Final = 8
 """Up to this many rows a plain loop is faster than arrays."""

@@ -1,4 +1,4 @@
-"""Where jobs go that nobody could finish.
+"""Dead letters: where jobs go that exceeded their deliveries.
 
 The dead letter is written first and the job deleted afterwards, so a crash in between leaves the job where
 it was, and the letter may come twice; it is never lost. The topic of the letters decides how durable they
@@ -16,15 +16,13 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.topics.catalog import Catalog
-from penstock.topics.job_reading import read_jobs
 from penstock.topics.limits import META_KEYS_MAX
 from penstock.topics.model import NewRecord, WriteResult, record_of
-from penstock.topics.queue_commit import sync
+from penstock.topics.queues.lease_log import sync
+from penstock.topics.queues.reading import read_jobs
 from penstock.topics.rendering import Style
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
-
-__all__ = ["DeadLetters", "letter_meta"]
 
 _LOGGER = logging.getLogger(__name__)
 _STYLE: Final = Style(include_tags=True)

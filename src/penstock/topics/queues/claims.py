@@ -1,31 +1,49 @@
-"""Handing out jobs: one pass over the ready ones, for one claimer or for all that came within a moment."""
+"""Handing out jobs: one pass over the ready ones, for one claim or for all that came within a moment.
+
+Claims that come within a moment are served together, so that the jobs are dealt fairly among them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.clock import SteadyClock
+from penstock.clock import Clock, SteadyClock
 from penstock.errors import PenstockError
 from penstock.topics.catalog import Catalog
-from penstock.topics.dead_letters import DeadLetters
-from penstock.topics.deal import deal
-from penstock.topics.errors import Damaged, TopicNotFound
-from penstock.topics.holding import Holding
-from penstock.topics.job_reading import read_jobs
+from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
 from penstock.topics.jobs import ClaimResult
-from penstock.topics.lease_log import LeaseEvent, lease_frame, reservation_frame
-from penstock.topics.leases import JobState, LeaseTable, Term
-from penstock.topics.queue_commit import commit
+from penstock.topics.queues.dead_letters import DeadLetters
+from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, reservation_frame
+from penstock.topics.queues.leases import Holding, JobState, LeaseTable, Term
+from penstock.topics.queues.reading import read_jobs
 from penstock.topics.rendering import Style
 from penstock.topics.topic import Topic
 from penstock.topics.waiters import Waiters
 from penstock.topics.workers import Workers
 
-__all__ = ["Claimer", "Desk", "HandOut"]
+
+def deal(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
+    """Jobs to claimers in turns, none more than it wants; every hand ascends if `seqs` do."""
+    if len(wants) == 1:
+        return [list(seqs[: wants[0]])]
+    hands: list[list[int]] = [[] for _ in wants]
+    left = list(wants)
+    turn = [place for place, want in enumerate(wants) if want]
+    at = 0
+    while at < len(seqs) and turn:
+        for place in turn:
+            if at == len(seqs):
+                break
+            hands[place].append(seqs[at])
+            left[place] -= 1
+            at += 1
+        turn = [place for place in turn if left[place]]
+    return hands
+
 
 _STYLE: Final = Style(include_tags=True, include_node=False)
 _LETTERS: Final = 16
@@ -268,3 +286,45 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
         "delete them to let them go",
         {"topic": topic.name, "first_seq": first, "last_seq": last},
     )
+
+
+async def gather_cohort(
+    desk: Desk,
+    clock: Clock,
+    window_s: float,
+    serve: Callable[[Sequence[Claimer]], Awaitable[list[ClaimResult]]],
+) -> None:
+    """Wait for the end of the window, then serve everybody who came and is still there, and tell them.
+
+    Those that come from then on open the next window.
+    """
+    await clock.sleep(window_s)
+    came, desk.cohort = desk.cohort, []
+    cohort = [claimer for claimer in came if not _outcome(claimer).done()]
+    try:
+        results = await serve(cohort) if cohort else []
+    except asyncio.CancelledError:
+        dismiss(cohort)
+        raise
+    except Exception as error:  # noqa: BLE001 - it is handed to the claimers
+        _fail(cohort, error)
+        return
+    for claimer, result in zip(cohort, results, strict=True):
+        if not _outcome(claimer).done():
+            _outcome(claimer).set_result(result)
+
+
+def dismiss(cohort: Sequence[Claimer]) -> None:
+    """The engine is closing: nobody will be served."""
+    _fail(cohort, ShuttingDown("the event log is closing; retry when it is back"))
+
+
+def _outcome(claimer: Claimer) -> asyncio.Future[ClaimResult]:
+    assert claimer.outcome is not None
+    return claimer.outcome
+
+
+def _fail(claimers: Sequence[Claimer], error: Exception) -> None:
+    for claimer in claimers:
+        if not _outcome(claimer).done():
+            _outcome(claimer).set_exception(error)

@@ -15,7 +15,6 @@ from penstock.errors import Corrupt, InvalidInput
 from penstock.storage.log_layout import chase
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.diff import DiffRequest
-from penstock.topics.forward import LOST_SOURCE, CopyRun, Forward
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
@@ -28,7 +27,8 @@ from penstock.topics.queues.lease_log import (
     reservation_frame,
 )
 from penstock.topics.queues.leases import JobState, LeaseTable
-from penstock.topics.router import RouterEntry, decode_created, encode_created
+from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyRun, Forward
+from penstock.topics.routers.model import RouterEntry, decode_created, encode_created
 
 WAL = WalFormat()
 

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from penstock.topics.predicate import canonical, parse_match
     from penstock.topics.queues.api import WorkStream
     from penstock.topics.ready_set import ReadySet, band_of
-    from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
+    from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
     from penstock.topics.segment_root import SegmentRoot, open_cold_store
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
@@ -245,7 +245,7 @@ if not TYPE_CHECKING:
             "predicate": "canonical parse_match",
             "queues.api": "WorkStream",
             "ready_set": "ReadySet band_of",
-            "router": "RouterConfig RouterPut RouterRemoved RouterState",
+            "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "scheduling": "RETRY_AFTER_MS Scheduler",
             "segment_root": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",

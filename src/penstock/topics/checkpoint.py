@@ -23,7 +23,7 @@ from penstock.storage import FileSystem, LogPosition
 from penstock.topics.columns import Columns
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
-from penstock.topics.router import RouterEntry
+from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_deleted import DeletedRows
 from penstock.topics.segment_growth import FramesLost, Growth, grow, sealed

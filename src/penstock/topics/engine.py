@@ -24,7 +24,6 @@ from penstock.topics.catalog import Catalog
 from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.control import Deletion, Watermarks
-from penstock.topics.copy_memory import CopyMemory
 from penstock.topics.data_directory import LOCK_FILE, check_complete
 from penstock.topics.diff import DiffRequest
 from penstock.topics.engine_queues import QueueCalls
@@ -60,8 +59,8 @@ from penstock.topics.queues.api import Queues
 from penstock.topics.queues.lease_log import commit
 from penstock.topics.reading import Reader
 from penstock.topics.recovery import Recovered, recover
-from penstock.topics.router_registry import RouterRegistry
-from penstock.topics.routing import Routing
+from penstock.topics.routers.registry import RouterRegistry
+from penstock.topics.routers.routing import CopyMemory, Routing
 from penstock.topics.scheduling import Scheduler
 from penstock.topics.segment_process import await_earlier
 from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store

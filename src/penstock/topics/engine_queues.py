@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.clock import SteadyClock
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult
 from penstock.topics.queues.api import Queues, WorkStream, check_node
-from penstock.topics.routing import Routing
+from penstock.topics.routers.routing import Routing
 
 __all__ = ["QueueCalls"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
-from penstock.topics.router_registry import RouterRegistry
-from penstock.topics.routing import Routing
+from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
+from penstock.topics.routers.registry import RouterRegistry
+from penstock.topics.routers.routing import Routing
 
 __all__ = ["RouterCalls"]
 

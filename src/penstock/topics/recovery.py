@@ -42,17 +42,16 @@ from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.data_directory import META, WAL, LogGroup, log_groups
-from penstock.topics.derivation import Derivation, LostOriginals, SourceFrames
 from penstock.topics.errors import Damaged
-from penstock.topics.forward import Forward
 from penstock.topics.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
 from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.index import TopicIndex
 from penstock.topics.journal import shard_folders, shard_number
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
 from penstock.topics.queues.lease_log import replay_lease
-from penstock.topics.router import RouterEntry
-from penstock.topics.router_recovery import RouterRecovery
+from penstock.topics.routers.copy_frame import Forward
+from penstock.topics.routers.copy_replay import Derivation, LostOriginals, RouterRecovery, SourceFrames
+from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segment import LOST, SegmentEntry
 from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.tier import Tiers

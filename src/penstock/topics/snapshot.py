@@ -20,7 +20,7 @@ from penstock.errors import LimitExceeded, MediaError, NotFound, PenstockError, 
 from penstock.storage import Buffer, FileSystem, write_durably
 from penstock.topics.errors import Damaged
 from penstock.topics.queues.leases import QueueEntry
-from penstock.topics.router import RouterEntry
+from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_directory import DurableDirectory
 

@@ -20,7 +20,7 @@ from penstock.topics.errors import Throttled
 from penstock.topics.journal import Journal
 from penstock.topics.recovery import Recovered
 from penstock.topics.relocation import Relocation, RunCold
-from penstock.topics.routing import Routing
+from penstock.topics.routers.routing import Routing
 from penstock.topics.segment import SegmentEntry
 from penstock.topics.segment_process import SegmentProcess
 from penstock.topics.snapshot import snapshot_name

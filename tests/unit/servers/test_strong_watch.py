@@ -17,7 +17,7 @@ from penstock.topics import TopicConfig
 from penstock.topics.config import Durability
 from penstock.topics.errors import Throttled
 from penstock.topics.journal import Shard
-from penstock.topics.router import RouterConfig
+from penstock.topics.routers.model import RouterConfig
 
 
 class Fences:

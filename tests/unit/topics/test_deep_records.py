@@ -17,12 +17,12 @@ from penstock.spark.sources.topic_reader import _read_page
 from penstock.topics.batch import prepare
 from penstock.topics.client import models, queues
 from penstock.topics.client.watch import Frame, event_of
-from penstock.topics.copying import ROUTER_KEY, _with_origin
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.jobs import job_of
 from penstock.topics.model import NewRecord, unreadable
 from penstock.topics.payload import split_payload
 from penstock.topics.queues.dead_letters import letter_meta
+from penstock.topics.routers.copy_frame import ROUTER_KEY, _with_origin
 
 DEEP = b"[" * 5000 + b"]" * 5000
 HEAD = b'{"$seq":%d,"$ts":7,"$tag":"a\\"],b",'

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.topics.engine_doubles import World, read_all, recs, settle
 
 from penstock.topics import Durability, TopicConfig
-from penstock.topics.router import RouterConfig
+from penstock.topics.routers.model import RouterConfig
 
 EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
 

@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 
 from penstock.errors import Corrupt
 from penstock.topics.config import TopicConfig
-from penstock.topics.copying import CopyStyle, StoredRecord, copies, styled
 from penstock.topics.errors import IncompatibleTopic, RouterCycle
 from penstock.topics.floors import Floors
-from penstock.topics.forward import BY_VALUE, CopyRun, Forward, runs_of
 from penstock.topics.hops import Hops
 from penstock.topics.model import Predicate
-from penstock.topics.router import RouterConfig, RouterEntry, decode_created, encode_created
-from penstock.topics.router_table import Router, RouterTable
+from penstock.topics.routers.copy_frame import (
+    BY_VALUE,
+    CopyRun,
+    CopyStyle,
+    Forward,
+    StoredRecord,
+    copies,
+    runs_of,
+    styled,
+)
+from penstock.topics.routers.model import RouterConfig, RouterEntry, decode_created, encode_created
+from penstock.topics.routers.table import Router, RouterTable
 from penstock.topics.topic import Topic
 from penstock.topics.trims import Trims
 

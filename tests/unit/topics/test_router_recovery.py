@@ -1,4 +1,4 @@
-"""What becomes of copies and cursors when the power goes, by the rules of `penstock.topics.routing`."""
+"""What becomes of copies and cursors in a power cut, by the rules of `penstock.topics.routers.routing`."""
 
 from __future__ import annotations
 

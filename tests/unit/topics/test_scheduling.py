@@ -10,9 +10,9 @@ from tests.unit.topics.engine_doubles import World, recs, seqs
 from penstock.testing.clock import ManualClock
 from penstock.topics import TopicConfig
 from penstock.topics.errors import Throttled
-from penstock.topics.router import RouterConfig
-from penstock.topics.router_table import Router
-from penstock.topics.routing import Routing
+from penstock.topics.routers.model import RouterConfig
+from penstock.topics.routers.routing import Routing
+from penstock.topics.routers.table import Router
 from penstock.topics.scheduling import Scheduler
 
 LATE_MS = 500.0

@@ -15,7 +15,7 @@ from penstock.topics.client.models import match_tuple, read_answer
 from penstock.topics.limits import PAGE_SIZE_MAX
 from penstock.topics.names import check_router_name
 from penstock.topics.predicate import parse_match
-from penstock.topics.router import Guarantee, RouterConfig, RouterPut, RouterRemoved, RouterState
+from penstock.topics.routers.model import Guarantee, RouterConfig, RouterPut, RouterRemoved, RouterState
 
 _PATH: Final = "/v0/routers"
 

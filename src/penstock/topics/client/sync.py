@@ -36,7 +36,7 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
-from penstock.topics.router import RouterConfig, RouterPut, RouterRemoved, RouterState
+from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
 from penstock.units import DurationLike
 
 __all__ = ["pull"]

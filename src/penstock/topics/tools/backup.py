@@ -65,9 +65,9 @@ from penstock.topics.data_directory import (
     snapshot_path,
 )
 from penstock.topics.errors import Damaged
-from penstock.topics.forward import Forward
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import read_frames
+from penstock.topics.routers.copy_frame import Forward
 from penstock.topics.segment import Part, SegmentEntry, checksum
 from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
 from penstock.topics.segment_store import SegmentStore

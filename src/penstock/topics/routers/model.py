@@ -1,4 +1,4 @@
-"""What a router is told to do, and what is remembered of it.
+"""Configuration and state of a router.
 
 A router copies what is appended to one topic into another one. Its cursor is the last record of the source
 that it has dealt with; it starts at the head of the source, and nothing older is copied.
@@ -14,17 +14,6 @@ import msgspec
 from penstock.storage import Buffer
 from penstock.topics.control import BodyReader, encode_match, read_match, with_length
 from penstock.topics.model import Predicate
-
-__all__ = [
-    "Guarantee",
-    "RouterConfig",
-    "RouterEntry",
-    "RouterPut",
-    "RouterRemoved",
-    "RouterState",
-    "decode_created",
-    "encode_created",
-]
 
 Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]
 

@@ -28,28 +28,121 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.topics.catalog import Catalog
-from penstock.topics.copy_memory import CopyMemory
+from penstock.topics.config import TopicConfig
 from penstock.topics.errors import Damaged, ShuttingDown, Throttled
-from penstock.topics.forwarding import submit
 from penstock.topics.limits import ROUTER_HOPS_MAX
 from penstock.topics.priority import effective_priority
 from penstock.topics.ready_set import ReadySet
-from penstock.topics.resting import Resting
-from penstock.topics.router import RouterEntry
-from penstock.topics.router_table import Router, RouterTable
+from penstock.topics.routers.copy_commit import ColdBytes, Room, Selection, select, submit
+from penstock.topics.routers.model import RouterEntry
+from penstock.topics.routers.table import Router, RouterTable
 from penstock.topics.scheduling import Scheduler
 from penstock.topics.segment_reader import Segment
-from penstock.topics.selection import ColdBytes, Room, Selection, select
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 
-__all__ = ["Routing"]
+REST_MIN_S: Final = 0.05
+REST_MAX_S: Final = 2.0
+_RISEN_MAX: Final = 256
+"""So many try again at once; the others have their turn soon after."""
+
+_Look: TypeAlias = tuple[int, int, TopicConfig]
+
+
+class Resting:
+    """Time is passed in, in seconds."""
+
+    def __init__(self) -> None:
+        self._resting: dict[Router, tuple[float, _Look]] = {}
+        """Until when, and how the destination looked when it did not go on."""
+        self._pauses: dict[Router, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._resting)
+
+    def __contains__(self, router: Router) -> bool:
+        return router in self._resting
+
+    def rest(self, router: Router, now_s: float) -> None:
+        """It tried, and could not go on. Whoever made it try out of turn does not make it rest longer."""
+        if router in self._resting:
+            until_s = self._resting[router][0]
+        else:
+            pause_s = min(2 * self._pauses.get(router, REST_MIN_S / 2), REST_MAX_S)
+            self._pauses[router] = pause_s
+            until_s = now_s + pause_s
+        self._resting[router] = until_s, _look(router)
+
+    def forget(self, router: Router) -> None:
+        """It got on, or has nothing to do any more."""
+        self._resting.pop(router, None)
+        self._pauses.pop(router, None)
+
+    def rise(self, now_s: float) -> list[Router]:
+        """Those that may try again: their time is over, or their destination may have room now."""
+        ready = (
+            router
+            for router, (until_s, look) in self._resting.items()
+            if until_s <= now_s or look != _look(router)
+        )
+        risen = list(islice(ready, _RISEN_MAX))
+        for router in risen:
+            del self._resting[router]
+        return risen
+
+
+def _look(router: Router) -> _Look:
+    dest = router.dest
+    return dest.index.live, dest.index.live_bytes, dest.config
+
+
+COPIES_BYTES_MIN: Final = 8 * 1024**2
+_RECOUNT_EVERY_S: Final = 0.05
+
+
+class CopyMemory:
+    """The bytes of the destinations of one engine. Time is passed in, in seconds."""
+
+    def __init__(self, checkpoint_bytes: int) -> None:
+        self._bound = max(2 * checkpoint_bytes, COPIES_BYTES_MIN)
+        self._sizes: dict[Topic, int] = {}
+        self._total = 0
+        """Of these, and of copies that are on their way."""
+        self._recounted_s = 0.0
+
+    def look(self, dest: Topic) -> None:
+        """Copies came into a destination. Those of an ephemeral one are in memory for good, and not meant."""
+        size = 0 if dest.gone or dest.is_ephemeral else dest.chunk_bytes
+        self._total += size - self._sizes.pop(dest, 0)
+        if size:
+            self._sizes[dest] = size
+
+    @contextmanager
+    def coming(self, dest: Topic, size: int) -> Iterator[None]:
+        """A time in which copies of this size are on their way into a destination; they count already."""
+        self._total += size
+        try:
+            yield
+        finally:
+            self._total -= size
+            self.look(dest)
+
+    def has_room(self, now_s: float) -> bool:
+        """Whether more copies may come."""
+        if self._total >= self._bound and now_s - self._recounted_s >= _RECOUNT_EVERY_S:
+            # A checkpoint let go of them meanwhile, or a cap.
+            self._recounted_s = now_s
+            for dest in list(self._sizes):
+                self.look(dest)
+        return self._total < self._bound
+
 
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.05

@@ -1,4 +1,4 @@
-"""Routers coming and going: what is refused, what becomes durable, what is told of them."""
+"""Creating, showing and removing routers: what is refused and what becomes durable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown,
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.journal import Shard
 from penstock.topics.names import check_router_name, check_topic_name
-from penstock.topics.router import (
+from penstock.topics.routers.model import (
     RouterConfig,
     RouterEntry,
     RouterPut,
@@ -21,12 +21,10 @@ from penstock.topics.router import (
     RouterState,
     encode_created,
 )
-from penstock.topics.router_table import Router
-from penstock.topics.routing import Routing
+from penstock.topics.routers.routing import Routing
+from penstock.topics.routers.table import Router
 from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
-
-__all__ = ["RouterRegistry"]
 
 
 class RouterRegistry:

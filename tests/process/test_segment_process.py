@@ -15,7 +15,7 @@ import pytest
 
 from penstock.storage.fs import OsFileSystem
 from penstock.topics import Engine, EngineConfig, NewRecord, TopicConfig
-from penstock.topics.segment_process import LOCK_FILE, ROWS_MIN, await_earlier
+from penstock.topics.segments.growth import LOCK_FILE, ROWS_MIN, await_earlier
 
 ROWS = ROWS_MIN + 500
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.topics.log_doubles import MemoryTopic, Model, StoredSegment, record
 
-from penstock.topics.columns import Columns
 from penstock.topics.diff import DiffRequest
 from penstock.topics.floors import tombstone_for
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
-from penstock.topics.segment_tags import TagTable
+from penstock.topics.segments.columns import Columns
+from penstock.topics.segments.tags import TagTable
 
 NODES = ["n", "node-2", ""]
 TAGS = ["a", "ab", "b", "\u00e9", ""]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.topics.client.routers import RouterSummary
     from penstock.topics.client.watch import WatchEvent
     from penstock.topics.config import WAL_SHARDS_MAX, Durability, EngineConfig, TopicConfig
-    from penstock.topics.data_directory import is_in_use
     from penstock.topics.engine import Engine
     from penstock.topics.errors import (
         BatchTooLarge,
@@ -88,7 +87,8 @@ if TYPE_CHECKING:
     from penstock.topics.ready_set import ReadySet, band_of
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
-    from penstock.topics.segment_root import SegmentRoot, open_cold_store
+    from penstock.topics.segments.layout import is_in_use
+    from penstock.topics.segments.store import SegmentRoot, open_cold_store
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
     from penstock.topics.tools import (
         BackupManifest,
@@ -222,7 +222,6 @@ if not TYPE_CHECKING:
             "client.routers": "RouterSummary",
             "client.watch": "WatchEvent",
             "config": "Durability EngineConfig TopicConfig WAL_SHARDS_MAX",
-            "data_directory": "is_in_use",
             "engine": "Engine",
             "errors": (
                 "BatchTooLarge CommitFailed Damaged IncompatibleTopic InvalidRequest NotAQueue "
@@ -247,7 +246,8 @@ if not TYPE_CHECKING:
             "ready_set": "ReadySet band_of",
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "scheduling": "RETRY_AFTER_MS Scheduler",
-            "segment_root": "SegmentRoot open_cold_store",
+            "segments.layout": "is_in_use",
+            "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
             "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
             "tools.verify": "counted",

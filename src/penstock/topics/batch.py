@@ -29,7 +29,7 @@ from penstock.topics.payload import (
     has_savings,
     saved_by_record,
 )
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
+from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG
 
 __all__ = ["ESCAPED", "DressedRecords", "PreparedBatch", "prepare"]
 

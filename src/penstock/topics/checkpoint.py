@@ -20,18 +20,15 @@ import msgspec
 import numpy as np
 
 from penstock.storage import FileSystem, LogPosition
-from penstock.topics.columns import Columns
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
 from penstock.topics.routers.model import RouterEntry
-from penstock.topics.segment import SegmentEntry
-from penstock.topics.segment_deleted import DeletedRows
-from penstock.topics.segment_growth import FramesLost, Growth, grow, sealed
-from penstock.topics.segment_process import SegmentProcess
-from penstock.topics.segment_reader import Segment
+from penstock.topics.segments.columns import Columns, StoredBytes
+from penstock.topics.segments.format import DeletedRows, SegmentEntry
+from penstock.topics.segments.growth import FramesLost, Growth, SegmentProcess, grow, sealed
+from penstock.topics.segments.reader import Segment
+from penstock.topics.segments.tiering import Tiers, TopicTier
 from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
-from penstock.topics.stored_bytes import StoredBytes
-from penstock.topics.tier import Tiers, TopicTier
 from penstock.topics.topic import Topic
 
 __all__ = ["Cut", "TopicCut", "capture", "store"]

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.storage import FileView
-from penstock.topics.columns import DAMAGED, DEAD, NO_FILE, Columns, Places
 from penstock.topics.floors import Floors, tombstone_for
 from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.index import TopicIndex
@@ -42,8 +41,8 @@ from penstock.topics.rendering import (
     tagged,
     unreadable,
 )
-from penstock.topics.segment import HAS_NODE, HAS_TAG
-from penstock.topics.stored_bytes import StoredBytes, span
+from penstock.topics.segments.columns import DAMAGED, DEAD, NO_FILE, Columns, Places, StoredBytes, span
+from penstock.topics.segments.format import HAS_NODE, HAS_TAG
 from penstock.topics.trims import Trims
 
 __all__ = ["ByteRange", "DiffRequest", "Views", "Walk", "collect"]

@@ -21,10 +21,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.catalog import Catalog
-from penstock.topics.cold_owner import ColdOwner, check_apart
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.control import Deletion, Watermarks
-from penstock.topics.data_directory import LOCK_FILE, check_complete
 from penstock.topics.diff import DiffRequest
 from penstock.topics.engine_queues import QueueCalls
 from penstock.topics.engine_routers import RouterCalls
@@ -62,10 +60,12 @@ from penstock.topics.recovery import Recovered, recover
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import CopyMemory, Routing
 from penstock.topics.scheduling import Scheduler
-from penstock.topics.segment_process import await_earlier
-from penstock.topics.segment_root import LocalSegmentRoot, open_cold_store
+from penstock.topics.segments.cold_tier import ColdOwner, check_apart
+from penstock.topics.segments.growth import await_earlier
+from penstock.topics.segments.layout import LOCK_FILE, check_complete
+from penstock.topics.segments.store import LocalSegmentRoot, open_cold_store
+from penstock.topics.segments.tiering import Tiers
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
-from penstock.topics.tier import Tiers
 from penstock.topics.topic import Topic
 from penstock.topics.upkeep import Upkeep
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers

@@ -20,10 +20,16 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.storage import Buffer
 from penstock.topics.batch import ESCAPED, PreparedBatch
-from penstock.topics.checksums import checksums_between
-from penstock.topics.columns import ROW
 from penstock.topics.payload import DATA_WRAP_BYTES
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, IDX_DTYPE, IDX_STRIDE
+from penstock.topics.segments.columns import ROW
+from penstock.topics.segments.format import (
+    HAS_META,
+    HAS_NODE,
+    HAS_TAG,
+    IDX_DTYPE,
+    IDX_STRIDE,
+    checksums_between,
+)
 
 __all__ = [
     "APPEND_FRAME_BYTES_MIN",

@@ -17,7 +17,6 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.storage import FileView, FrameEnds, exact
 from penstock.topics.batch import ESCAPED
-from penstock.topics.checksums import checksums
 from penstock.topics.frame import (
     CHECKSUM,
     FRAME_BYTES_MIN,
@@ -27,8 +26,8 @@ from penstock.topics.frame import (
     encode_control,
 )
 from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings
-from penstock.topics.segment import HAS_META, HAS_TAG, IDX_DTYPE
-from penstock.topics.stored_bytes import gathered
+from penstock.topics.segments.columns import gathered
+from penstock.topics.segments.format import HAS_META, HAS_TAG, IDX_DTYPE, checksums
 
 __all__ = ["FRAME_FIELDS", "FrameTable", "WalFormat", "read_frames"]
 

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.topics.columns import DAMAGED, DEAD, DELETED, NO_FILE, Columns, Places, pack_row
 from penstock.topics.frame import EncodedBatch
-from penstock.topics.segment import HOLE
+from penstock.topics.segments.columns import DAMAGED, DEAD, DELETED, NO_FILE, Columns, Places, pack_row
+from penstock.topics.segments.format import HOLE
 
 __all__ = ["NOTHING", "Removed", "Seqs", "TopicIndex"]
 

@@ -11,7 +11,7 @@ from penstock.topics.diff import ByteRange, DiffRequest, Walk
 from penstock.topics.errors import Damaged, TopicNotFound
 from penstock.topics.limits import WAIT_MS_MAX
 from penstock.topics.model import Page
-from penstock.topics.segment_reader import Segment
+from penstock.topics.segments.reader import Segment
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 

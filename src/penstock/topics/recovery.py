@@ -38,10 +38,8 @@ from penstock.storage import (
     read_extent,
     scan,
 )
-from penstock.topics.columns import DELETED, Columns, pack_row
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
-from penstock.topics.data_directory import META, WAL, LogGroup, log_groups
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
 from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
@@ -52,9 +50,11 @@ from penstock.topics.queues.lease_log import replay_lease
 from penstock.topics.routers.copy_frame import Forward
 from penstock.topics.routers.copy_replay import Derivation, LostOriginals, RouterRecovery, SourceFrames
 from penstock.topics.routers.model import RouterEntry
-from penstock.topics.segment import LOST, SegmentEntry
+from penstock.topics.segments.columns import DELETED, Columns, pack_row
+from penstock.topics.segments.format import LOST, SegmentEntry
+from penstock.topics.segments.layout import META, WAL, LogGroup, log_groups
+from penstock.topics.segments.tiering import Tiers
 from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
-from penstock.topics.tier import Tiers
 from penstock.topics.topic import Topic
 from penstock.topics.trims import Trims
 

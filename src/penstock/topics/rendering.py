@@ -19,14 +19,12 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from penstock.storage import FileView
-from penstock.topics.checksums import checksums
-from penstock.topics.columns import DAMAGED, Columns, Lengths, Places
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.model import Predicate
 from penstock.topics.payload import split_payload
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
-from penstock.topics.stored_bytes import StoredBytes, gathered
+from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gathered
+from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, checksums
 
 __all__ = [
     "Frames",

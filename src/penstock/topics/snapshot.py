@@ -21,8 +21,8 @@ from penstock.storage import Buffer, FileSystem, write_durably
 from penstock.topics.errors import Damaged
 from penstock.topics.queues.leases import QueueEntry
 from penstock.topics.routers.model import RouterEntry
-from penstock.topics.segment import SegmentEntry
-from penstock.topics.segment_directory import DurableDirectory
+from penstock.topics.segments.format import SegmentEntry
+from penstock.topics.segments.store import DurableDirectory
 
 __all__ = [
     "SNAPSHOT_VERSION",

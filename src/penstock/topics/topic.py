@@ -14,7 +14,6 @@ import numpy as np
 
 from penstock.clock import SteadyClock
 from penstock.topics.ages import Ages
-from penstock.topics.columns import DELETED, NO_FILE, Columns
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.control import Deletion, Watermarks
 from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
@@ -28,12 +27,11 @@ from penstock.topics.journal import Shard
 from penstock.topics.model import DeleteResult, Predicate, TopicState
 from penstock.topics.priority import effective_priority
 from penstock.topics.queues.leases import LeaseTable, QueueEntry
-from penstock.topics.segment import SegmentEntry
-from penstock.topics.segment_reader import Segment
-from penstock.topics.segment_tags import TagTable
+from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBytes
+from penstock.topics.segments.format import SegmentEntry
+from penstock.topics.segments.reader import Segment
+from penstock.topics.segments.tags import LogTags, Seqs, TagTable
 from penstock.topics.snapshot import TopicEntry
-from penstock.topics.stored_bytes import StoredBytes
-from penstock.topics.tags import LogTags, Seqs
 from penstock.topics.trims import Trims
 from penstock.topics.waiters import Waiters
 

@@ -15,17 +15,17 @@ from penstock.storage import FileSystem, LogPosition
 from penstock.topics.catalog import Catalog
 from penstock.topics.checkpoint import Cut, TopicCut, capture, store
 from penstock.topics.config import EngineConfig
-from penstock.topics.data_directory import META
 from penstock.topics.errors import Throttled
 from penstock.topics.journal import Journal
 from penstock.topics.recovery import Recovered
-from penstock.topics.relocation import Relocation, RunCold
 from penstock.topics.routers.routing import Routing
-from penstock.topics.segment import SegmentEntry
-from penstock.topics.segment_process import SegmentProcess
+from penstock.topics.segments.cold_tier import Relocation, RunCold
+from penstock.topics.segments.format import SegmentEntry
+from penstock.topics.segments.growth import SegmentProcess
+from penstock.topics.segments.layout import META
+from penstock.topics.segments.tiering import Tidied, Tiers
 from penstock.topics.snapshot import snapshot_name
 from penstock.topics.submission import Change
-from penstock.topics.tier import Tidied, Tiers
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 

@@ -18,7 +18,7 @@ from penstock.testing.disk import FakeDisk, Survival
 from penstock.topics import Damaged, Durability, Engine, TopicConfig
 from penstock.topics.model import Tombstone
 from penstock.topics.predicate import Predicate
-from penstock.topics.segment_root import LocalSegmentRoot
+from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.verify import verify
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]

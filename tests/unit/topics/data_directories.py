@@ -12,10 +12,9 @@ from xxhash import xxh3_64_intdigest
 from penstock.storage import AppendLog, OsFileSystem
 from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.frame_scan import WalFormat
-from penstock.topics.segment import HAS_TAG, IDX_DTYPE, Part, SegmentEntry, checksum
-from penstock.topics.segment_deleted import encode_deleted
-from penstock.topics.segment_root import LocalSegmentRoot
-from penstock.topics.segment_tags import TagTable
+from penstock.topics.segments.format import HAS_TAG, IDX_DTYPE, Part, SegmentEntry, checksum, encode_deleted
+from penstock.topics.segments.store import LocalSegmentRoot
+from penstock.topics.segments.tags import TagTable
 from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 
 FS = OsFileSystem()

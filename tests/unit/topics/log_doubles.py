@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 
 from penstock.topics.batch import prepare
-from penstock.topics.columns import Columns
 from penstock.topics.diff import DiffRequest, Walk
 from penstock.topics.floors import Floors
 from penstock.topics.frame import EncodedBatch, encode
 from penstock.topics.index import TopicIndex
 from penstock.topics.model import NewRecord, Page, Predicate
 from penstock.topics.predicate import matches
-from penstock.topics.segment import IDX_DTYPE
-from penstock.topics.segment_build import build
-from penstock.topics.tags import LogTags
+from penstock.topics.segments.build import build
+from penstock.topics.segments.columns import Columns
+from penstock.topics.segments.format import IDX_DTYPE
+from penstock.topics.segments.tags import LogTags
 
 TOPIC_ID = 7
 NOW = 1_700_000_000_000

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.topics.columns import Columns
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, HOLE, Part, SegmentEntry, verify
-from penstock.topics.segment_build import BuiltRows, build
-from penstock.topics.segment_reader import Segment
-from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segments.build import BuiltRows, build
+from penstock.topics.segments.columns import Columns
+from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, HOLE, Part, SegmentEntry, verify
+from penstock.topics.segments.reader import Segment
+from penstock.topics.segments.store import SegmentStore
 
 LOG_FILE = 7
 TOPIC = 0x0A

@@ -11,7 +11,7 @@ from tests.unit.topics.engine_doubles import FSYNC, read_all, recs
 
 from penstock.errors import Rejected
 from penstock.topics import Engine, EngineConfig, Predicate
-from penstock.topics.segment_root import open_cold_store
+from penstock.topics.segments.store import open_cold_store
 from penstock.topics.tools.backup import backup
 from penstock.topics.tools.restore import restore
 from penstock.topics.tools.verify import Severity, verify

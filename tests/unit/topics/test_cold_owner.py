@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.storage.fs import stage
 from penstock.testing.disk import DiskFault, PlannedFault, PowerCut, Survival
 from penstock.topics import Damaged, Engine, EngineConfig
-from penstock.topics.cold_owner import check_apart
+from penstock.topics.segments.cold_tier import check_apart
 
 MARKER = f"{COLD}/topics/owner.json"
 

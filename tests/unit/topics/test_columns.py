@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 
-from penstock.topics.columns import DELETED, Columns, pack_row
-from penstock.topics.segment import HAS_META, HAS_TAG, HOLE, IDX_DTYPE, IDX_STRIDE
+from penstock.topics.segments.columns import DELETED, Columns, pack_row
+from penstock.topics.segments.format import HAS_META, HAS_TAG, HOLE, IDX_DTYPE, IDX_STRIDE
 
 
 def rows_of(count: int) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.topics.engine_doubles import FSYNC, World, read_all, rec, recs, seqs, settle
 
 from penstock.topics import Durability, InvalidRequest, NewRecord, Predicate, TopicConfig, TopicNotFound
-from penstock.topics.segment_reader import Segment
-from penstock.topics.segment_tags import TagTable
+from penstock.topics.segments.reader import Segment
+from penstock.topics.segments.tags import TagTable
 
 TAGGED = ["a", "ab", "b", None, "a", "abc"]
 

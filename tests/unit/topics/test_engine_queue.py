@@ -20,8 +20,8 @@ from penstock.topics import (
     TopicConfig,
     TopicNotFound,
 )
-from penstock.topics.columns import DAMAGED
 from penstock.topics.jobs import ClaimResult
+from penstock.topics.segments.columns import DAMAGED
 
 QUEUE = TopicConfig(type="queue", lease_ms=1000)
 

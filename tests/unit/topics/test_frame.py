@@ -22,7 +22,7 @@ from penstock.topics.frame import DURABLE, MORE, FrameType, encode, encode_contr
 from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.limits import BATCH_RECORDS_MAX, META_BYTES_MAX, RECORD_BYTES_MAX
 from penstock.topics.model import BareRecord, NewRecord
-from penstock.topics.segment import IDX_DTYPE
+from penstock.topics.segments.format import IDX_DTYPE
 
 WAL = WalFormat()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.topics.segment_doubles import Written, built_of, segment_frame, some_records
 
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import (
+from penstock.topics.segments.format import (
     HOLE,
     IDX_DTYPE,
     LOST,

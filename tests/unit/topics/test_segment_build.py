@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.topics.segment_doubles import Written, log_frame, log_of, segment_frame, some_records
 
 from penstock.errors import LimitExceeded
-from penstock.topics.columns import DAMAGED, DELETED, Columns
-from penstock.topics.segment import HOLE, LOST, data_end, overhead_of, read_index, verify
-from penstock.topics.segment_build import BuiltRows, build, rows_that_fit
+from penstock.topics.segments.build import BuiltRows, build, rows_that_fit
+from penstock.topics.segments.columns import DAMAGED, DELETED, Columns
+from penstock.topics.segments.format import HOLE, LOST, data_end, overhead_of, read_index, verify
 
 
 def frames_of(built: BuiltRows) -> bytes:

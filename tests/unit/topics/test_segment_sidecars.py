@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from tests.unit.topics.segment_doubles import Written, built_of, some_records
 
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import HAS_TAG, IDX_DTYPE, IndexRows
-from penstock.topics.segment_deleted import decode_deleted, encode_deleted
-from penstock.topics.segment_sidecar import close_sidecar, open_sidecar
-from penstock.topics.segment_tags import TagTable, decode_tags, tags_of_frames
+from penstock.topics.segments.format import (
+    HAS_TAG,
+    IDX_DTYPE,
+    IndexRows,
+    close_sidecar,
+    decode_deleted,
+    encode_deleted,
+    open_sidecar,
+)
+from penstock.topics.segments.tags import TagTable, decode_tags, tags_of_frames
 
 
 def bits(text: str) -> np.ndarray:

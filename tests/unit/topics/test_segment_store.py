@@ -13,15 +13,16 @@ from penstock.objects import LocalStore, MemoryStore
 from penstock.storage.fs import OsFileSystem
 from penstock.testing.disk import FakeDisk
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import Part
-from penstock.topics.segment_root import (
+from penstock.topics.segments.format import Part
+from penstock.topics.segments.store import (
     LocalSegmentRoot,
+    LocalSegmentStore,
     ObjectSegmentRoot,
     SegmentRoot,
     open_cold_store,
+    parse_file_name,
     topic_folder,
 )
-from penstock.topics.segment_store import LocalSegmentStore, parse_file_name
 
 ROOTS: dict[str, Callable[[Path], SegmentRoot]] = {
     "disk": lambda path: LocalSegmentRoot(OsFileSystem(), str(path)),

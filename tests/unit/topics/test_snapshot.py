@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import Unsupported
 from penstock.storage.fs import OsFileSystem
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import SegmentEntry
+from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.snapshot import (
     SNAPSHOT_VERSION,
     LogStart,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.topics import tags as tags_module
+from penstock.topics.segments import tags as tags_module
 from penstock.topics.model import Predicate
-from penstock.topics.segment_tags import TagTable
-from penstock.topics.tags import LogTags
+from penstock.topics.segments.tags import LogTags, TagTable
 
 
 def eq(tag: str) -> Predicate:

@@ -23,13 +23,13 @@ from penstock.errors import InvalidInput, Unavailable
 from penstock.objects import LocalStore, MemoryStore
 from penstock.storage.fs import OsFileSystem
 from penstock.testing.faulty_store import FaultKind, FaultPlan, FaultyStore
-from penstock.topics.columns import Columns
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import HOLE, Part, SegmentEntry
-from penstock.topics.segment_build import build
-from penstock.topics.segment_reader import SegmentViews
-from penstock.topics.segment_root import LocalSegmentRoot, ObjectSegmentRoot, SegmentRoot
-from penstock.topics.tier import Tiers, TopicTier, choose
+from penstock.topics.segments.build import build
+from penstock.topics.segments.columns import Columns
+from penstock.topics.segments.format import HOLE, Part, SegmentEntry
+from penstock.topics.segments.reader import SegmentViews
+from penstock.topics.segments.store import LocalSegmentRoot, ObjectSegmentRoot, SegmentRoot
+from penstock.topics.segments.tiering import Tiers, TopicTier, choose
 
 COLD: dict[str, Callable[[Path], SegmentRoot]] = {
     "directory": lambda path: LocalSegmentRoot(OsFileSystem(), str(path / "cold")),

@@ -11,10 +11,10 @@ from tests.unit.topics.engine_doubles import recs
 
 from penstock.errors import NotFound, Rejected
 from penstock.topics.batch import prepare
-from penstock.topics.data_directory import LOCK_FILE, is_in_use
 from penstock.topics.frame import encode
-from penstock.topics.segment import Part
-from penstock.topics.segment_root import LocalSegmentRoot
+from penstock.topics.segments.format import Part
+from penstock.topics.segments.layout import LOCK_FILE, is_in_use
+from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.verify import Severity, VerifyReport, verify
 
 

@@ -8,11 +8,10 @@ from typing import Final
 import numpy as np
 
 from penstock.storage import FileView
-from penstock.topics.columns import DAMAGED, NO_FILE, Columns, Places
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.rendering import Frames, Style, is_log_frame, render, render_one
-from penstock.topics.stored_bytes import StoredBytes, span
+from penstock.topics.segments.columns import DAMAGED, NO_FILE, Columns, Places, StoredBytes, span
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 

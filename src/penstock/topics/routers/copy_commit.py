@@ -14,7 +14,6 @@ import numpy as np
 
 from penstock.errors import PenstockError
 from penstock.storage import Entry, LogPosition
-from penstock.topics.columns import Columns
 from penstock.topics.config import Durability
 from penstock.topics.control import write_head_watermark
 from penstock.topics.frame import EncodedBatch, FrameType, encode, encode_control
@@ -36,8 +35,8 @@ from penstock.topics.routers.copy_frame import (
 )
 from penstock.topics.routers.model import EXACTLY_ONCE
 from penstock.topics.routers.table import Router
-from penstock.topics.segment_reader import Segment
-from penstock.topics.stored_bytes import StoredBytes
+from penstock.topics.segments.columns import Columns, StoredBytes
+from penstock.topics.segments.reader import Segment
 from penstock.topics.topic import Topic
 
 PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX

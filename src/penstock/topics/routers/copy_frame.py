@@ -26,15 +26,14 @@ from xxhash import xxh3_64_intdigest
 from penstock.jsontext import members as json_members
 from penstock.storage import Buffer
 from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
-from penstock.topics.columns import DAMAGED, Columns
 from penstock.topics.control import BodyReader, with_length
 from penstock.topics.frame import HEADER_BYTES, MORE, FrameType, encode_control
 from penstock.topics.limits import META_KEYS_MAX
 from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings, split_payload
 from penstock.topics.rendering import is_log_frame
 from penstock.topics.routers.model import EXACTLY_ONCE, PRESERVE_NODE, PRESERVE_TAG
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG
-from penstock.topics.stored_bytes import StoredBytes, span
+from penstock.topics.segments.columns import DAMAGED, Columns, StoredBytes, span
+from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG
 
 BY_VALUE: Final = 32
 """The copies follow as frames of their own; else they are made again from the source."""

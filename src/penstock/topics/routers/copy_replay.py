@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Corrupt
-from penstock.topics.columns import Columns
 from penstock.topics.errors import Damaged
 from penstock.topics.frame import FrameType, encode
 from penstock.topics.frame_scan import FrameTable
@@ -30,7 +29,8 @@ from penstock.topics.routers.copy_frame import (
     styled,
 )
 from penstock.topics.routers.model import RouterEntry, decode_created
-from penstock.topics.segment_reader import Segment
+from penstock.topics.segments.columns import Columns
+from penstock.topics.segments.reader import Segment
 from penstock.topics.topic import Topic
 
 

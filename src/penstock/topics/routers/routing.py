@@ -44,7 +44,7 @@ from penstock.topics.routers.copy_commit import ColdBytes, Room, Selection, sele
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.routers.table import Router, RouterTable
 from penstock.topics.scheduling import Scheduler
-from penstock.topics.segment_reader import Segment
+from penstock.topics.segments.reader import Segment
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 

@@ -46,7 +46,12 @@ from penstock.storage import (
     stage,
     write_durably,
 )
-from penstock.topics.data_directory import (
+from penstock.topics.errors import Damaged
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import read_frames
+from penstock.topics.routers.copy_frame import Forward
+from penstock.topics.segments.format import Part, SegmentEntry, checksum
+from penstock.topics.segments.layout import (
     MANIFEST,
     META,
     TOPICS,
@@ -64,13 +69,7 @@ from penstock.topics.data_directory import (
     snapshot_numbers,
     snapshot_path,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import read_frames
-from penstock.topics.routers.copy_frame import Forward
-from penstock.topics.segment import Part, SegmentEntry, checksum
-from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
-from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore
 from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
 from penstock.topics.tools.verify import verify_files
 

@@ -27,7 +27,20 @@ from penstock.storage import (
     lost_bytes,
     read_extent,
 )
-from penstock.topics.data_directory import (
+from penstock.topics.errors import Damaged
+from penstock.topics.frame import FrameType
+from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.segments.format import (
+    HOLE,
+    LOST,
+    IndexRows,
+    Part,
+    SegmentEntry,
+    damaged_rows,
+    decode_deleted,
+    read_index,
+)
+from penstock.topics.segments.layout import (
     META,
     LogGroup,
     check_data_directory,
@@ -40,14 +53,8 @@ from penstock.topics.data_directory import (
     snapshot_numbers,
     snapshot_path,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import WalFormat, read_frames
-from penstock.topics.segment import HOLE, LOST, IndexRows, Part, SegmentEntry, damaged_rows, read_index
-from penstock.topics.segment_deleted import decode_deleted
-from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
-from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
-from penstock.topics.segment_tags import decode_tags
+from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
+from penstock.topics.segments.tags import decode_tags
 from penstock.topics.snapshot import Snapshot, TopicEntry, decode_snapshot
 
 

@@ -12,12 +12,18 @@ import numpy as np
 from penstock.errors import NotFound, PermissionDenied, Unavailable
 from penstock.storage import Buffer, FileView
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import HAS_TAG, IndexRows, Part, SegmentEntry, read_index, segment_name
-from penstock.topics.segment_deleted import DeletedRows, decode_deleted
-from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
-from penstock.topics.segment_tags import TagTable, decode_tags, tags_of_frames
-
-__all__ = ["Segment", "SegmentViews", "ViewKey", "load_deleted", "load_index", "missing"]
+from penstock.topics.segments.format import (
+    HAS_TAG,
+    DeletedRows,
+    IndexRows,
+    Part,
+    SegmentEntry,
+    decode_deleted,
+    read_index,
+    segment_name,
+)
+from penstock.topics.segments.store import LocalSegmentStore, SegmentStore
+from penstock.topics.segments.tags import TagTable, decode_tags, tags_of_frames
 
 ViewKey: TypeAlias = tuple[str, int]
 _VIEWS_MAX = 1024

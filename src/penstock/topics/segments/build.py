@@ -1,4 +1,4 @@
-"""From log frames to segment frames.
+"""Turn log frames into segment frames.
 
 A log frame and a segment frame of one record differ at the front: a segment belongs to one topic and holds
 nothing but records, so kind and topic are left out, nine bytes. What remains is one contiguous piece of the
@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import LimitExceeded
-from penstock.topics.checksums import checksums
-from penstock.topics.columns import DAMAGED, DEAD, Columns, Lengths, Places
-from penstock.topics.segment import (
+from penstock.topics.segments.columns import DAMAGED, DEAD, Columns, Lengths, Places, StoredBytes, gathered
+from penstock.topics.segments.format import (
     FRAME_BYTES_MIN,
     HAS_META,
     HAS_NODE,
@@ -27,10 +26,8 @@ from penstock.topics.segment import (
     IDX_DTYPE,
     LOST,
     IndexRows,
+    checksums,
 )
-from penstock.topics.stored_bytes import StoredBytes, gathered
-
-__all__ = ["FRAME_SHRINKS_BY", "BuiltRows", "build", "rows_that_fit"]
 
 FRAME_SHRINKS_BY: Final = 9
 """How much shorter a record's segment frame is than its log frame."""

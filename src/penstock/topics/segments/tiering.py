@@ -24,15 +24,18 @@ import numpy as np
 
 from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.topics.errors import Damaged
-from penstock.topics.segment import Part, SegmentEntry, checksum, read_index
-from penstock.topics.segment_build import BuiltRows
-from penstock.topics.segment_deleted import DeletedRows, encode_deleted
-from penstock.topics.segment_reader import Segment, SegmentViews, ViewKey, load_deleted, load_index, missing
-from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot
-from penstock.topics.segment_store import LocalSegmentStore, SegmentStore
-from penstock.topics.segment_tags import TagTable
-
-__all__ = ["Tidied", "Tiers", "TopicTier", "choose"]
+from penstock.topics.segments.build import BuiltRows
+from penstock.topics.segments.format import (
+    DeletedRows,
+    Part,
+    SegmentEntry,
+    checksum,
+    encode_deleted,
+    read_index,
+)
+from penstock.topics.segments.reader import Segment, SegmentViews, ViewKey, load_deleted, load_index, missing
+from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
+from penstock.topics.segments.tags import TagTable
 
 
 def choose(

@@ -2,7 +2,8 @@
 
 A row has the 20 bytes of a segment's index entry, so a run of rows is either a segment's index file as it
 is read, or a buffer of the same layout that grows as records are written. In the second case offsets point
-into log files (or chunks of memory), and `file_of` tells which one a row belongs to.
+into log files (or chunks of memory), and `file_of` tells which one a row belongs to. The bytes themselves are
+in memory, or in a file that is read as far as it is needed.
 """
 
 from __future__ import annotations
@@ -15,21 +16,17 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage import Buffer
-from penstock.topics.segment import HAS_META, HAS_NODE, HAS_TAG, HOLE, IDX_DTYPE, IDX_STRIDE, LOST, IndexRows
-
-__all__ = [
-    "DAMAGED",
-    "DEAD",
-    "DELETED",
-    "NO_FILE",
-    "NO_FRAME",
-    "ROW",
-    "Columns",
-    "Lengths",
-    "Places",
-    "pack_row",
-]
+from penstock.storage import Buffer, FileView
+from penstock.topics.segments.format import (
+    HAS_META,
+    HAS_NODE,
+    HAS_TAG,
+    HOLE,
+    IDX_DTYPE,
+    IDX_STRIDE,
+    LOST,
+    IndexRows,
+)
 
 DELETED: Final = 0x80
 """Only in memory: the record was removed. A segment's index never has it; its `.del` sidecar does."""
@@ -295,3 +292,43 @@ def place_of_flags(place: int) -> int:
 
 def _start_of(span: tuple[int, int]) -> int:
     return span[0]
+
+
+StoredBytes: TypeAlias = memoryview | FileView
+"""Those of a file may have zeros where it cannot be read: a frame from it counts if its checksum is right."""
+
+_DENSE: Final = 4
+"""Bytes copied per byte wanted up to which one copy of the whole range is cheaper than many small ones."""
+_NEAR: Final = 4096
+"""Bytes between two frames up to which it is cheaper to read them than to read twice."""
+
+
+def span(view: StoredBytes, start: int, stop: int) -> bytes:
+    """The bytes `start` to `stop - 1`, copied once."""
+    return view.read(start, stop) if isinstance(view, FileView) else view[start:stop].tobytes()
+
+
+def gathered(view: StoredBytes, starts: Places, lengths: Places) -> tuple[bytes, Places]:
+    """These frames, of which there is at least one, in memory of our own, and where each begins there."""
+    first, last = int(starts.min()), int((starts + lengths).max())
+    if last - first <= _DENSE * int(lengths.sum()):
+        return span(view, first, last), starts - first
+    if isinstance(view, FileView):
+        return _read_near(view, starts, lengths)
+    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return b"".join([view[start:stop] for start, stop in spans]), np.cumsum(lengths) - lengths
+
+
+def _read_near(view: FileView, starts: Places, lengths: Places) -> tuple[bytes, Places]:
+    """One read for frames that are near each other."""
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    far = begins[1:] - ends[:-1] > _NEAR
+    lows = begins[np.concatenate(([True], far))]
+    highs = ends[np.concatenate((far, [True]))]
+    parts = [view.read(low, high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
+    moved = np.cumsum(highs - lows) - highs
+    places = np.empty_like(starts)
+    places[order] = begins + moved[np.concatenate(([0], np.cumsum(far)))]
+    return b"".join(parts), places

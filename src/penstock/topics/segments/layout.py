@@ -1,4 +1,4 @@
-"""How a data directory is laid out, for those who read it beside its server or without one."""
+"""The layout of a data directory, for tools that read it beside its server or without one."""
 
 from __future__ import annotations
 
@@ -12,32 +12,9 @@ from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.storage import FileSystem, LockHeld, LogDamage, LogPosition, LogScan, file_number, scan
 from penstock.topics.frame import FrameType
 from penstock.topics.frame_scan import WalFormat, read_frames
-from penstock.topics.segment import Part, SegmentEntry, segment_name
-from penstock.topics.segment_root import LocalSegmentRoot, SegmentRoot, topic_folder
-from penstock.topics.segment_store import SegmentStore
+from penstock.topics.segments.format import Part, SegmentEntry, segment_name
+from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore, topic_folder
 from penstock.topics.snapshot import Snapshot, TopicEntry, snapshot_name
-
-__all__ = [
-    "LOCK_FILE",
-    "MANIFEST",
-    "META",
-    "RESTORING",
-    "TOPICS",
-    "UNFINISHED",
-    "WAL",
-    "LogGroup",
-    "check_complete",
-    "check_data_directory",
-    "data_store",
-    "is_in_use",
-    "log_groups",
-    "remove_files",
-    "removed_topics",
-    "scan_log",
-    "segment_path",
-    "snapshot_numbers",
-    "snapshot_path",
-]
 
 LOCK_FILE: Final = ".topics.lock"
 META: Final = "meta"

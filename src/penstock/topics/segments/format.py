@@ -1,4 +1,4 @@
-"""The long-term form of a topic's records: frames one behind the other, and an index of fixed stride.
+"""The files of a segment: frames one after the other, an index of fixed stride, and sidecars.
 
 A segment holds the records `first_seq` to `first_seq + count - 1`. Its data file is a row of frames
 
@@ -8,12 +8,16 @@ A segment holds the records `first_seq` to `first_seq + count - 1`. Its data fil
 and its index has one entry of 20 bytes per sequence number, so that entry `seq - first_seq` is found without
 a search. A sequence without a record has an entry too: a hole never held one, or one that was removed before
 it came here; a lost entry held one that could not be read any more when it came here.
+
+The sidecars share one header and one checksum. The one of deletions has a bit per record. It is replaced as a
+whole, so it is old or new, and only ever gains bits: a deleted record stays deleted.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -21,34 +25,25 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from penstock.storage import Buffer
 from penstock.topics.errors import Damaged
 
-__all__ = [
-    "FRAME_BYTES_MIN",
-    "HAS_META",
-    "HAS_NODE",
-    "HAS_TAG",
-    "HOLE",
-    "IDX_DTYPE",
-    "IDX_STRIDE",
-    "LOST",
-    "IndexRows",
-    "Part",
-    "SegmentEntry",
-    "SegmentRecord",
-    "checksum",
-    "damaged_rows",
-    "data_end",
-    "overhead_of",
-    "read_frame",
-    "read_index",
-    "segment_id",
-    "segment_name",
-    "verify",
-]
+
+def checksums(pieces: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    """The checksum of each piece, as one array."""
+    # The digests as bytes: an array made of Python integers this large costs as much as the hashing.
+    return np.frombuffer(b"".join(map(xxh3_64_digest, pieces)), ">u8").astype("<u8")
+
+
+def checksums_between(
+    buffer: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """The checksum of each part of a buffer. No part is kept, so all are copied to the same few bytes."""
+    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+    return np.frombuffer(b"".join([xxh3_64_digest(buffer[start:end]) for start, end in spans]), ">u8")
+
 
 HAS_TAG: Final = 1
 HAS_NODE: Final = 2
@@ -245,3 +240,60 @@ def damaged_rows(data: Buffer, rows: IndexRows, first_seq: int, base: int = 0) -
 
 def _frame_damaged(seq: int, why: str) -> Damaged:
     return Damaged(f"stored record {seq} cannot be read: {why}", {"first_seq": seq, "last_seq": seq})
+
+
+SIDECAR_VERSION: Final = 1
+
+_SIDECAR_HEAD = struct.Struct("<4sIQII")
+_BODY_AT: Final = _SIDECAR_HEAD.size + _CHECKSUM_BYTES
+
+
+def close_sidecar(magic: bytes, first_seq: int, count: int, body: bytes) -> bytes:
+    """The file that says `body` about the first `count` records of a segment."""
+    head = _SIDECAR_HEAD.pack(magic, SIDECAR_VERSION, first_seq, count, len(body))
+    return head + xxh3_64_intdigest(head + body).to_bytes(_CHECKSUM_BYTES, "little") + body
+
+
+def open_sidecar(raw: Buffer, magic: bytes, first_seq: int) -> tuple[int, memoryview]:
+    """For how many records a file speaks, and its body. Raises `Damaged` unless every bit is as written."""
+    view = memoryview(raw)
+    if len(view) < _BODY_AT:
+        raise sidecar_damaged(first_seq, f"only {len(view)} bytes are left of it")
+    head, body = view[: _SIDECAR_HEAD.size], view[_BODY_AT:]
+    digest = int.from_bytes(view[_SIDECAR_HEAD.size : _BODY_AT], "little")
+    if xxh3_64_intdigest(head.tobytes() + body.tobytes()) != digest:
+        raise sidecar_damaged(first_seq, "its checksum is wrong")
+    found_magic, version, found_seq, count, body_len = _SIDECAR_HEAD.unpack(head)
+    if (found_magic, found_seq, body_len) != (magic, first_seq, len(body)):
+        raise sidecar_damaged(first_seq, "it belongs to something else")
+    if version != SIDECAR_VERSION:
+        raise sidecar_damaged(first_seq, f"its version {version} is not known here")
+    return count, body
+
+
+def sidecar_damaged(first_seq: int, why: str) -> Damaged:
+    return Damaged(
+        f"a file beside segment {segment_name(first_seq)} is damaged: {why}", {"first_seq": first_seq}
+    )
+
+
+DeletedRows: TypeAlias = npt.NDArray[np.bool_]
+"""One item per record of the segment, true if it was deleted."""
+
+_MAGIC: Final = b"PTD1"
+
+
+def encode_deleted(first_seq: int, deleted: DeletedRows) -> bytes:
+    """The `.del` file for a segment's records."""
+    return close_sidecar(_MAGIC, first_seq, len(deleted), np.packbits(deleted, bitorder="little").tobytes())
+
+
+def decode_deleted(raw: Buffer, first_seq: int, count: int) -> DeletedRows:
+    """The bits of the first `count` records, false for those the file does not know. Raises `Damaged`."""
+    known, body = open_sidecar(raw, _MAGIC, first_seq)
+    if len(body) != (known + 7) // 8:
+        raise sidecar_damaged(first_seq, f"{len(body)} bytes cannot speak for {known} records")
+    deleted = np.zeros(count, np.bool_)
+    bits = np.unpackbits(np.frombuffer(body, np.uint8), count=known, bitorder="little")[:count]
+    deleted[: len(bits)] = bits
+    return deleted

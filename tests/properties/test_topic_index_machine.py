@@ -16,7 +16,7 @@ from tests.unit.topics.log_doubles import MemoryTopic, Model, StoredSegment, rec
 
 from penstock.topics.diff import DiffRequest
 from penstock.topics.floors import tombstone_for
-from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.tags import TagTable

@@ -13,10 +13,10 @@ from tests.unit.topics.log_doubles import MemoryTopic, StoredSegment, encoded, r
 
 from penstock.errors import Corrupt, InvalidInput
 from penstock.storage.log_layout import chase
-from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.diff import DiffRequest
-from penstock.topics.frame import FrameType, encode_control
-from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
+from penstock.topics.log.frame import FrameType, encode_control
+from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
 from penstock.topics.predicate import canonical, parse_match
 from penstock.topics.queues.lease_log import (

@@ -15,15 +15,15 @@ import msgspec
 
 from penstock.clock import SteadyClock
 from penstock.topics.config import Durability, EngineConfig, TopicConfig
-from penstock.topics.control import TopicChange, write_head_watermark
 from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, TopicNotFound
-from penstock.topics.frame import FrameType, encode_control
-from penstock.topics.journal import Journal, Shard
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
+from penstock.topics.log.control import TopicChange, write_head_watermark
+from penstock.topics.log.frame import FrameType, encode_control
+from penstock.topics.log.pending import Change
+from penstock.topics.log.wal import Journal, Shard
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
 from penstock.topics.queues.lease_log import log_leases
-from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
 
 __all__ = ["Catalog"]

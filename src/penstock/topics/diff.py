@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from penstock.storage import FileView
 from penstock.topics.floors import Floors, tombstone_for
-from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.index import TopicIndex
 from penstock.topics.limits import (
     BATCH_BYTES_DEFAULT,
@@ -26,6 +25,7 @@ from penstock.topics.limits import (
     DIFF_LIMIT_DEFAULT,
     DIFF_LIMIT_MAX,
 )
+from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.model import Page, Predicate, Tombstone
 from penstock.topics.rendering import (
     Frames,

@@ -22,7 +22,6 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.catalog import Catalog
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.control import Deletion, Watermarks
 from penstock.topics.diff import DiffRequest
 from penstock.topics.engine_queues import QueueCalls
 from penstock.topics.engine_routers import RouterCalls
@@ -32,17 +31,20 @@ from penstock.topics.errors import (
     ShuttingDown,
     TopicNotFound,
 )
-from penstock.topics.frame import FrameType, encode_control
-from penstock.topics.frame_scan import WalFormat
-from penstock.topics.journal import (
+from penstock.topics.limits import PAGE_SIZE_DEFAULT
+from penstock.topics.live import Feed
+from penstock.topics.log.append import Writer
+from penstock.topics.log.control import Deletion, Watermarks
+from penstock.topics.log.frame import FrameType, encode_control
+from penstock.topics.log.frame_scan import WalFormat
+from penstock.topics.log.recovery import Recovered, recover
+from penstock.topics.log.wal import (
     Journal,
     MakeCommitter,
     Shard,
     group_committer,
     shard_folders,
 )
-from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.live import Feed
 from penstock.topics.model import (
     BareRecord,
     DeleteResult,
@@ -56,7 +58,6 @@ from penstock.topics.model import (
 from penstock.topics.queues.api import Queues
 from penstock.topics.queues.lease_log import commit
 from penstock.topics.reading import Reader
-from penstock.topics.recovery import Recovered, recover
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import CopyMemory, Routing
 from penstock.topics.scheduling import Scheduler
@@ -69,7 +70,6 @@ from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.topic import Topic
 from penstock.topics.upkeep import Upkeep
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
-from penstock.topics.writing import Writer
 
 __all__ = ["Engine"]
 

@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.errors import ShuttingDown, Throttled
-from penstock.topics.journal import Shard
+from penstock.topics.log.wal import Shard
 from penstock.topics.topic import Topic
 
 __all__ = ["Fence"]

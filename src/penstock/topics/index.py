@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.topics.frame import EncodedBatch
+from penstock.topics.log.frame import EncodedBatch
 from penstock.topics.segments.columns import DAMAGED, DEAD, DELETED, NO_FILE, Columns, Places, pack_row
 from penstock.topics.segments.format import HOLE
 

@@ -13,8 +13,8 @@ import msgspec
 from penstock.topics.diff import DiffRequest
 from penstock.topics.errors import Damaged, TopicNotFound
 from penstock.topics.fence import Fence
-from penstock.topics.journal import Shard
 from penstock.topics.limits import BATCH_BYTES_DEFAULT, DIFF_LIMIT_DEFAULT
+from penstock.topics.log.wal import Shard
 from penstock.topics.model import Page, Predicate
 from penstock.topics.priority import effective_priority
 from penstock.topics.reading import Reader

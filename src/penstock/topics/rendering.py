@@ -20,9 +20,9 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.storage import FileView
 from penstock.topics.errors import Damaged
-from penstock.topics.frame import HEADER_BYTES
+from penstock.topics.log.frame import HEADER_BYTES
+from penstock.topics.log.payload import split_payload
 from penstock.topics.model import Predicate
-from penstock.topics.payload import split_payload
 from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gathered
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, checksums
 

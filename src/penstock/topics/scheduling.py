@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.topics.errors import Throttled
-from penstock.topics.journal import Shard
+from penstock.topics.log.wal import Shard
 from penstock.topics.pressure import SAMPLE_MS, Governor, Ladder, Signals
 
 __all__ = ["RETRY_AFTER_MS", "Scheduler"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.topics.config import Durability
-from penstock.topics.journal import Shard
+from penstock.topics.log.wal import Shard
 from penstock.topics.topic import Topic
 
 __all__ = ["SYNC_BUCKETS_US", "EngineStats", "SyncTimes", "TopicStats", "WalStats", "collect_stats"]

@@ -15,15 +15,16 @@ import numpy as np
 from penstock.clock import SteadyClock
 from penstock.topics.ages import Ages
 from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.control import Deletion, Watermarks
 from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
 from penstock.topics.floors import Floors
-from penstock.topics.frame import EncodedBatch, FrameType, encode_control
 from penstock.topics.hops import Hops
 from penstock.topics.idempotency import WriteWindow
 from penstock.topics.index import Removed, TopicIndex
 from penstock.topics.jobs import QueueCounts
-from penstock.topics.journal import Shard
+from penstock.topics.log.control import Deletion, Watermarks
+from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
+from penstock.topics.log.snapshot import TopicEntry
+from penstock.topics.log.wal import Shard
 from penstock.topics.model import DeleteResult, Predicate, TopicState
 from penstock.topics.priority import effective_priority
 from penstock.topics.queues.leases import LeaseTable, QueueEntry
@@ -31,7 +32,6 @@ from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBy
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.reader import Segment
 from penstock.topics.segments.tags import LogTags, Seqs, TagTable
-from penstock.topics.snapshot import TopicEntry
 from penstock.topics.trims import Trims
 from penstock.topics.waiters import Waiters
 

@@ -13,19 +13,19 @@ from penstock.clock import Clock
 from penstock.errors import NotFound, OutcomeUnknown, PenstockError
 from penstock.storage import FileSystem, LogPosition
 from penstock.topics.catalog import Catalog
-from penstock.topics.checkpoint import Cut, TopicCut, capture, store
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Throttled
-from penstock.topics.journal import Journal
-from penstock.topics.recovery import Recovered
+from penstock.topics.log.checkpoint import Cut, TopicCut, capture, store
+from penstock.topics.log.pending import Change
+from penstock.topics.log.recovery import Recovered
+from penstock.topics.log.snapshot import snapshot_name
+from penstock.topics.log.wal import Journal
 from penstock.topics.routers.routing import Routing
 from penstock.topics.segments.cold_tier import Relocation, RunCold
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.growth import SegmentProcess
 from penstock.topics.segments.layout import META
 from penstock.topics.segments.tiering import Tidied, Tiers
-from penstock.topics.snapshot import snapshot_name
-from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
 

@@ -16,7 +16,7 @@ from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import TopicConfig
 from penstock.topics.config import Durability
 from penstock.topics.errors import Throttled
-from penstock.topics.journal import Shard
+from penstock.topics.log.wal import Shard
 from penstock.topics.routers.model import RouterConfig
 
 

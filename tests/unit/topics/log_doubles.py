@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from penstock.topics.batch import prepare
 from penstock.topics.diff import DiffRequest, Walk
 from penstock.topics.floors import Floors
-from penstock.topics.frame import EncodedBatch, encode
 from penstock.topics.index import TopicIndex
+from penstock.topics.log.frame import EncodedBatch, encode
+from penstock.topics.log.payload import prepare
 from penstock.topics.model import NewRecord, Page, Predicate
 from penstock.topics.predicate import matches
 from penstock.topics.segments.build import build

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.topics.control import (
+from penstock.topics.log.control import (
     Deletion,
     TopicChange,
     Watermarks,

@@ -14,13 +14,12 @@ from penstock.servers.topics.answers import read_cursor
 from penstock.servers.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
 from penstock.spark.sources.topic_reader import _read_page
-from penstock.topics.batch import prepare
 from penstock.topics.client import models, queues
 from penstock.topics.client.watch import Frame, event_of
 from penstock.topics.errors import InvalidRequest
 from penstock.topics.jobs import job_of
+from penstock.topics.log.payload import prepare, split_payload
 from penstock.topics.model import NewRecord, unreadable
-from penstock.topics.payload import split_payload
 from penstock.topics.queues.dead_letters import letter_meta
 from penstock.topics.routers.copy_frame import ROUTER_KEY, _with_origin
 

@@ -16,11 +16,12 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.storage.log_layout import chase
 from penstock.topics import frame as frame_module
-from penstock.topics.batch import ESCAPED, prepare
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from penstock.topics.frame import DURABLE, MORE, FrameType, encode, encode_control
-from penstock.topics.frame_scan import WalFormat, read_frames
 from penstock.topics.limits import BATCH_RECORDS_MAX, META_BYTES_MAX, RECORD_BYTES_MAX
+from penstock.topics.log import frame as frame_module
+from penstock.topics.log.frame import DURABLE, MORE, FrameType, encode, encode_control
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.log.payload import ESCAPED, prepare
 from penstock.topics.model import BareRecord, NewRecord
 from penstock.topics.segments.format import IDX_DTYPE
 

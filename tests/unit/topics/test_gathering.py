@@ -32,9 +32,9 @@ from penstock.topics import (
     TopicNotEmpty,
     WriteResult,
 )
-from penstock.topics import writing as writing_module
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.log import append as append_module
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.topic import Topic
 
 WAL = WalFormat()
@@ -219,7 +219,7 @@ async def test_writes_that_cannot_be_encoded_leave_no_gap(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing_module, "encode", broken)
+        patch.setattr(append_module, "encode", broken)
         answers = begin(engine, [recs(1), recs(2)])
         await settle()
     assert [type(one) for one in answers.all] == [CommitFailed, CommitFailed]
@@ -251,7 +251,7 @@ async def test_who_hears_that_a_write_could_not_be_encoded_may_write_again(
 ) -> None:
     engine = await world.open()
     await engine.put_topic("t", FSYNC)
-    encode, broken, again = writing_module.encode, [True], Answers()
+    encode, broken, again = append_module.encode, [True], Answers()
 
     def fails_once(*arguments: Any, **options: Any) -> Any:
         if broken:
@@ -262,7 +262,7 @@ async def test_who_hears_that_a_write_could_not_be_encoded_may_write_again(
     def write_again(_: object) -> None:
         assert engine.begin_write("t", recs("again"), again.all.append)
 
-    monkeypatch.setattr(writing_module, "encode", fails_once)
+    monkeypatch.setattr(append_module, "encode", fails_once)
     assert engine.begin_write("t", recs(1), write_again)
     other = begin(engine, [second])
     await settle()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.topics.frame import HEADER_BYTES
 from penstock.topics.index import TopicIndex
+from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.queues.claims import deal
 from penstock.topics.queues.lease_log import (
     LeaseEvent,

@@ -14,10 +14,10 @@ import penstock.topics.tools.backup as backups
 from penstock.errors import StorageFull
 from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import Engine, Predicate, RouterConfig, TopicConfig, TopicNotFound
+from penstock.topics.log.snapshot import load_latest
 from penstock.topics.routers.copy_commit import PASS_BYTES_MAX, PASS_ROWS_MAX
 from penstock.topics.routers.routing import COPIES_BYTES_MIN
 from penstock.topics.routers.table import Router
-from penstock.topics.snapshot import load_latest
 from penstock.topics.tools.restore import restore
 
 AB = RouterConfig(source="a", dest="b")

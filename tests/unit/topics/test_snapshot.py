@@ -14,8 +14,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import Unsupported
 from penstock.storage.fs import OsFileSystem
 from penstock.topics.errors import Damaged
-from penstock.topics.segments.format import SegmentEntry
-from penstock.topics.snapshot import (
+from penstock.topics.log.snapshot import (
     SNAPSHOT_VERSION,
     LogStart,
     Snapshot,
@@ -26,6 +25,7 @@ from penstock.topics.snapshot import (
     snapshot_name,
     write_snapshot,
 )
+from penstock.topics.segments.format import SegmentEntry
 
 FS = OsFileSystem()
 

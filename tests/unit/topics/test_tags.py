@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.topics.segments import tags as tags_module
 from penstock.topics.model import Predicate
+from penstock.topics.segments import tags as tags_module
 from penstock.topics.segments.tags import LogTags, TagTable
 
 

@@ -15,9 +15,7 @@ import numpy as np
 
 from penstock.clock import SteadyClock
 from penstock.topics.catalog import Catalog
-from penstock.topics.control import Deletion
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
-from penstock.topics.frame import FrameType, encode_control
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult, parse_lease_ids
 from penstock.topics.limits import (
     CLAIM_MAX,
@@ -27,6 +25,9 @@ from penstock.topics.limits import (
     NODE_BYTES_MAX,
     SEQS_MAX,
 )
+from penstock.topics.log.append import Writer
+from penstock.topics.log.control import Deletion
+from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.model import NewRecord, WriteResult
 from penstock.topics.queues.claims import Claimer, Desk, HandOut, dismiss, gather_cohort
 from penstock.topics.queues.dead_letters import DeadLetters
@@ -34,7 +35,6 @@ from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_fra
 from penstock.topics.queues.leases import Holding, Job, JobState, Term
 from penstock.topics.topic import Topic
 from penstock.topics.workers import Workers
-from penstock.topics.writing import Writer
 
 _NO_FENCE: Final = 0
 

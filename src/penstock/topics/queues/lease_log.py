@@ -19,9 +19,9 @@ from typing import Final
 
 from penstock.errors import Corrupt, PenstockError
 from penstock.storage import Buffer, Entry, LogPosition
-from penstock.topics.frame import FrameType, encode_control
+from penstock.topics.log.frame import FrameType, encode_control
+from penstock.topics.log.pending import commit_error
 from penstock.topics.queues.leases import JobState, LeaseTable
-from penstock.topics.submission import commit_error
 from penstock.topics.topic import Topic
 
 _BODY = struct.Struct("<BQQQI")

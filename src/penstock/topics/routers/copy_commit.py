@@ -15,11 +15,11 @@ import numpy as np
 from penstock.errors import PenstockError
 from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
-from penstock.topics.control import write_head_watermark
-from penstock.topics.frame import EncodedBatch, FrameType, encode, encode_control
 from penstock.topics.limits import ROUTER_HOPS_MAX, ROUTER_PASS_RECORDS_MAX
+from penstock.topics.log.control import write_head_watermark
+from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
+from penstock.topics.log.recovery import ADOPTED_FROM
 from penstock.topics.model import Predicate
-from penstock.topics.recovery import ADOPTED_FROM
 from penstock.topics.rendering import is_meant
 from penstock.topics.routers.copy_frame import (
     BY_VALUE,

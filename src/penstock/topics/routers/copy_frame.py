@@ -25,11 +25,18 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.jsontext import members as json_members
 from penstock.storage import Buffer
-from penstock.topics.batch import ESCAPED, DressedRecords, PreparedBatch
-from penstock.topics.control import BodyReader, with_length
-from penstock.topics.frame import HEADER_BYTES, MORE, FrameType, encode_control
 from penstock.topics.limits import META_KEYS_MAX
-from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings, split_payload
+from penstock.topics.log.control import BodyReader, with_length
+from penstock.topics.log.frame import HEADER_BYTES, MORE, FrameType, encode_control
+from penstock.topics.log.payload import (
+    DATA_WRAP_BYTES,
+    ESCAPED,
+    META_WRAP_BYTES,
+    DressedRecords,
+    PreparedBatch,
+    escape_savings,
+    split_payload,
+)
 from penstock.topics.rendering import is_log_frame
 from penstock.topics.routers.model import EXACTLY_ONCE, PRESERVE_NODE, PRESERVE_TAG
 from penstock.topics.segments.columns import DAMAGED, Columns, StoredBytes, span

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from penstock.errors import Corrupt
 from penstock.topics.errors import Damaged
-from penstock.topics.frame import FrameType, encode
-from penstock.topics.frame_scan import FrameTable
+from penstock.topics.log.frame import FrameType, encode
+from penstock.topics.log.frame_scan import FrameTable
 from penstock.topics.routers.copy_frame import (
     CopyStyle,
     Forward,

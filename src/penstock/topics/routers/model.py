@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from penstock.storage import Buffer
-from penstock.topics.control import BodyReader, encode_match, read_match, with_length
+from penstock.topics.log.control import BodyReader, encode_match, read_match, with_length
 from penstock.topics.model import Predicate
 
 Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]

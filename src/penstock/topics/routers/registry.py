@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from penstock.clock import Clock
 from penstock.topics.catalog import Catalog
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.control import with_length
 from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown, Throttled, TopicNotFound
-from penstock.topics.frame import FrameType, encode_control
-from penstock.topics.journal import Shard
+from penstock.topics.log.control import with_length
+from penstock.topics.log.frame import FrameType, encode_control
+from penstock.topics.log.pending import Change
+from penstock.topics.log.wal import Shard
 from penstock.topics.names import check_router_name, check_topic_name
 from penstock.topics.routers.model import (
     RouterConfig,
@@ -23,7 +24,6 @@ from penstock.topics.routers.model import (
 )
 from penstock.topics.routers.routing import Routing
 from penstock.topics.routers.table import Router
-from penstock.topics.submission import Change
 from penstock.topics.topic import Topic
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.jsontext import shallow
 from penstock.topics.errors import IncompatibleTopic, RouterCycle
-from penstock.topics.payload import split_payload
+from penstock.topics.log.payload import split_payload
 from penstock.topics.routers.copy_frame import ROUTER_KEY, CopyStyle, key_of, stored_records
 from penstock.topics.routers.model import RouterConfig, RouterEntry, RouterState
 from penstock.topics.segments.format import HAS_META

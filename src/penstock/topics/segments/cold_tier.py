@@ -38,9 +38,9 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.storage import FileSystem, write_durably
-from penstock.topics.checkpoint import TopicCut
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
+from penstock.topics.log.checkpoint import TopicCut
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.layout import META
 from penstock.topics.segments.store import OWNER_FILE, DurableDirectory, SegmentRoot, cold_directory

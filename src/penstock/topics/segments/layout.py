@@ -10,11 +10,11 @@ from typing import Final
 
 from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.storage import FileSystem, LockHeld, LogDamage, LogPosition, LogScan, file_number, scan
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.log.snapshot import Snapshot, TopicEntry, snapshot_name
 from penstock.topics.segments.format import Part, SegmentEntry, segment_name
 from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore, topic_folder
-from penstock.topics.snapshot import Snapshot, TopicEntry, snapshot_name
 
 LOCK_FILE: Final = ".topics.lock"
 META: Final = "meta"

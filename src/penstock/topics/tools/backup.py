@@ -47,8 +47,9 @@ from penstock.storage import (
     write_durably,
 )
 from penstock.topics.errors import Damaged
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import read_frames
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import read_frames
+from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
 from penstock.topics.routers.copy_frame import Forward
 from penstock.topics.segments.format import Part, SegmentEntry, checksum
 from penstock.topics.segments.layout import (
@@ -70,7 +71,6 @@ from penstock.topics.segments.layout import (
     snapshot_path,
 )
 from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore
-from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
 from penstock.topics.tools.verify import verify_files
 
 _VERSION: Final = 1

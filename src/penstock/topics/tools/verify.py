@@ -28,8 +28,9 @@ from penstock.storage import (
     read_extent,
 )
 from penstock.topics.errors import Damaged
-from penstock.topics.frame import FrameType
-from penstock.topics.frame_scan import WalFormat, read_frames
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.log.snapshot import Snapshot, TopicEntry, decode_snapshot
 from penstock.topics.segments.format import (
     HOLE,
     LOST,
@@ -55,7 +56,6 @@ from penstock.topics.segments.layout import (
 )
 from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
 from penstock.topics.segments.tags import decode_tags
-from penstock.topics.snapshot import Snapshot, TopicEntry, decode_snapshot
 
 
 def counted(count: int, noun: str) -> str:

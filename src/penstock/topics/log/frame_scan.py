@@ -1,4 +1,4 @@
-"""Finding the frames in a log file, and the records in its frames.
+"""Find the frames in a log file, and the records in its frames.
 
 A frame is believed only when its lengths fit together, its type exists and its checksum is right. Everything
 but the walk from length to length and the checksums themselves is done for many frames at once.
@@ -16,8 +16,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from penstock.storage import FileView, FrameEnds, exact
-from penstock.topics.batch import ESCAPED
-from penstock.topics.frame import (
+from penstock.topics.log.frame import (
     CHECKSUM,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
@@ -25,11 +24,9 @@ from penstock.topics.frame import (
     FrameType,
     encode_control,
 )
-from penstock.topics.payload import DATA_WRAP_BYTES, META_WRAP_BYTES, escape_savings
+from penstock.topics.log.payload import DATA_WRAP_BYTES, ESCAPED, META_WRAP_BYTES, escape_savings
 from penstock.topics.segments.columns import gathered
 from penstock.topics.segments.format import HAS_META, HAS_TAG, IDX_DTYPE, checksums
-
-__all__ = ["FRAME_FIELDS", "FrameTable", "WalFormat", "read_frames"]
 
 _CHUNK_BYTES: Final = 4 * 1024**2
 _READ_BYTES: Final = 4 * 1024**2

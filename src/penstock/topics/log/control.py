@@ -1,4 +1,4 @@
-"""What frames that are no records say, as values and as bytes.
+"""The bodies of frames that are not records, as values and as bytes.
 
 `lp` is a u32 length and that many bytes; `opt` is a byte 0, or a byte 1 and the value. Reading accepts what
 writing makes; anything else is `Corrupt`.
@@ -17,18 +17,6 @@ import numpy.typing as npt
 from penstock.errors import Corrupt
 from penstock.storage import Buffer
 from penstock.topics.model import Predicate
-
-__all__ = [
-    "BodyReader",
-    "Deletion",
-    "TopicChange",
-    "Watermarks",
-    "encode_match",
-    "read_head_watermark",
-    "read_match",
-    "with_length",
-    "write_head_watermark",
-]
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

@@ -1,9 +1,9 @@
-"""The write-ahead log of all topics, in shards that commit on their own.
+"""The write-ahead log of all topics, in shards that commit independently.
 
 A topic belongs to one shard, so what is submitted for it is committed in order. Everything here runs on the
 event loop's thread, except for the commits. When one fails, whatever was submitted after it on that shard
-fails as well, because it was built on it; then `on_failure` takes back what was assigned, and the shard goes
-on with the next submission.
+fails as well, because it was built on it; then `on_failure` takes back what was assigned, and the shard
+continues with the next submission.
 """
 
 from __future__ import annotations
@@ -21,17 +21,6 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import PenstockError
 from penstock.storage import AppendLog, Buffer, CommitStats, Entry, FileView, GroupCommitter, LogPosition
 from penstock.topics.errors import CommitFailed, ShuttingDown, Throttled
-
-__all__ = [
-    "Committed",
-    "Committer",
-    "Journal",
-    "MakeCommitter",
-    "Shard",
-    "group_committer",
-    "shard_folders",
-    "shard_number",
-]
 
 _LOGGER = logging.getLogger(__name__)
 _WAITING_BYTES_MAX: Final = 256 * 1024**2

@@ -39,13 +39,14 @@ from penstock.storage import (
     scan,
 )
 from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.errors import Damaged
-from penstock.topics.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
-from penstock.topics.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.index import TopicIndex
-from penstock.topics.journal import shard_folders, shard_number
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
+from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
+from penstock.topics.log.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
+from penstock.topics.log.frame_scan import FrameTable, WalFormat, read_frames
+from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
+from penstock.topics.log.wal import shard_folders, shard_number
 from penstock.topics.queues.lease_log import replay_lease
 from penstock.topics.routers.copy_frame import Forward
 from penstock.topics.routers.copy_replay import Derivation, LostOriginals, RouterRecovery, SourceFrames
@@ -54,11 +55,8 @@ from penstock.topics.segments.columns import DELETED, Columns, pack_row
 from penstock.topics.segments.format import LOST, SegmentEntry
 from penstock.topics.segments.layout import META, WAL, LogGroup, log_groups
 from penstock.topics.segments.tiering import Tiers
-from penstock.topics.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.topic import Topic
 from penstock.topics.trims import Trims
-
-__all__ = ["ADOPTED_FROM", "FoundLog", "Recovered", "recover"]
 
 ADOPTED_FROM: Final = 1 << 62
 """File numbers from here on stand for files of a log directory that the topic does not write to."""

@@ -1,7 +1,7 @@
-"""From the log into segments, so that the log stays short and old records are as cheap to read as new ones.
+"""Checkpoints: move records from the log into segments, so that the log stays short and reads stay cheap.
 
 A checkpoint is one cut through all topics, taken in one step of the event loop: everything committed before
-it is in the captured state, everything after it is behind the log positions that are captured with it.
+it is in the captured state, everything after it is after the log positions that are captured with it.
 
 1. `capture` copies what is in the log only, and the floors, deletions and segments of every topic.
 2. `store` writes segments and deletion files, then a snapshot that names them, and says which segments are
@@ -22,16 +22,14 @@ import numpy as np
 from penstock.storage import FileSystem, LogPosition
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
+from penstock.topics.log.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import Columns, StoredBytes
 from penstock.topics.segments.format import DeletedRows, SegmentEntry
 from penstock.topics.segments.growth import FramesLost, Growth, SegmentProcess, grow, sealed
 from penstock.topics.segments.reader import Segment
 from penstock.topics.segments.tiering import Tiers, TopicTier
-from penstock.topics.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.topic import Topic
-
-__all__ = ["Cut", "TopicCut", "capture", "store"]
 
 _CONFIG = msgspec.json.Encoder()
 _LOGGER = logging.getLogger(__name__)

@@ -24,19 +24,6 @@ from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.store import DurableDirectory
 
-__all__ = [
-    "SNAPSHOT_VERSION",
-    "LoadedSnapshot",
-    "LogStart",
-    "Snapshot",
-    "TopicEntry",
-    "decode_snapshot",
-    "encode_snapshot",
-    "load_latest",
-    "snapshot_name",
-    "write_snapshot",
-]
-
 SNAPSHOT_VERSION: Final = 4
 """Versions below 4 are bodies of another kind under the same header."""
 

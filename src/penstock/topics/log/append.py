@@ -1,4 +1,4 @@
-"""The way in: checked, admitted, given a place, committed, published."""
+"""The write path: records are checked, admitted, numbered, committed and published."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Final
 
 from penstock.clock import SteadyClock
 from penstock.errors import PenstockError
-from penstock.topics.batch import PreparedBatch, prepare
 from penstock.topics.catalog import Catalog
 from penstock.topics.config import Durability, TopicConfig
-from penstock.topics.control import write_head_watermark
 from penstock.topics.errors import CommitFailed, InvalidRequest, TopicNotFound
-from penstock.topics.frame import EncodedBatch, FrameType, encode, encode_control
-from penstock.topics.gathering import Gathered
 from penstock.topics.idempotency import Outcome
 from penstock.topics.limits import KEY_BYTES_MAX
+from penstock.topics.log.control import write_head_watermark
+from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
+from penstock.topics.log.payload import PreparedBatch, prepare
+from penstock.topics.log.pending import Append, Done, Gathered, Write, tell_failed
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.scheduling import Scheduler
-from penstock.topics.submission import Append, Done, Write, tell_failed
 from penstock.topics.topic import Topic
-
-__all__ = ["Writer"]
 
 _LOGGER = logging.getLogger(__name__)
 _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from penstock.storage import Buffer
-from penstock.topics.batch import ESCAPED, PreparedBatch
-from penstock.topics.payload import DATA_WRAP_BYTES
+from penstock.topics.log.payload import DATA_WRAP_BYTES, PreparedBatch
 from penstock.topics.segments.columns import ROW
 from penstock.topics.segments.format import (
     HAS_META,
@@ -30,21 +29,6 @@ from penstock.topics.segments.format import (
     IDX_STRIDE,
     checksums_between,
 )
-
-__all__ = [
-    "APPEND_FRAME_BYTES_MIN",
-    "CURSOR_FRAME_BYTES_MIN",
-    "DURABLE",
-    "ESCAPED",
-    "FRAME_BYTES_MIN",
-    "HEADER_BYTES",
-    "MORE",
-    "ROW_FLAGS",
-    "EncodedBatch",
-    "FrameType",
-    "encode",
-    "encode_control",
-]
 
 DURABLE: Final = 4
 """The write was acknowledged only after a sync."""

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.unit.topics.log_doubles import MemoryTopic, Model, StoredSegment, record
 
 from penstock.topics.diff import DiffRequest
-from penstock.topics.floors import tombstone_for
 from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.tags import TagTable
+from penstock.topics.topic.watermarks import tombstone_for
 
 NODES = ["n", "node-2", ""]
 TAGS = ["a", "ab", "b", "\u00e9", ""]

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.storage import FileView
-from penstock.topics.floors import Floors, tombstone_for
-from penstock.topics.index import TopicIndex
 from penstock.topics.limits import (
     BATCH_BYTES_DEFAULT,
     BATCH_BYTES_MAX,
@@ -43,7 +41,8 @@ from penstock.topics.rendering import (
 )
 from penstock.topics.segments.columns import DAMAGED, DEAD, NO_FILE, Columns, Places, StoredBytes, span
 from penstock.topics.segments.format import HAS_NODE, HAS_TAG
-from penstock.topics.trims import Trims
+from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.watermarks import Floors, Trims, tombstone_for
 
 __all__ = ["ByteRange", "DiffRequest", "Views", "Walk", "collect"]
 

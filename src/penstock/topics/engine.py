@@ -20,7 +20,6 @@ from types import TracebackType
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
-from penstock.topics.catalog import Catalog
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.diff import DiffRequest
 from penstock.topics.engine_queues import QueueCalls
@@ -67,7 +66,8 @@ from penstock.topics.segments.layout import LOCK_FILE, check_complete
 from penstock.topics.segments.store import LocalSegmentRoot, open_cold_store
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 from penstock.topics.upkeep import Upkeep
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
 

@@ -13,7 +13,7 @@ from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.errors import ShuttingDown, Throttled
 from penstock.topics.log.wal import Shard
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 __all__ = ["Fence"]
 

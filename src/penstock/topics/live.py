@@ -18,7 +18,7 @@ from penstock.topics.log.wal import Shard
 from penstock.topics.model import Page, Predicate
 from penstock.topics.priority import effective_priority
 from penstock.topics.reading import Reader
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 __all__ = ["Feed", "Want"]
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.clock import Clock
-from penstock.topics.catalog import Catalog
 from penstock.topics.diff import ByteRange, DiffRequest, Walk
 from penstock.topics.errors import Damaged, TopicNotFound
 from penstock.topics.limits import WAIT_MS_MAX
 from penstock.topics.model import Page
 from penstock.topics.segments.reader import Segment
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 __all__ = ["Reader"]

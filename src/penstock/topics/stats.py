@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.topics.config import Durability
 from penstock.topics.log.wal import Shard
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 __all__ = ["SYNC_BUCKETS_US", "EngineStats", "SyncTimes", "TopicStats", "WalStats", "collect_stats"]
 

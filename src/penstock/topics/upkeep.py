@@ -12,7 +12,6 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import NotFound, OutcomeUnknown, PenstockError
 from penstock.storage import FileSystem, LogPosition
-from penstock.topics.catalog import Catalog
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Throttled
 from penstock.topics.log.checkpoint import Cut, TopicCut, capture, store
@@ -26,7 +25,8 @@ from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.growth import SegmentProcess
 from penstock.topics.segments.layout import META
 from penstock.topics.segments.tiering import Tidied, Tiers
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 __all__ = ["Upkeep"]

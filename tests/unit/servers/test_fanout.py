@@ -19,7 +19,7 @@ from penstock.topics.diff import DiffRequest
 from penstock.topics.errors import Damaged, Throttled
 from penstock.topics.model import Page
 from penstock.topics.reading import Reader
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 
 from penstock.topics.diff import DiffRequest, Walk
-from penstock.topics.floors import Floors
-from penstock.topics.index import TopicIndex
 from penstock.topics.log.frame import EncodedBatch, encode
 from penstock.topics.log.payload import prepare
 from penstock.topics.model import NewRecord, Page, Predicate
@@ -20,6 +18,8 @@ from penstock.topics.segments.build import build
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.format import IDX_DTYPE
 from penstock.topics.segments.tags import LogTags
+from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.watermarks import Floors
 
 TOPIC_ID = 7
 NOW = 1_700_000_000_000

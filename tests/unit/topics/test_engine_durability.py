@@ -9,7 +9,7 @@ from tests.unit.topics.engine_doubles import FSYNC, World, read_all, recs, seqs,
 
 from penstock.testing.disk import Survival
 from penstock.topics import Durability, TopicConfig
-from penstock.topics.topic import RESERVE_MIN
+from penstock.topics.topic.topic import RESERVE_MIN
 
 EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
 MEMORY = TopicConfig(durability=Durability.MEMORY)

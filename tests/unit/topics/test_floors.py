@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.topics.log_doubles import MemoryTopic, record
 
-from penstock.topics.floors import Floors, tombstone_for
-from penstock.topics.index import NOTHING, Removed
+from penstock.topics.topic.index import NOTHING, Removed
+from penstock.topics.topic.watermarks import Floors, tombstone_for
 
 
 def written(count: int) -> MemoryTopic:

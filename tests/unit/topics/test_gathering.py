@@ -35,7 +35,7 @@ from penstock.topics import (
 from penstock.topics.log import append as append_module
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 WAL = WalFormat()
 

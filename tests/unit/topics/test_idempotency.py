@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.topics.idempotency import Outcome, WriteWindow
+from penstock.topics.topic.idempotency import Outcome, WriteWindow
 
 FIRST = Outcome(1, 3, 3, 1000)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.unit.topics.log_doubles import NOW, MemoryTopic, StoredSegment, record
 
-from penstock.topics.index import HOLE_ROWS_MAX, NOTHING, RUN_ROWS_MAX, TopicIndex
 from penstock.topics.segments.columns import Columns, pack_row
 from penstock.topics.segments.format import HOLE
+from penstock.topics.topic.index import HOLE_ROWS_MAX, NOTHING, RUN_ROWS_MAX, TopicIndex
 
 
 def written(count: int, at_once: int = 10) -> MemoryTopic:

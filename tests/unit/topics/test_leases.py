@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import Corrupt
-from penstock.topics.index import TopicIndex
 from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.queues.claims import deal
 from penstock.topics.queues.lease_log import (
@@ -17,6 +16,7 @@ from penstock.topics.queues.lease_log import (
 )
 from penstock.topics.queues.leases import JobState, LeaseTable, Selection, Term
 from penstock.topics.segments.columns import pack_row
+from penstock.topics.topic.index import TopicIndex
 
 
 def jobs(count: int) -> TopicIndex:

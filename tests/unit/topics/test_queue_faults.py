@@ -21,12 +21,12 @@ from penstock.topics import (
     ShuttingDown,
     TopicConfig,
 )
-from penstock.topics.index import Seqs, TopicIndex
 from penstock.topics.jobs import ClaimedJob
 from penstock.topics.queues import dead_letters
 from penstock.topics.queues.leases import Job, LeaseTable
 from penstock.topics.queues.reading import read_jobs
-from penstock.topics.topic import Topic
+from penstock.topics.topic.index import Seqs, TopicIndex
+from penstock.topics.topic.topic import Topic
 
 T = TypeVar("T")
 

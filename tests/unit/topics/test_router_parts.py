@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from penstock.errors import Corrupt
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import IncompatibleTopic, RouterCycle
-from penstock.topics.floors import Floors
-from penstock.topics.hops import Hops
 from penstock.topics.model import Predicate
 from penstock.topics.routers.copy_frame import (
     BY_VALUE,
@@ -26,8 +24,8 @@ from penstock.topics.routers.copy_frame import (
 )
 from penstock.topics.routers.model import RouterConfig, RouterEntry, decode_created, encode_created
 from penstock.topics.routers.table import Router, RouterTable
-from penstock.topics.topic import Topic
-from penstock.topics.trims import Trims
+from penstock.topics.topic.topic import Hops, Topic
+from penstock.topics.topic.watermarks import Floors, Trims
 
 U64 = st.integers(0, 2**64 - 1)
 FORWARDS = st.builds(

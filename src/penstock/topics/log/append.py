@@ -10,10 +10,8 @@ from typing import Final
 
 from penstock.clock import SteadyClock
 from penstock.errors import PenstockError
-from penstock.topics.catalog import Catalog
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import CommitFailed, InvalidRequest, TopicNotFound
-from penstock.topics.idempotency import Outcome
 from penstock.topics.limits import KEY_BYTES_MAX
 from penstock.topics.log.control import write_head_watermark
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
@@ -22,7 +20,9 @@ from penstock.topics.log.pending import Append, Done, Gathered, Write, tell_fail
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.scheduling import Scheduler
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.idempotency import Outcome
+from penstock.topics.topic.topic import Topic
 
 _LOGGER = logging.getLogger(__name__)
 _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)

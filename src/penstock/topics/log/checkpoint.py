@@ -29,7 +29,7 @@ from penstock.topics.segments.format import DeletedRows, SegmentEntry
 from penstock.topics.segments.growth import FramesLost, Growth, SegmentProcess, grow, sealed
 from penstock.topics.segments.reader import Segment
 from penstock.topics.segments.tiering import Tiers, TopicTier
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 _CONFIG = msgspec.json.Encoder()
 _LOGGER = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from penstock.topics.errors import CommitFailed
 from penstock.topics.log.frame import EncodedBatch
 from penstock.topics.log.payload import PreparedBatch, Text
 from penstock.topics.model import WriteResult
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 _LOGGER = logging.getLogger(__name__)
 

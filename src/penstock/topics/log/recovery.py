@@ -40,7 +40,6 @@ from penstock.storage import (
 )
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import Damaged
-from penstock.topics.index import TopicIndex
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
 from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.log.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
@@ -55,8 +54,9 @@ from penstock.topics.segments.columns import DELETED, Columns, pack_row
 from penstock.topics.segments.format import LOST, SegmentEntry
 from penstock.topics.segments.layout import META, WAL, LogGroup, log_groups
 from penstock.topics.segments.tiering import Tiers
-from penstock.topics.topic import Topic
-from penstock.topics.trims import Trims
+from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.topic import Topic
+from penstock.topics.topic.watermarks import Trims
 
 ADOPTED_FROM: Final = 1 << 62
 """File numbers from here on stand for files of a log directory that the topic does not write to."""

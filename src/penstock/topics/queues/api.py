@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.clock import SteadyClock
-from penstock.topics.catalog import Catalog
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
 from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult, parse_lease_ids
 from penstock.topics.limits import (
@@ -33,7 +32,8 @@ from penstock.topics.queues.claims import Claimer, Desk, HandOut, dismiss, gathe
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_frame, lease_frame
 from penstock.topics.queues.leases import Holding, Job, JobState, Term
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 _NO_FENCE: Final = 0

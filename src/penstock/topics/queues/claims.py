@@ -13,7 +13,6 @@ from typing import Final
 
 from penstock.clock import Clock, SteadyClock
 from penstock.errors import PenstockError
-from penstock.topics.catalog import Catalog
 from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
 from penstock.topics.jobs import ClaimResult
 from penstock.topics.queues.dead_letters import DeadLetters
@@ -21,8 +20,8 @@ from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, re
 from penstock.topics.queues.leases import Holding, JobState, LeaseTable, Term
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.rendering import Style
-from penstock.topics.topic import Topic
-from penstock.topics.waiters import Waiters
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic, Waiters
 from penstock.topics.workers import Workers
 
 

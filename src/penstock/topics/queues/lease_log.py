@@ -22,7 +22,7 @@ from penstock.storage import Buffer, Entry, LogPosition
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.pending import commit_error
 from penstock.topics.queues.leases import JobState, LeaseTable
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 _BODY = struct.Struct("<BQQQI")
 

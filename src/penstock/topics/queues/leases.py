@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.topics.index import TopicIndex
 from penstock.topics.limits import LEASE_MS_MAX
 from penstock.topics.segments.columns import DEAD
+from penstock.topics.topic.index import TopicIndex
 
 
 class Holding:

@@ -12,7 +12,7 @@ from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.rendering import Frames, Style, is_log_frame, render, render_one
 from penstock.topics.segments.columns import DAMAGED, NO_FILE, Columns, Places, StoredBytes, span
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 _FEW: Final = 8

@@ -37,7 +37,7 @@ from penstock.topics.routers.model import EXACTLY_ONCE
 from penstock.topics.routers.table import Router
 from penstock.topics.segments.columns import Columns, StoredBytes
 from penstock.topics.segments.reader import Segment
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX
 PASS_BYTES_MAX: Final = 1024**2

@@ -31,7 +31,7 @@ from penstock.topics.routers.copy_frame import (
 from penstock.topics.routers.model import RouterEntry, decode_created
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.reader import Segment
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 
 class LostOriginals(NamedTuple):

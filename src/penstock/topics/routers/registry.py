@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from penstock.clock import Clock
-from penstock.topics.catalog import Catalog
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.log.control import with_length
@@ -24,7 +23,8 @@ from penstock.topics.routers.model import (
 )
 from penstock.topics.routers.routing import Routing
 from penstock.topics.routers.table import Router
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 
 
 class RouterRegistry:

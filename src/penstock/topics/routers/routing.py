@@ -34,7 +34,6 @@ from typing import Final, TypeAlias
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.topics.catalog import Catalog
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import Damaged, ShuttingDown, Throttled
 from penstock.topics.limits import ROUTER_HOPS_MAX
@@ -45,7 +44,8 @@ from penstock.topics.routers.model import RouterEntry
 from penstock.topics.routers.table import Router, RouterTable
 from penstock.topics.scheduling import Scheduler
 from penstock.topics.segments.reader import Segment
-from penstock.topics.topic import Topic
+from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
 REST_MIN_S: Final = 0.05

@@ -17,7 +17,7 @@ from penstock.topics.log.payload import split_payload
 from penstock.topics.routers.copy_frame import ROUTER_KEY, CopyStyle, key_of, stored_records
 from penstock.topics.routers.model import RouterConfig, RouterEntry, RouterState
 from penstock.topics.segments.format import HAS_META
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 _MARK: Final = ROUTER_KEY.encode()
 _ORIGIN_LEVELS: Final = 2

@@ -45,7 +45,7 @@ from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.layout import META
 from penstock.topics.segments.store import OWNER_FILE, DurableDirectory, SegmentRoot, cold_directory
 from penstock.topics.segments.tiering import Tiers, choose
-from penstock.topics.topic import Topic
+from penstock.topics.topic.topic import Topic
 
 _MOUNTED: Final = "is it mounted, and is TOPICS_COLD_DIR (cold_dir) the one that was used before?"
 

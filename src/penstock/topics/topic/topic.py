@@ -7,19 +7,16 @@ ahead of the published head by what was submitted and is not decided yet; reader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 
 from penstock.clock import SteadyClock
-from penstock.topics.ages import Ages
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
-from penstock.topics.floors import Floors
-from penstock.topics.hops import Hops
-from penstock.topics.idempotency import WriteWindow
-from penstock.topics.index import Removed, TopicIndex
 from penstock.topics.jobs import QueueCounts
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
@@ -32,10 +29,92 @@ from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBy
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.reader import Segment
 from penstock.topics.segments.tags import LogTags, Seqs, TagTable
-from penstock.topics.trims import Trims
-from penstock.topics.waiters import Waiters
+from penstock.topics.topic.idempotency import WriteWindow
+from penstock.topics.topic.index import Removed, TopicIndex
+from penstock.topics.topic.retention import Ages
+from penstock.topics.topic.watermarks import Floors, Trims
 
-__all__ = ["CHUNKS_FROM", "Topic"]
+
+class Waiters:
+    """The waiters of one topic, of which every one is woken once, and its listeners, who are always told."""
+
+    __slots__ = ("_listening", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._listening: tuple[Callable[[], None], ...] = ()
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call this at every change from now on; it must neither wait nor raise."""
+        self._listening = (*self._listening, tell)
+
+    def unlisten(self, tell: Callable[[], None]) -> None:
+        """No longer call this."""
+        self._listening = tuple(other for other in self._listening if other != tell)
+
+    @contextmanager
+    def register(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done as soon as the topic changes after this moment."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._waiting.discard(waiter)
+            waiter.cancel()
+
+    def wake(self) -> None:
+        """Something was published, or the topic is gone."""
+        if self._waiting:
+            woken, self._waiting = self._waiting, set()
+            for waiter in woken:
+                if not waiter.done():
+                    waiter.set_result(None)
+        for tell in self._listening:
+            tell()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether anybody waits or listens."""
+        return bool(self._waiting or self._listening)
+
+
+class Hops:
+    """Ranges of sequence numbers with one count each; what no range covers was written directly."""
+
+    __slots__ = ("_ends", "_hops", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._hops: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, first: int, count: int, hops: int) -> None:
+        """The newest records of the topic."""
+        if self._ends and self._ends[-1] == first and self._hops[-1] == hops:
+            self._ends[-1] += count
+            return
+        self._starts.append(first)
+        self._ends.append(first + count)
+        self._hops.append(hops)
+
+    def of(self, seq: int) -> int:
+        """What is known of one record."""
+        place = bisect_right(self._starts, seq) - 1
+        return self._hops[place] if place >= 0 and seq < self._ends[place] else 0
+
+    def forget_below(self, seq: int) -> None:
+        """Nobody will ask for these any more."""
+        keep = bisect_right(self._ends, seq)
+        if keep:
+            self._starts, self._ends, self._hops = self._starts[keep:], self._ends[keep:], self._hops[keep:]
+
 
 CHUNKS_FROM: Final = 1 << 63
 """File numbers from here on are chunks of memory, the records of an ephemeral topic."""

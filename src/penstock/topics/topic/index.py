@@ -20,8 +20,6 @@ from penstock.topics.log.frame import EncodedBatch
 from penstock.topics.segments.columns import DAMAGED, DEAD, DELETED, NO_FILE, Columns, Places, pack_row
 from penstock.topics.segments.format import HOLE
 
-__all__ = ["NOTHING", "Removed", "Seqs", "TopicIndex"]
-
 RUN_ROWS_MAX: Final = 16_384
 """A run of log rows is closed at this size: growing it copies it, and only a whole run can be dropped."""
 HOLE_ROWS_MAX: Final = 4096

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from penstock.topics.index import NOTHING, Removed, TopicIndex
-
-__all__ = ["Ages"]
+from penstock.topics.topic.index import NOTHING, Removed, TopicIndex
 
 _SLACK_MS: Final = 20
 """Two readings of two clocks differ by rounding and by the slewing of a time service."""

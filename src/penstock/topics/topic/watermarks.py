@@ -4,16 +4,22 @@ Two watermarks answer every reader. `earliest_seq` is the first live record; del
 is the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion
 never moves it. A reader before the floor gets a tombstone; one before `earliest_seq` only skips a deleted gap
 in silence.
+
+Records that a router never copied, because its source had lost them first, have sequence numbers in the
+destination, so that a reader that passes them is told. At the front of a topic they are what its floor says;
+after live records they are ranges of their own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Final
 
-from penstock.topics.index import Removed
 from penstock.topics.model import Tombstone, TombstoneReason
-
-__all__ = ["Floors", "tombstone_for"]
+from penstock.topics.topic.index import Removed
 
 
 @dataclass(slots=True)
@@ -84,3 +90,43 @@ def tombstone_for(floors: Floors, from_seq: int, earliest_seq: int, head_seq: in
         earliest_seq=floor,
         head_seq=head_seq,
     )
+
+
+_RANGES_KEPT: Final = 64
+
+
+class Trims:
+    """Ranges of lost sequence numbers, ascending and apart; none is below the floor."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self.ranges = [(first, end) for first, end in ranges]
+        """First, and the number after the last."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def add(self, first: int, end: int) -> None:
+        """The newest sequence numbers of the topic are lost."""
+        if self.ranges and self.ranges[-1][1] >= first:
+            first = self.ranges.pop()[0]
+        self.ranges.append((first, end))
+
+    def fold(self, floors: Floors, earliest_seq: int) -> None:
+        """Keep few ranges that have nothing live before them any more; the floor stands for the others.
+
+        A reader that comes past is then told of what was deleted between them too, as with every floor.
+        """
+        while len(self.ranges) > _RANGES_KEPT and self.ranges[0][1] <= earliest_seq:
+            floors.merge(trim=self.ranges.pop(0)[1])
+
+    def settle(self, floors: Floors) -> None:
+        """Hand over to the floor what begins at it."""
+        while self.ranges and self.ranges[0][0] <= floors.floor:
+            floors.merge(trim=self.ranges.pop(0)[1])
+
+    def after(self, seq: int) -> tuple[int, int] | None:
+        """The first range that a reader who knows everything up to `seq` was not told of in full."""
+        place = bisect_right(self.ranges, seq + 1, key=itemgetter(1))
+        return self.ranges[place] if place < len(self.ranges) else None

@@ -1,7 +1,7 @@
-"""Which topics there are: by name, in order, coming and going.
+"""The topics by name, in order, and their creation and deletion.
 
 A topic is entered when its creation is committed and leaves when its deletion is. Between the submission and
-the commit everybody who asks for the name waits: nobody writes to a topic that is on its way out.
+the commit every call for that name waits: nobody writes to a topic that is being deleted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from penstock.topics.log.wal import Journal, Shard
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
 from penstock.topics.queues.lease_log import log_leases
-from penstock.topics.topic import Topic
-
-__all__ = ["Catalog"]
+from penstock.topics.topic.topic import Topic
 
 T = TypeVar("T")
 

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-__all__ = ["Outcome", "WriteWindow"]
-
 KEYS_MAX: Final = 100_000
 """Keys kept per topic. Beyond that the oldest are forgotten, window or not: memory is bounded."""
 _SHORT: Final = 32

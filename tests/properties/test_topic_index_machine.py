@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.topics.log_doubles import MemoryTopic, Model, StoredSegment, record
 
-from penstock.topics.diff import DiffRequest
 from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.model import Predicate
+from penstock.topics.read.page import DiffRequest
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.tags import TagTable
 from penstock.topics.topic.watermarks import tombstone_for

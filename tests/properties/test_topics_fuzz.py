@@ -13,7 +13,6 @@ from tests.unit.topics.log_doubles import MemoryTopic, StoredSegment, encoded, r
 
 from penstock.errors import Corrupt, InvalidInput
 from penstock.storage.log_layout import chase
-from penstock.topics.diff import DiffRequest
 from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat, read_frames
@@ -27,6 +26,7 @@ from penstock.topics.queues.lease_log import (
     reservation_frame,
 )
 from penstock.topics.queues.leases import JobState, LeaseTable
+from penstock.topics.read.page import DiffRequest
 from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyRun, Forward
 from penstock.topics.routers.model import RouterEntry, decode_created, encode_created
 

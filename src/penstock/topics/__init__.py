@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         TopicNotEmpty,
         TopicNotFound,
     )
-    from penstock.topics.fence import Fence
     from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult, QueueCounts
     from penstock.topics.limits import (
         BATCH_BYTES_MAX,
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
         WATCH_BATCH_BYTES_DEFAULT,
         WATCH_TOPICS_MAX,
     )
-    from penstock.topics.live import Feed, Want
     from penstock.topics.model import (
         BareRecord,
         DeleteResult,
@@ -84,6 +82,7 @@ if TYPE_CHECKING:
     )
     from penstock.topics.predicate import canonical, parse_match
     from penstock.topics.queues.api import WorkStream
+    from penstock.topics.read.subscription import Feed, Fence, Want
     from penstock.topics.ready_set import ReadySet, band_of
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
@@ -228,14 +227,12 @@ if not TYPE_CHECKING:
                 "NotReady RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError "
                 "TopicFull TopicNotEmpty TopicNotFound"
             ),
-            "fence": "Fence",
             "jobs": "AckResult ClaimResult ClaimedJob ExtendResult NackResult QueueCounts",
             "limits": (
                 "BATCH_BYTES_MAX BATCH_RECORDS_MAX DIFF_LIMIT_MAX NODE_BYTES_MAX PAGE_SIZE_DEFAULT "
                 "PAGE_SIZE_MAX SEQ_MAX TAG_BYTES_MAX WAIT_MS_MAX WATCH_BATCH_BYTES_DEFAULT "
                 "WATCH_TOPICS_MAX"
             ),
-            "live": "Feed Want",
             "model": (
                 "BareRecord DeleteResult NewRecord Page Predicate PutResult Record RemoveResult "
                 "Tombstone TopicState UnreadableRecord WriteResult unreadable"
@@ -243,6 +240,7 @@ if not TYPE_CHECKING:
             "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
             "predicate": "canonical parse_match",
             "queues.api": "WorkStream",
+            "read.subscription": "Feed Fence Want",
             "ready_set": "ReadySet band_of",
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "scheduling": "RETRY_AFTER_MS Scheduler",

@@ -21,7 +21,6 @@ from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.diff import DiffRequest
 from penstock.topics.engine_queues import QueueCalls
 from penstock.topics.engine_routers import RouterCalls
 from penstock.topics.errors import (
@@ -31,7 +30,6 @@ from penstock.topics.errors import (
     TopicNotFound,
 )
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.live import Feed
 from penstock.topics.log.append import Writer
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import FrameType, encode_control
@@ -56,7 +54,8 @@ from penstock.topics.model import (
 )
 from penstock.topics.queues.api import Queues
 from penstock.topics.queues.lease_log import commit
-from penstock.topics.reading import Reader
+from penstock.topics.read.page import DiffRequest, Reader
+from penstock.topics.read.subscription import Feed
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import CopyMemory, Routing
 from penstock.topics.scheduling import Scheduler

@@ -15,10 +15,9 @@ from penstock.servers.limits import StreamLimits
 from penstock.servers.topics import broadcaster
 from penstock.servers.topics.sse import read_id, write_id
 from penstock.topics import TopicConfig
-from penstock.topics.diff import DiffRequest
 from penstock.topics.errors import Damaged, Throttled
 from penstock.topics.model import Page
-from penstock.topics.reading import Reader
+from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.topic.topic import Topic
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from penstock.topics.diff import DiffRequest, Walk
 from penstock.topics.log.frame import EncodedBatch, encode
 from penstock.topics.log.payload import prepare
 from penstock.topics.model import NewRecord, Page, Predicate
 from penstock.topics.predicate import matches
+from penstock.topics.read.page import DiffRequest, Walk
 from penstock.topics.segments.build import build
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.format import IDX_DTYPE

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.topics.engine_doubles import World, rec, seqs
 
 from penstock.topics import TopicConfig
-from penstock.topics.live import Want
 from penstock.topics.model import Page, Predicate
+from penstock.topics.read.subscription import Want
 
 COUNT = 40
 

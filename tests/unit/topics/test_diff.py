@@ -7,10 +7,10 @@ import json
 import pytest
 from tests.unit.topics.log_doubles import NOW, MemoryTopic, StoredSegment, record
 
-from penstock.topics import diff as diff_module
-from penstock.topics.diff import DiffRequest, Walk, collect
 from penstock.topics.errors import Damaged
 from penstock.topics.model import Page
+from penstock.topics.read import page as page_module
+from penstock.topics.read.page import DiffRequest, Walk, collect
 
 
 def written(count: int) -> MemoryTopic:
@@ -193,7 +193,7 @@ def test_a_cold_read_asks_for_no_more_than_the_page_can_take(monkeypatch: pytest
     assert needed is not None
     assert needed.start == topic.index.runs[0].row(10)[0]
     assert needed.stop == topic.index.runs[0].row(15)[0]
-    monkeypatch.setattr(diff_module, "RANGE_BYTES_MAX", 100)
+    monkeypatch.setattr(page_module, "RANGE_BYTES_MAX", 100)
     page = topic.read(DiffRequest.of(limit=20))
     assert seqs(page) == list(range(1, 21))
     assert page.cold_segments_read > 5

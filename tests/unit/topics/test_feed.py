@@ -10,8 +10,8 @@ from tests.unit.topics.engine_doubles import World, rec, recs, seqs, settle
 
 from penstock.topics import TopicConfig
 from penstock.topics.errors import TopicNotFound
-from penstock.topics.live import Want
 from penstock.topics.model import Predicate
+from penstock.topics.read.subscription import Want
 
 TAGS = ["web", "web.eu", None, "app", "webb"]
 COUNT = 100

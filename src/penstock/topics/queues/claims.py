@@ -19,7 +19,7 @@ from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, reservation_frame
 from penstock.topics.queues.leases import Holding, JobState, LeaseTable, Term
 from penstock.topics.queues.reading import read_jobs
-from penstock.topics.rendering import Style
+from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic, Waiters
 from penstock.topics.workers import Workers

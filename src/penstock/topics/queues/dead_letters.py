@@ -19,7 +19,7 @@ from penstock.topics.limits import META_KEYS_MAX
 from penstock.topics.model import NewRecord, WriteResult, record_of
 from penstock.topics.queues.lease_log import sync
 from penstock.topics.queues.reading import read_jobs
-from penstock.topics.rendering import Style
+from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers

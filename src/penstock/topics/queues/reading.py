@@ -10,7 +10,7 @@ import numpy as np
 from penstock.storage import FileView
 from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import HEADER_BYTES
-from penstock.topics.rendering import Frames, Style, is_log_frame, render, render_one
+from penstock.topics.read.render import Frames, Style, is_log_frame, render, render_one
 from penstock.topics.segments.columns import DAMAGED, NO_FILE, Columns, Places, StoredBytes, span
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers

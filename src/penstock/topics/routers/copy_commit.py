@@ -20,7 +20,7 @@ from penstock.topics.log.control import write_head_watermark
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
 from penstock.topics.log.recovery import ADOPTED_FROM
 from penstock.topics.model import Predicate
-from penstock.topics.rendering import is_meant
+from penstock.topics.read.render import is_meant
 from penstock.topics.routers.copy_frame import (
     BY_VALUE,
     LOST_SOURCE,

@@ -37,7 +37,7 @@ from penstock.topics.log.payload import (
     escape_savings,
     split_payload,
 )
-from penstock.topics.rendering import is_log_frame
+from penstock.topics.read.render import is_log_frame
 from penstock.topics.routers.model import EXACTLY_ONCE, PRESERVE_NODE, PRESERVE_TAG
 from penstock.topics.segments.columns import DAMAGED, Columns, StoredBytes, span
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG

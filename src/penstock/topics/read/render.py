@@ -26,21 +26,6 @@ from penstock.topics.model import Predicate
 from penstock.topics.segments.columns import DAMAGED, Columns, Lengths, Places, StoredBytes, gathered
 from penstock.topics.segments.format import HAS_META, HAS_NODE, HAS_TAG, checksums
 
-__all__ = [
-    "Frames",
-    "Style",
-    "Unreadable",
-    "foreign",
-    "is_log_frame",
-    "is_meant",
-    "node_of",
-    "render",
-    "render_one",
-    "tag_of",
-    "tagged",
-    "unreadable",
-]
-
 _SEGMENT_HEADER_BYTES: Final = 29
 _CHECKSUM_BYTES: Final = 8
 _OPEN_BYTES: Final = len(b'{"d":')

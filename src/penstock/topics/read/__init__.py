@@ -1,0 +1,5 @@
+"""Reading a topic: pages, their rendering, and live subscriptions."""
+
+from __future__ import annotations
+
+__all__ = []

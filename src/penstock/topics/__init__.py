@@ -83,9 +83,9 @@ if TYPE_CHECKING:
     from penstock.topics.predicate import canonical, parse_match
     from penstock.topics.queues.api import WorkStream
     from penstock.topics.read.subscription import Feed, Fence, Want
-    from penstock.topics.ready_set import ReadySet, band_of
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
-    from penstock.topics.scheduling import RETRY_AFTER_MS, Scheduler
+    from penstock.topics.schedule.pressure import RETRY_AFTER_MS, Scheduler
+    from penstock.topics.schedule.ready_set import ReadySet, band_of
     from penstock.topics.segments.layout import is_in_use
     from penstock.topics.segments.store import SegmentRoot, open_cold_store
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
@@ -241,9 +241,9 @@ if not TYPE_CHECKING:
             "predicate": "canonical parse_match",
             "queues.api": "WorkStream",
             "read.subscription": "Feed Fence Want",
-            "ready_set": "ReadySet band_of",
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
-            "scheduling": "RETRY_AFTER_MS Scheduler",
+            "schedule.pressure": "RETRY_AFTER_MS Scheduler",
+            "schedule.ready_set": "ReadySet band_of",
             "segments.layout": "is_in_use",
             "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",

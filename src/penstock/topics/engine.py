@@ -58,7 +58,7 @@ from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.read.subscription import Feed
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import CopyMemory, Routing
-from penstock.topics.scheduling import Scheduler
+from penstock.topics.schedule.pressure import Scheduler
 from penstock.topics.segments.cold_tier import ColdOwner, check_apart
 from penstock.topics.segments.growth import await_earlier
 from penstock.topics.segments.layout import LOCK_FILE, check_complete

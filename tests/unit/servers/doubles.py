@@ -32,7 +32,7 @@ from penstock.topics.model import (
     WriteResult,
 )
 from penstock.topics.names import check_topic_name
-from penstock.topics.scheduling import Scheduler
+from penstock.topics.schedule.pressure import Scheduler
 from penstock.topics.stats import EngineStats, WalStats
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -12,7 +12,7 @@ from tests.unit.topics.engine_doubles import World, recs, seqs, settle
 
 from penstock.servers.topics import broadcaster
 from penstock.topics import TopicConfig
-from penstock.topics.pressure import CALM, Ladder
+from penstock.topics.schedule.pressure import CALM, Ladder
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_a_topic_waits_once_however_often_it_is_written_to(
     await make(world, a=-1)
     await follow(watching, "a")
     press(world, defers=True)
-    monkeypatch.setattr("penstock.topics.ready_set._AGEING_PER_MS", 0.0)
+    monkeypatch.setattr("penstock.topics.schedule.ready_set._AGEING_PER_MS", 0.0)
     for number in range(5):
         await world.engine.write("a", recs(number))
         await settle()

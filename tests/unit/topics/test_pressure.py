@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.topics.pressure import CALM, Governor, Ladder, Signals
+from penstock.topics.schedule.pressure import CALM, Governor, Ladder, Signals
 
 
 def signals(*, depth: int = 0, wait_ms: float = 0.0, busy: float = 0.0) -> Signals:

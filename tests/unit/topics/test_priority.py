@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.topics.priority import effective_priority
+from penstock.topics.schedule.ready_set import effective_priority
 
 NOW = 1_700_000_000_000
 

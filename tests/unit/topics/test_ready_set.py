@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.topics.priority import effective_priority
-from penstock.topics.ready_set import BANDS, ReadySet, band_of
+from penstock.topics.schedule.ready_set import BANDS, ReadySet, band_of, effective_priority
 
 
 def drain(ready: ReadySet[str], now_ms: int = 0) -> list[str]:

@@ -13,7 +13,7 @@ from penstock.topics.errors import Throttled
 from penstock.topics.routers.model import RouterConfig
 from penstock.topics.routers.routing import Routing
 from penstock.topics.routers.table import Router
-from penstock.topics.scheduling import Scheduler
+from penstock.topics.schedule.pressure import Scheduler
 
 LATE_MS = 500.0
 

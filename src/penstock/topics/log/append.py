@@ -19,7 +19,7 @@ from penstock.topics.log.payload import PreparedBatch, prepare
 from penstock.topics.log.pending import Append, Done, Gathered, Write, tell_failed
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
-from penstock.topics.scheduling import Scheduler
+from penstock.topics.schedule.pressure import Scheduler
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.idempotency import Outcome
 from penstock.topics.topic.topic import Topic

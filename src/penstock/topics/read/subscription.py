@@ -21,8 +21,8 @@ from penstock.topics.errors import Damaged, ShuttingDown, Throttled, TopicNotFou
 from penstock.topics.limits import BATCH_BYTES_DEFAULT, DIFF_LIMIT_DEFAULT
 from penstock.topics.log.wal import Shard
 from penstock.topics.model import Page, Predicate
-from penstock.topics.priority import effective_priority
 from penstock.topics.read.page import DiffRequest, Reader
+from penstock.topics.schedule.ready_set import effective_priority
 from penstock.topics.topic.topic import Topic
 
 

@@ -37,12 +37,11 @@ from penstock.errors import PenstockError
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import Damaged, ShuttingDown, Throttled
 from penstock.topics.limits import ROUTER_HOPS_MAX
-from penstock.topics.priority import effective_priority
-from penstock.topics.ready_set import ReadySet
 from penstock.topics.routers.copy_commit import ColdBytes, Room, Selection, select, submit
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.routers.table import Router, RouterTable
-from penstock.topics.scheduling import Scheduler
+from penstock.topics.schedule.pressure import Scheduler
+from penstock.topics.schedule.ready_set import ReadySet, effective_priority
 from penstock.topics.segments.reader import Segment
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic

@@ -23,8 +23,8 @@ from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
 from penstock.topics.log.snapshot import TopicEntry
 from penstock.topics.log.wal import Shard
 from penstock.topics.model import DeleteResult, Predicate, TopicState
-from penstock.topics.priority import effective_priority
 from penstock.topics.queues.leases import LeaseTable, QueueEntry
+from penstock.topics.schedule.ready_set import effective_priority
 from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBytes
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.reader import Segment

@@ -1,26 +1,56 @@
-"""Which topic is served next: bands by priority, a fair share for each band, and nobody waits for ever.
+"""Which topic is served next: bands by priority, a fair share for each band, and no topic waits indefinitely.
 
 The unit is a topic with something to deliver. It is in the set at most once, however often it is written to,
 so the set is no larger than the number of topics. A band is drawn from in proportion to its weight (deficit
-round robin), first come first served within it. Who waits rises by 100 a second, into higher bands, until it
-is served: after 10 s by 1000. Every band with work gets a share in every round, unless the lowest is paused.
+round robin), first come first served within it. A topic that waits rises by 100 a second, into higher bands,
+until it is served: after 10 s by 1000. Every band with work gets a share in every round, unless the lowest is
+paused. The priority of a topic is what its owner says, who reads it, and how long it has waited.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["BANDS", "ReadySet", "band_of"]
+_LIMIT: Final = 1000
+_READ_BONUS: Final = 500
+_HALF_LIFE_MS: Final = 30_000
+_IDLE_MS_MAX: Final = 300_000
+"""From here on a topic counts as unread."""
+_AGEING_PER_MS: Final = 0.1
+_AGEING_MS_MAX: Final = 10_000
+
+
+def effective_priority(
+    priority: int | None,
+    *,
+    auto_priority: bool,
+    now_ms: int,
+    last_consumed_ms: int | None,
+    enqueued_ms: int | None = None,
+) -> int:
+    """The priority right now.
+
+    Without one of its own a topic that is read gets up to 500, halved with every 30 s without a reader. What
+    waits since `enqueued_ms` rises by 100 per second, up to 1000; None leaves that out.
+    """
+    total = float(max(-_LIMIT, min(_LIMIT, priority or 0)))
+    if priority is None and auto_priority and last_consumed_ms is not None:
+        idle_ms = max(0, now_ms - last_consumed_ms)
+        if idle_ms < _IDLE_MS_MAX:
+            total += _READ_BONUS * 2.0 ** (-idle_ms / _HALF_LIFE_MS)
+    if enqueued_ms is not None:
+        total += _AGEING_PER_MS * min(max(now_ms - enqueued_ms, 0), _AGEING_MS_MAX)
+    return int(math.copysign(math.floor(abs(total) + 0.5), total))
+
 
 T = TypeVar("T")
 
 BANDS: Final = ((750, 8), (500, 4), (250, 2), (0, 1), (-(10**9), 1))
 """The least priority of each band and its weight, from the highest down."""
 _LOWEST: Final = len(BANDS) - 1
-_AGEING_PER_MS: Final = 0.1
-_AGEING_MS_MAX: Final = 10_000
 
 
 def band_of(priority: float) -> int:

@@ -1,0 +1,5 @@
+"""Which topic is served next, and what the server does under overload."""
+
+from __future__ import annotations
+
+__all__ = []

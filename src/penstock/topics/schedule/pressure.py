@@ -1,0 +1,184 @@
+"""How overloaded the server is, and what it does about it: later and in larger pieces, never less.
+
+Every 100 ms three signals become one number from 0 to 1: how many topics wait to be delivered, how long they
+waited against the 5 ms that are aimed at, and how full the queues of the log are. The largest of them counts,
+smoothed. With rising pressure deliveries are put together, commits wait for company, low priorities are
+deferred, and at the top writers are refused and told when to retry.
+
+The signals are measured: how late the event loop comes to a timer, how long topics waited for their delivery,
+how many still wait, and how full the queues of the log are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.clock import Clock
+from penstock.topics.errors import Throttled
+from penstock.topics.log.wal import Shard
+
+SAMPLE_MS: Final = 100
+_DEPTH_FULL: Final = 256
+"""So many waiting topics per worker are full pressure by themselves."""
+_LATENCY_FULL_MS: Final = 5.0
+_SMOOTHING: Final = 0.3
+_NOTHING: Final = 0.01
+_COALESCE_FROM: Final = 0.2
+_COALESCE_MS_MAX: Final = 20.0
+_WIDEN_FROM: Final = 0.4
+_WINDOW_MS: Final = (0.5, 10.0)
+_DEFER_FROM: Final = 0.8
+_DEFER_AFTER: Final = 5
+"""Samples above the mark until work is put off: half a second is no spike."""
+_RESUME_BELOW: Final = 0.6
+_REFUSE_FROM: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """What is measured: topics that wait, how long the last ones did, and how full the fullest queue is."""
+
+    depth: int
+    wait_ms: float
+    busy: float
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """What a pressure means. Everything here costs time; nothing changes what is stored or read."""
+
+    pressure: float
+    coalesce_ms: float
+    """How long a delivery may wait for more of the same topic."""
+    commit_window_ms: float
+    """How long a commit may wait for more; 0 leaves it to the committer."""
+    defers: bool
+    """Copies go one band lower, and what has a negative priority is not pushed. Everything can be polled."""
+    refuses: bool
+    """Writes are refused where the log's queue is filling up, unless the writer insists."""
+
+
+CALM: Final = Ladder(pressure=0.0, coalesce_ms=0.0, commit_window_ms=0.0, defers=False, refuses=False)
+
+
+class Governor:
+    """Turns samples into a pressure and a step of the ladder. Has no clock: a sample is 100 ms."""
+
+    def __init__(self) -> None:
+        self.ladder = CALM
+        self._high = 0
+
+    def sample(self, signals: Signals) -> Ladder:
+        """The ladder after one more sample."""
+        now = max(
+            signals.depth / (signals.workers * _DEPTH_FULL), signals.wait_ms / _LATENCY_FULL_MS, signals.busy
+        )
+        before = self.ladder.pressure
+        pressure = before + _SMOOTHING * (min(max(now, 0.0), 1.0) - before)
+        if pressure < _NOTHING:
+            pressure = 0.0
+        self._high = self._high + 1 if pressure > _DEFER_FROM else 0
+        defers = pressure >= _RESUME_BELOW if self.ladder.defers else self._high >= _DEFER_AFTER
+        self.ladder = Ladder(
+            pressure=pressure,
+            coalesce_ms=_over(_COALESCE_FROM, pressure) * _COALESCE_MS_MAX,
+            commit_window_ms=_window_ms(pressure),
+            defers=defers,
+            refuses=pressure >= _REFUSE_FROM,
+        )
+        return self.ladder
+
+
+def _over(start: float, pressure: float) -> float:
+    """How far the pressure is from `start` to 1, as a share."""
+    return max(0.0, (pressure - start) / (1.0 - start))
+
+
+def _window_ms(pressure: float) -> float:
+    least, most = _WINDOW_MS
+    return least + (most - least) * pressure if pressure > _WIDEN_FROM else 0.0
+
+
+_LAG_SMOOTHING: Final = 0.2
+_FILL_REFUSED: Final = 0.5
+"""At full pressure writers are sent away from a queue that is fuller than this."""
+_STOOD_STILL_MS: Final = 2000.0
+RETRY_AFTER_MS: Final = 1000
+
+
+class Scheduler:
+    """The pressure of one engine. Belongs to the event loop's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._governor = Governor()
+        self._shards: Sequence[Shard] = ()
+        self._depths: list[Callable[[], int]] = []
+        self._wait_ms = 0.0
+        self._observed = False
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def ladder(self) -> Ladder:
+        """What is to be done about the pressure now."""
+        return self._governor.ladder
+
+    @property
+    def depth(self) -> int:
+        """How many topics wait to be delivered."""
+        return sum(depth() for depth in self._depths)
+
+    def start(self, shards: Sequence[Shard]) -> None:
+        """Begin to look."""
+        self._shards = shards
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+
+    def watch(self, depth: Callable[[], int]) -> None:
+        """Count what waits there as well."""
+        self._depths.append(depth)
+
+    def observe(self, wait_ms: float) -> None:
+        """A topic was delivered after it had waited so long."""
+        self._wait_ms += _LAG_SMOOTHING * (wait_ms - self._wait_ms)
+        self._observed = True
+
+    def check(self, shard: Shard) -> None:
+        """Raises `Throttled` where a write that does not insist should come back later."""
+        if self._governor.ladder.refuses and shard.fill >= _FILL_REFUSED:
+            raise Throttled(
+                "the server is pressed hard; retry in a moment, or send disable_backpressure",
+                {"retry_after_ms": RETRY_AFTER_MS},
+            )
+
+    async def _tick(self) -> None:
+        while True:
+            due_s = self._clock.monotonic() + SAMPLE_MS / 1000
+            await self._clock.sleep(SAMPLE_MS / 1000)
+            late_ms = (self._clock.monotonic() - due_s) * 1000
+            # Later than any load makes it, the whole machine stood still.
+            self.sample(late_ms=late_ms if late_ms < _STOOD_STILL_MS else 0.0)
+
+    def sample(self, *, late_ms: float) -> None:
+        """Look once; `late_ms` is how late the loop was for it."""
+        if not self._observed:
+            self._wait_ms /= 2
+        self._observed = False
+        before = self.ladder.commit_window_ms
+        busy = max((shard.fill for shard in self._shards), default=0.0)
+        ladder = self._governor.sample(
+            Signals(depth=self.depth, wait_ms=max(self._wait_ms, late_ms), busy=busy)
+        )
+        if ladder.commit_window_ms != before:
+            for shard in self._shards:
+                shard.widen(ladder.commit_window_ms / 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,6 @@ import pytest
 from tests.unit.topics.engine_doubles import DATA, World, read_all, recs, settle, values
 from tests.unit.topics.test_router_recovery import DISK, FSYNC
 
-import penstock.topics.tools.backup as backups
 from penstock.errors import StorageFull
 from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import Engine, Predicate, RouterConfig, TopicConfig, TopicNotFound
@@ -18,6 +18,7 @@ from penstock.topics.log.snapshot import load_latest
 from penstock.topics.routers.copy_commit import PASS_BYTES_MAX, PASS_ROWS_MAX
 from penstock.topics.routers.routing import COPIES_BYTES_MIN
 from penstock.topics.routers.table import Router
+from penstock.topics.tools.backup import backup
 from penstock.topics.tools.restore import restore
 
 AB = RouterConfig(source="a", dest="b")
@@ -142,8 +143,11 @@ async def test_a_backup_waits_for_a_snapshot_that_needs_no_originals_if_those_ar
     early = [load(world.disk, f"{DATA}/meta")]
     await world.engine.checkpoint()
     await settle()
-    monkeypatch.setattr(backups, "load_latest", lambda *where: early.pop() if early else load(*where))
-    backups.backup(world.disk, DATA, "/backup")
+    module = importlib.import_module(
+        "penstock.topics.tools.backup"
+    )  # the package exports a function of that name
+    monkeypatch.setattr(module, "load_latest", lambda *where: early.pop() if early else load(*where))
+    backup(world.disk, DATA, "/backup")
     await world.engine.close()
     restore(world.disk, "/backup", "/restored")
     restored = await World(disk=world.disk, data_dir="/restored").open()

@@ -24,9 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.topics import ClaimedJob, TopicConfig
 from penstock.topics.client.sync import Client
-from penstock.topics.config import TopicConfig
-from penstock.topics.jobs import ClaimedJob
 
 JOBS = 60
 HOPELESS = "image-13.broken"

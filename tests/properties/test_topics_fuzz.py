@@ -16,8 +16,7 @@ from penstock.storage.log_layout import chase
 from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.model import Predicate
-from penstock.topics.predicate import canonical, parse_match
+from penstock.topics.model import Predicate, canonical, parse_match
 from penstock.topics.queues.lease_log import (
     LeaseEvent,
     dead_letter_frame,

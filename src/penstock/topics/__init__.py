@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         TopicNotEmpty,
         TopicNotFound,
     )
-    from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult, QueueCounts
     from penstock.topics.limits import (
         BATCH_BYTES_MAX,
         BATCH_RECORDS_MAX,
@@ -58,18 +57,26 @@ if TYPE_CHECKING:
         WATCH_TOPICS_MAX,
     )
     from penstock.topics.model import (
+        AckResult,
         BareRecord,
+        ClaimedJob,
+        ClaimResult,
         DeleteResult,
+        ExtendResult,
+        NackResult,
         NewRecord,
         Page,
         Predicate,
         PutResult,
+        QueueCounts,
         Record,
         RemoveResult,
         Tombstone,
         TopicState,
         UnreadableRecord,
         WriteResult,
+        canonical,
+        parse_match,
         unreadable,
     )
     from penstock.topics.names import (
@@ -80,7 +87,6 @@ if TYPE_CHECKING:
         is_topic_name,
         names_in,
     )
-    from penstock.topics.predicate import canonical, parse_match
     from penstock.topics.queues.api import WorkStream
     from penstock.topics.read.subscription import Feed, Fence, Want
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
@@ -227,18 +233,17 @@ if not TYPE_CHECKING:
                 "NotReady RecordTooLarge RouterCycle RouterNotFound ShuttingDown Throttled TopicError "
                 "TopicFull TopicNotEmpty TopicNotFound"
             ),
-            "jobs": "AckResult ClaimResult ClaimedJob ExtendResult NackResult QueueCounts",
             "limits": (
                 "BATCH_BYTES_MAX BATCH_RECORDS_MAX DIFF_LIMIT_MAX NODE_BYTES_MAX PAGE_SIZE_DEFAULT "
                 "PAGE_SIZE_MAX SEQ_MAX TAG_BYTES_MAX WAIT_MS_MAX WATCH_BATCH_BYTES_DEFAULT "
                 "WATCH_TOPICS_MAX"
             ),
             "model": (
-                "BareRecord DeleteResult NewRecord Page Predicate PutResult Record RemoveResult "
-                "Tombstone TopicState UnreadableRecord WriteResult unreadable"
+                "AckResult BareRecord ClaimResult ClaimedJob DeleteResult ExtendResult NackResult "
+                "NewRecord Page Predicate PutResult QueueCounts Record RemoveResult Tombstone "
+                "TopicState UnreadableRecord WriteResult canonical parse_match unreadable"
             ),
             "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
-            "predicate": "canonical parse_match",
             "queues.api": "WorkStream",
             "read.subscription": "Feed Fence Want",
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",

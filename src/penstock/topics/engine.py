@@ -21,8 +21,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.engine_queues import QueueCalls
-from penstock.topics.engine_routers import RouterCalls
+from penstock.topics.engine_calls import QueueCalls, RouterCalls
 from penstock.topics.errors import (
     InvalidRequest,
     NotReady,
@@ -42,6 +41,7 @@ from penstock.topics.log.wal import (
     group_committer,
     shard_folders,
 )
+from penstock.topics.maintenance import Upkeep
 from penstock.topics.model import (
     BareRecord,
     DeleteResult,
@@ -67,7 +67,6 @@ from penstock.topics.segments.tiering import Tiers
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
-from penstock.topics.upkeep import Upkeep
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
 
 __all__ = ["Engine"]

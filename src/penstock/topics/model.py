@@ -1,36 +1,134 @@
-"""What goes into the engine and what comes out, as plain values."""
+"""The arguments and results of the engine, as plain values: records, pages, predicates and jobs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from penstock.jsontext import members, shallow, stored_problem
 from penstock.topics.config import TopicConfig
-from penstock.topics.jobs import QueueCounts
+from penstock.topics.errors import InvalidRequest
 from penstock.topics.names import FreeText
 
-__all__ = [
-    "BareRecord",
-    "DeleteResult",
-    "NewRecord",
-    "Page",
-    "Predicate",
-    "PutResult",
-    "Record",
-    "RemoveResult",
-    "Tombstone",
-    "TombstoneReason",
-    "TopicState",
-    "UnreadableRecord",
-    "WriteResult",
-    "record_of",
-    "records_of",
-    "unreadable",
-]
+_ABSENT = msgspec.Raw()
+_LEASE_NAME: Final = re.compile(r"lease_([0-9a-f]{1,16})")
+
+
+class ClaimedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One job and the lease it is held under; `data` and `meta` are JSON text."""
+
+    seq: int = msgspec.field(name="$seq")
+    lease_id: str
+    deadline_ms: int = msgspec.field(name="deadline")
+    ts_ms: int = msgspec.field(name="$ts")
+    deliveries: int
+    data: msgspec.Raw
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    meta_text: msgspec.Raw = msgspec.field(name="meta", default=_ABSENT)
+
+    @property
+    def meta(self) -> msgspec.Raw | None:
+        """None if the job has none."""
+        return None if self.meta_text is _ABSENT else self.meta_text
+
+
+_JOB = msgspec.json.Decoder(ClaimedJob)
+_TEXTS = ("data", "meta")
+
+
+def job_of(fragment: bytes) -> ClaimedJob:
+    """A job from its JSON object, of any depth."""
+    try:
+        return _JOB.decode(fragment)
+    except RecursionError:
+        found = members(fragment)
+        plain = [
+            b"%b:%b" % (msgspec.json.encode(name), b"null" if name in _TEXTS else text)
+            for name, text in found.items()
+        ]
+        meta = msgspec.Raw(found["meta"]) if "meta" in found else _ABSENT
+        job = _JOB.decode(b"{" + b",".join(plain) + b"}")
+        return msgspec.structs.replace(job, data=msgspec.Raw(found["data"]), meta_text=meta)
+
+
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a claim. `fragments` are the jobs as JSON objects, ready to be joined by commas."""
+
+    topic: str
+    fragments: Sequence[bytes]
+    seqs: Sequence[int]
+    ready: int
+    """Jobs that are left for others."""
+
+    def jobs(self) -> list[ClaimedJob]:
+        """The jobs as objects, for callers that live in the same process."""
+        return [job_of(fragment) for fragment in self.fragments]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCounts:
+    """`ready` can be claimed now, `in_flight` are held; `dead_lettered` counts from the queue's creation."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckResult:
+    """Jobs that are done and deleted, and those that the caller did not hold."""
+
+    topic: str
+    acked: int
+    skipped: Sequence[int]
+    ready: int
+    in_flight: int
+    fsync_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NackResult:
+    """Jobs that were given back, and those that the caller did not hold."""
+
+    topic: str
+    nacked: int
+    skipped: Sequence[int]
+    ready: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendResult:
+    """New ends of leases by sequence number, and the jobs that the caller did not hold."""
+
+    topic: str
+    deadlines_ms: dict[int, int]
+    skipped: Sequence[int]
+
+
+def lease_name(lease_id: int) -> str:
+    """The fencing token of a lease."""
+    return f"lease_{lease_id:x}"
+
+
+def parse_lease_ids(names: Sequence[str]) -> list[int]:
+    """The numbers of fencing tokens, 0 for an empty one. Raises `InvalidRequest`."""
+    return [_parse(name) if name else 0 for name in names]
+
+
+def _parse(name: str) -> int:
+    found = _LEASE_NAME.fullmatch(name)
+    number = int(found[1], 16) if found is not None else 0
+    if not number:
+        raise InvalidRequest(
+            f"{name[:40]!r} is no lease id; send what the claim gave out, or an empty text to go without"
+        )
+    return number
+
 
 TombstoneReason: TypeAlias = Literal[
     "cap", "ttl", "mixed", "source_trim", "lost", "recreated", "from_seq_too_old"
@@ -72,9 +170,6 @@ class Tombstone:
     head_seq: int
 
 
-_ABSENT = msgspec.Raw()
-
-
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One stored record as a diff tells it; `data` and `meta` are JSON text."""
 
@@ -93,7 +188,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 _RECORD = msgspec.json.Decoder(Record)
 _RECORDS = msgspec.json.Decoder(list[Record])
-_TEXTS = ("data", "meta")
 
 
 def records_of(fragments: Sequence[bytes]) -> list[Record]:
@@ -231,3 +325,38 @@ def unreadable(fragment: bytes) -> UnreadableRecord | None:
         return None
     place = _PLACE.decode(shallow(fragment, 1).text)
     return UnreadableRecord(seq=place.seq, ts_ms=place.ts_ms, reason=problem)
+
+
+_FORMS = '["tag","Eq",value], ["tag","Glob","prefix*"] or a bare string'
+
+
+def parse_match(value: object) -> Predicate:
+    """The predicate in a decoded JSON value. Raises `InvalidRequest` when it is none."""
+    if isinstance(value, str):
+        return Predicate(value=value[:-1], is_prefix=True) if value.endswith("*") else Predicate(value=value)
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or not isinstance(value[2], str):
+        raise InvalidRequest(f"a predicate is {_FORMS}")
+    field, operator, text = value
+    if field != "tag":
+        raise InvalidRequest(f"only the tag can be matched; a predicate is {_FORMS}")
+    if operator == "Eq":
+        return Predicate(value=text)
+    if operator != "Glob":
+        raise InvalidRequest(f"the operator is neither Eq nor Glob; a predicate is {_FORMS}")
+    if not text.endswith("*"):
+        raise InvalidRequest("a Glob ends in '*'; what stands before it is taken literally")
+    return Predicate(value=text[:-1], is_prefix=True)
+
+
+def canonical(predicate: Predicate) -> tuple[str, str, str]:
+    """The predicate as it is shown to clients."""
+    if predicate.is_prefix:
+        return ("tag", "Glob", predicate.value + "*")
+    return ("tag", "Eq", predicate.value)
+
+
+def matches(predicate: Predicate, tag: str | None) -> bool:
+    """Whether a record with this tag is meant; one without a tag never is."""
+    if tag is None:
+        return False
+    return tag.startswith(predicate.value) if predicate.is_prefix else tag == predicate.value

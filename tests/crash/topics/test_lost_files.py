@@ -16,8 +16,7 @@ from tests.unit.topics.engine_doubles import COLD, DATA, FSYNC, World, recs, seq
 from penstock.errors import PenstockError
 from penstock.testing.disk import FakeDisk, Survival
 from penstock.topics import Damaged, Durability, Engine, TopicConfig
-from penstock.topics.model import Tombstone
-from penstock.topics.predicate import Predicate
+from penstock.topics.model import Predicate, Tombstone
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.verify import verify
 

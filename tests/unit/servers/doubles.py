@@ -19,7 +19,6 @@ from penstock.http.auth import Keyring
 from penstock.servers.topics import TopicsApi, topics_app
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import InvalidRequest, TopicNotEmpty, TopicNotFound
-from penstock.topics.jobs import QueueCounts
 from penstock.topics.model import (
     BareRecord,
     DeleteResult,
@@ -27,6 +26,7 @@ from penstock.topics.model import (
     Page,
     Predicate,
     PutResult,
+    QueueCounts,
     RemoveResult,
     TopicState,
     WriteResult,

@@ -10,7 +10,7 @@ from tests.unit.topics.engine_doubles import World, recs, settle
 
 from penstock.servers.topics.queues import WorkFeed
 from penstock.topics import TopicConfig
-from penstock.topics.jobs import ClaimResult
+from penstock.topics.model import ClaimResult
 from penstock.topics.queues.api import WorkStream
 
 

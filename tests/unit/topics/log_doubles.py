@@ -11,8 +11,7 @@ import numpy as np
 
 from penstock.topics.log.frame import EncodedBatch, encode
 from penstock.topics.log.payload import prepare
-from penstock.topics.model import NewRecord, Page, Predicate
-from penstock.topics.predicate import matches
+from penstock.topics.model import NewRecord, Page, Predicate, matches
 from penstock.topics.read.page import DiffRequest, Walk
 from penstock.topics.segments.build import build
 from penstock.topics.segments.columns import Columns

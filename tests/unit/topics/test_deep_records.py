@@ -17,9 +17,8 @@ from penstock.spark.sources.topic_reader import _read_page
 from penstock.topics.client import models, queues
 from penstock.topics.client.watch import Frame, event_of
 from penstock.topics.errors import InvalidRequest
-from penstock.topics.jobs import job_of
 from penstock.topics.log.payload import prepare, split_payload
-from penstock.topics.model import NewRecord, unreadable
+from penstock.topics.model import NewRecord, job_of, unreadable
 from penstock.topics.queues.dead_letters import letter_meta
 from penstock.topics.routers.copy_frame import ROUTER_KEY, _with_origin
 

@@ -20,7 +20,7 @@ from penstock.topics import (
     TopicConfig,
     TopicNotFound,
 )
-from penstock.topics.jobs import ClaimResult
+from penstock.topics.model import ClaimResult
 from penstock.topics.segments.columns import DAMAGED
 
 QUEUE = TopicConfig(type="queue", lease_ms=1000)

@@ -7,7 +7,7 @@ from tests.unit.topics.engine_doubles import World, recs, seqs, settle
 
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 from penstock.topics import CommitFailed, Durability, Engine, TopicConfig
-from penstock.topics.jobs import ClaimedJob
+from penstock.topics.model import ClaimedJob
 
 STOPS = ["restart", "kill", "crash"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.topics.errors import InvalidRequest
-from penstock.topics.model import Predicate
-from penstock.topics.predicate import canonical, matches, parse_match
+from penstock.topics.model import Predicate, canonical, matches, parse_match
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from penstock.topics import (
     ShuttingDown,
     TopicConfig,
 )
-from penstock.topics.jobs import ClaimedJob
+from penstock.topics.model import ClaimedJob
 from penstock.topics.queues import dead_letters
 from penstock.topics.queues.leases import Job, LeaseTable
 from penstock.topics.queues.reading import read_jobs

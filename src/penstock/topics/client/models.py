@@ -13,7 +13,6 @@ from penstock.limits import JSON_DEPTH_MAX
 from penstock.topics.client.errors import UnexpectedAnswer
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import BatchTooLarge, InvalidRequest
-from penstock.topics.jobs import QueueCounts
 from penstock.topics.limits import BATCH_RECORDS_MAX
 from penstock.topics.model import (
     DeleteResult,
@@ -21,6 +20,7 @@ from penstock.topics.model import (
     Page,
     Predicate,
     PutResult,
+    QueueCounts,
     RemoveResult,
     Tombstone,
     TopicState,

@@ -28,7 +28,7 @@ from penstock.topics.client.errors import (
 from penstock.topics.client.models import read_answer, read_list
 from penstock.topics.client.watch import Frame, FrameReader, problem_of
 from penstock.topics.errors import InvalidRequest, ShuttingDown, TopicNotFound
-from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult, job_of
+from penstock.topics.model import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult, job_of
 from penstock.topics.names import check_topic_name
 
 

@@ -13,8 +13,8 @@ import msgspec
 from penstock.topics.client.connection import Call, Connection, Repeat
 from penstock.topics.client.models import match_tuple, read_answer
 from penstock.topics.limits import PAGE_SIZE_MAX
+from penstock.topics.model import parse_match
 from penstock.topics.names import check_router_name
-from penstock.topics.predicate import parse_match
 from penstock.topics.routers.model import Guarantee, RouterConfig, RouterPut, RouterRemoved, RouterState
 
 _PATH: Final = "/v0/routers"

@@ -25,10 +25,14 @@ from penstock.topics.client.queues import JobRef, QueueCalls, WorkCalls
 from penstock.topics.client.routers import RouterCalls, RouterSummary
 from penstock.topics.client.watch import WatchCalls, WatchEvent
 from penstock.topics.config import TopicConfig
-from penstock.topics.jobs import AckResult, ClaimedJob, ClaimResult, ExtendResult, NackResult
 from penstock.topics.limits import PAGE_SIZE_MAX, WAIT_MS_MAX
 from penstock.topics.model import (
+    AckResult,
+    ClaimedJob,
+    ClaimResult,
     DeleteResult,
+    ExtendResult,
+    NackResult,
     Page,
     Predicate,
     PutResult,

@@ -15,7 +15,6 @@ import numpy as np
 
 from penstock.clock import SteadyClock
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
-from penstock.topics.jobs import AckResult, ClaimResult, ExtendResult, NackResult, parse_lease_ids
 from penstock.topics.limits import (
     CLAIM_MAX,
     LEASE_MS_MAX,
@@ -27,7 +26,15 @@ from penstock.topics.limits import (
 from penstock.topics.log.append import Writer
 from penstock.topics.log.control import Deletion
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.model import NewRecord, WriteResult
+from penstock.topics.model import (
+    AckResult,
+    ClaimResult,
+    ExtendResult,
+    NackResult,
+    NewRecord,
+    WriteResult,
+    parse_lease_ids,
+)
 from penstock.topics.queues.claims import Claimer, Desk, HandOut, dismiss, gather_cohort
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_frame, lease_frame

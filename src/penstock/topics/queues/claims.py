@@ -14,7 +14,7 @@ from typing import Final
 from penstock.clock import Clock, SteadyClock
 from penstock.errors import PenstockError
 from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
-from penstock.topics.jobs import ClaimResult
+from penstock.topics.model import ClaimResult
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, reservation_frame
 from penstock.topics.queues.leases import Holding, JobState, LeaseTable, Term

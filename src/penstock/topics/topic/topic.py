@@ -17,12 +17,11 @@ import numpy as np
 from penstock.clock import SteadyClock
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
-from penstock.topics.jobs import QueueCounts
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
 from penstock.topics.log.snapshot import TopicEntry
 from penstock.topics.log.wal import Shard
-from penstock.topics.model import DeleteResult, Predicate, TopicState
+from penstock.topics.model import DeleteResult, Predicate, QueueCounts, TopicState
 from penstock.topics.queues.leases import LeaseTable, QueueEntry
 from penstock.topics.schedule.ready_set import effective_priority
 from penstock.topics.segments.columns import DELETED, NO_FILE, Columns, StoredBytes

@@ -29,8 +29,6 @@ from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
-__all__ = ["Upkeep"]
-
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 _FLOORS_EVERY_S: Final = 1.0

@@ -238,7 +238,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="ready although no write succeeds",
-        where="topics:Shard._fail",
+        where="topics:WalShard._fail",
         old="        self.fault = entry.error\n",
         new="        self.fault = None\n",
         test="tests/unit/topics/test_engine_failures.py"
@@ -397,14 +397,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a write made by who is told of another overtakes those behind it",
-        where="topics:Shard.is_quiet",
+        where="topics:WalShard.is_quiet",
         old="    if self._waiting or self._is_deciding or self._will_hand_over",
         new="    if self._waiting or self._will_hand_over",
         test=f"{LONE_WRITE}::test_a_write_made_while_others_are_told_does_not_overtake_those",
     ),
     Mutant(
         name="lone writes never share a commit",
-        where="topics:Shard.is_quiet",
+        where="topics:WalShard.is_quiet",
         old="self._is_deciding or self._will_hand_over or self._last_turn_count > 1:\n",
         new="self._is_deciding:\n",
         test=f"{LONE_WRITE}::test_a_second_write_of_the_same_turn_waits_for_the_others",
@@ -433,21 +433,21 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a change overtakes the writes of its turn",
-        where="topics:Shard.submit",
+        where="topics:WalShard.submit",
         old="    if self._held:\n        self.send_held()\n",
         new="",
         test=f"{GATHERING}::test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_log",
     ),
     Mutant(
         name="what was gathered outlives a failure that it built on",
-        where="topics:Shard._fail",
+        where="topics:WalShard._fail",
         old="            self.send_held()  # they built on it as well\n",
         new="",
         test=f"{GATHERING}::test_writes_that_are_gathered_when_a_commit_fails_fail_with_it",
     ),
     Mutant(
         name="sequences are not taken back after a failed commit",
-        where="topics:Shard._fail",
+        where="topics:WalShard._fail",
         old="            self.on_failure(self)\n",
         new="",
         test=f"{PROMISES}::test_after_a_failed_commit_the_next_write_takes_its_sequences",
@@ -522,11 +522,11 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="log files go before the snapshot that does without them",
-        where="topics:Upkeep._store",
+        where="topics:Maintenance._store",
         old="    self._retract()\n    try:\n",
         new=(
             "    self._retract()\n"
-            "    for folder, shard in zip(self._folders, self._journal.shards, strict=True):\n"
+            "    for folder, shard in zip(self._folders, self._wal.shards, strict=True):\n"
             "        shard.log.drop_before(cut.wal[folder].file)\n"
             "    try:\n"
         ),
@@ -534,7 +534,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="log files go that the snapshot before still needs",
-        where="topics:Upkeep._make",
+        where="topics:Maintenance._make",
         old="    needed, self._needed = self._needed, cut.wal\n",
         new="    needed = self._needed = cut.wal\n",
         test=f"{RECOVERY}::test_a_snapshot_that_cannot_be_read_is_told_and_the_one_before_serves",
@@ -632,7 +632,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="lease numbers are given out before they are reserved",
-        where="topics:HandOut._begin_to_reserve",
+        where="topics:LeaseAllocator._begin_to_reserve",
         old="    desk.reserving = commit(topic, [frame], apply=apply, sync=True)\n",
         new="    apply()\n    desk.reserving = commit(topic, [], sync=False)\n",
         test=f"{QUEUE_RESTART}::test_a_lease_number_is_never_given_out_twice",
@@ -646,7 +646,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a claim that failed keeps its jobs",
-        where="topics:HandOut.serve",
+        where="topics:LeaseAllocator.serve",
         old="    except BaseException:\n        self.take_back(topic, desk, claimers)\n",
         new="    except BaseException:\n",
         test=f"{QUEUE_RESTART}::test_a_durable_claim_that_cannot_be_logged_hands_out_nothing",
@@ -660,7 +660,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a stream that hangs is given jobs for ever",
-        where="topics:Holding.takes_jobs",
+        where="topics:WorkerSession.takes_jobs",
         old="    return self.is_open and not self.lapsed\n",
         new="    return self.is_open\n",
         test=f"{WORK}::test_another_node_does_not_answer_for_a_stream",
@@ -681,7 +681,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="jobs are dealt to a stream that is gone",
-        where="topics:Claimer.missing",
+        where="topics:ClaimRequest.missing",
         old="    is_there = not self.has_left and (self.held is None or self.held.takes_jobs)\n",
         new="    is_there = True\n",
         test=f"{WORK}::test_a_stream_that_drops_while_its_cohort_is_served_holds_nothing",
@@ -695,7 +695,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a snapshot does not know of claims that were not logged",
-        where="topics:HandOut._hand_out",
+        where="topics:LeaseAllocator._hand_out",
         old="            topic.captured = None  # the next snapshot has the deliveries\n",
         new="            pass\n",
         test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
@@ -745,7 +745,7 @@ TOPIC_MUTANTS = (
     # Routers
     Mutant(
         name="a cut is taken while copies are on their way",
-        where="topics:Upkeep._make",
+        where="topics:Maintenance._make",
         old="    async with self._routing.still():\n        cut = self._capture(last)\n",
         new="    cut = self._capture(last)\n",
         test=f"{ROUTER_RECOVERY}::test_a_checkpoint_waits_for_copies_that_are_on_their_way",
@@ -766,14 +766,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a cursor counts without the copies behind it",
-        where="topics:Forward.frame",
+        where="topics:CopyFrame.frame",
         old="flags=MORE if follows else 0",
         new="flags=0",
         test=f"{ROUTER_RECOVERY}::test_a_cursor_without_its_copies_is_cut_with_them",
     ),
     Mutant(
         name="the segments of a deleted source go before its copies have some",
-        where="topics:Upkeep.remove_files",
+        where="topics:Maintenance.remove_files",
         old="    if topic.is_referred:\n",
         new="    if False:\n",
         test=f"{ROUTERS}::test_a_deleted_source_in_segments_is_there_until_its_copies_are",
@@ -823,21 +823,21 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="copies of routers gather in memory without a bound",
-        where="topics:CopyMemory.has_room",
+        where="topics:ReplicaMemoryLimit.has_room",
         old="    return self._total < self._bound\n",
         new="    return True\n",
         test=f"{ROUTER_FAULTS}::test_copies_wait_in_the_source_when_checkpoints_fail",
     ),
     Mutant(
         name="a router without room tries at every tick",
-        where="topics:Resting.rest",
+        where="topics:RouterBackoff.rest",
         old="min(2 * self._pauses.get(router, REST_MIN_S / 2), REST_MAX_S)",
         new="REST_MIN_S",
         test=f"{ROUTER_FAULTS}::test_a_router_without_room_tries_less_and_less_often",
     ),
     Mutant(
         name="a router that rests does not see that there is room",
-        where="topics:Resting.rise",
+        where="topics:RouterBackoff.rise",
         old="        if until_s <= now_s or look != _look(router)\n",
         new="        if until_s <= now_s\n",
         test=f"{ROUTER_FAULTS}::test_a_destination_that_gets_room_is_seen_to_by_the_next_tick",
@@ -938,14 +938,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="the origin of a deleted record keeps a copy away",
-        where="topics:Origins.takes",
+        where="topics:DedupWindow.takes",
         old="return place is not None and dest.index.locate(place) is not None",
         new="return place is not None",
         test=f"{ROUTERS}::test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away",
     ),
     Mutant(
         name="a pass that failed forgets the origins that it met",
-        where="topics:Origins.takes",
+        where="topics:DedupWindow.takes",
         old="self._places.get(source_seq)",
         new="self._places.pop(source_seq, None)",
         test=f"{ROUTERS}::test_an_origin_counts_also_after_a_pass_that_failed",
@@ -989,7 +989,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a page goes on behind its bound",
-        where="topics:Walk.step",
+        where="topics:PageCursor.step",
         old="    bound = self._last_seq() + 1\n",
         new="    bound = self._index.head_seq + 1\n",
         test="tests/unit/topics/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",

@@ -26,7 +26,7 @@ from penstock.topics.queues.lease_log import (
 )
 from penstock.topics.queues.leases import JobState, LeaseTable
 from penstock.topics.read.page import DiffRequest
-from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyRun, Forward
+from penstock.topics.routers.copy_frame import LOST_SOURCE, CopyFrame, CopyRun
 from penstock.topics.routers.model import RouterEntry, decode_created, encode_created
 
 WAL = WalFormat()
@@ -84,8 +84,8 @@ BODIES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
         ),
     ),
     "forward": (
-        Forward.decode,
-        Forward(
+        CopyFrame.decode,
+        CopyFrame(
             router="r",
             router_id=7,
             source="from",

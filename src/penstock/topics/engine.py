@@ -35,13 +35,13 @@ from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat
 from penstock.topics.log.recovery import Recovered, recover
 from penstock.topics.log.wal import (
-    Journal,
     MakeCommitter,
-    Shard,
+    Wal,
+    WalShard,
     group_committer,
     shard_folders,
 )
-from penstock.topics.maintenance import Upkeep
+from penstock.topics.maintenance import Maintenance
 from penstock.topics.model import (
     BareRecord,
     DeleteResult,
@@ -57,9 +57,9 @@ from penstock.topics.queues.lease_log import commit
 from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.read.subscription import Feed
 from penstock.topics.routers.registry import RouterRegistry
-from penstock.topics.routers.routing import CopyMemory, Routing
+from penstock.topics.routers.routing import ReplicaMemoryLimit, Routing
 from penstock.topics.schedule.pressure import Scheduler
-from penstock.topics.segments.cold_tier import ColdOwner, check_apart
+from penstock.topics.segments.cold_tier import ColdTierLock, check_apart
 from penstock.topics.segments.growth import await_earlier
 from penstock.topics.segments.layout import LOCK_FILE, check_complete
 from penstock.topics.segments.store import LocalSegmentRoot, open_cold_store
@@ -97,7 +97,7 @@ class Engine(QueueCalls, RouterCalls):
         self._clock = clock = SteadyClock(clock)
         self._cold_thread = LooseThreads(1, "topics-move") if workers is None else None
         self._workers = ThreadWorkers() if workers is None else workers
-        self._owner: ColdOwner | None = None
+        self._owner: ColdTierLock | None = None
         self._sync_times = SyncTimes()
         self._committers = committers or group_committer(
             sync_interval_s=config.sync_interval_ms / 1000,
@@ -111,12 +111,12 @@ class Engine(QueueCalls, RouterCalls):
         self._writer = Writer(self._catalog, clock, self._check_ready, self.scheduler)
         self._reader = Reader(self._catalog, clock, self._workers, self._check_ready)
         self._routing = Routing(
-            self._catalog, clock, self._workers, self.scheduler, CopyMemory(config.checkpoint_bytes)
+            self._catalog, clock, self._workers, self.scheduler, ReplicaMemoryLimit(config.checkpoint_bytes)
         )
         self._routers = RouterRegistry(config, self._catalog, clock, self._routing)
         self._queues = Queues(self._catalog, clock, self._workers, self._writer, self._check_ready)
-        self._journal: Journal | None = None
-        self._upkeep: Upkeep | None = None
+        self._wal: Wal | None = None
+        self._maintenance: Maintenance | None = None
         self._state = "new"
 
     @classmethod
@@ -151,14 +151,14 @@ class Engine(QueueCalls, RouterCalls):
             found = await self._workers.tidy(lambda: self._recover(tiers, folders))
             await self._workers.tidy(lambda: self._claim_cold(found))
             logs = await self._workers.tidy(lambda: [self._open_log(found, folder) for folder in folders])
-            self._journal = Journal([self._shard(log, number) for number, log in enumerate(logs)])
-            self._catalog.open(self._journal, found.topics, found.next_topic_id)
+            self._wal = Wal([self._shard(log, number) for number, log in enumerate(logs)])
+            self._catalog.open(self._wal, found.topics, found.next_topic_id)
             self._routing.open(found.routers)
-            self._routers.open(self._journal.shards[0])
+            self._routers.open(self._wal.shards[0])
             self.problems = found.problems
             for problem in found.problems:
                 _LOGGER.error("%s", problem)
-            self._upkeep = Upkeep(
+            self._maintenance = Maintenance(
                 fs=self._fs,
                 data_dir=self._data_dir,
                 config=self.config,
@@ -166,16 +166,16 @@ class Engine(QueueCalls, RouterCalls):
                 workers=self._workers,
                 run_cold=self._workers.tidy if self._cold_thread is None else self._cold_thread,
                 tiers=tiers,
-                journal=self._journal,
+                wal=self._wal,
                 folders=folders,
                 found=found,
                 catalog=self._catalog,
                 routing=self._routing,
             )
             self._catalog.on_removed(self._forget_topic)
-            await self._upkeep.start()
+            await self._maintenance.start()
             self._routing.start()
-            self.scheduler.start(self._journal.shards)
+            self.scheduler.start(self._wal.shards)
         except BaseException:
             self._state = "closed"
             self._abandon()
@@ -185,9 +185,9 @@ class Engine(QueueCalls, RouterCalls):
     def _abandon(self) -> None:
         """Let go of everything after a start that failed."""
         try:
-            if self._journal is not None:
+            if self._wal is not None:
                 with contextlib.suppress(PenstockError):
-                    self._journal.close()
+                    self._wal.close()
         finally:
             self._close_workers()
             self._lock.__exit__(None, None, None)
@@ -195,8 +195,8 @@ class Engine(QueueCalls, RouterCalls):
     def _forget_topic(self, topic: Topic) -> None:
         """A topic is durably gone."""
         self._routing.topic_left(topic)
-        assert self._upkeep is not None
-        self._upkeep.remove_files(topic)
+        assert self._maintenance is not None
+        self._maintenance.remove_files(topic)
 
     def _close_workers(self) -> None:
         if self._cold_thread is not None:
@@ -210,7 +210,7 @@ class Engine(QueueCalls, RouterCalls):
             return Tiers(hot)
         check_apart(self._data_dir, place)
         cold = open_cold_store(place, self._fs)
-        self._owner = ColdOwner(self._fs, self._data_dir, cold, place)
+        self._owner = ColdTierLock(self._fs, self._data_dir, cold, place)
         return Tiers(hot, cold, self._owner.check)
 
     def _claim_cold(self, found: Recovered) -> None:
@@ -250,8 +250,8 @@ class Engine(QueueCalls, RouterCalls):
             extent=ExtentFile(self._fs, os.path.join(self._data_dir, folder)),
         )
 
-    def _shard(self, log: AppendLog, number: int) -> Shard:
-        shard = Shard(log, number, self._committers, self.config.wal_queue_max)
+    def _shard(self, log: AppendLog, number: int) -> WalShard:
+        shard = WalShard(log, number, self._committers, self.config.wal_queue_max)
         shard.on_failure = self._catalog.take_back
         return shard
 
@@ -260,8 +260,8 @@ class Engine(QueueCalls, RouterCalls):
         if self._state != "ready":
             return
         self._state = "closed"
-        assert self._journal is not None
-        assert self._upkeep is not None
+        assert self._wal is not None
+        assert self._maintenance is not None
         self._queues.close()
         for topic in self._catalog.all():
             topic.waiters.wake()
@@ -269,11 +269,11 @@ class Engine(QueueCalls, RouterCalls):
         try:
             await self._routing.close()
             await self._queues.settle()
-            await self._upkeep.close()
+            await self._maintenance.close()
         finally:
-            self._journal.stop()
+            self._wal.stop()
             try:
-                await self._workers.tidy(self._journal.close)
+                await self._workers.tidy(self._wal.close)
             finally:
                 self._close_workers()
                 self._lock.__exit__(None, None, None)
@@ -426,9 +426,9 @@ class Engine(QueueCalls, RouterCalls):
     def feed(self, name: str) -> Feed:
         """The topic as it is now, for those who watch it. Raises `TopicNotFound`."""
         self._check_ready()
-        assert self._journal is not None
+        assert self._wal is not None
         topic = self._catalog.get(name)
-        return Feed(topic, self._reader, lambda: self.refresh(name), self._journal.shards)
+        return Feed(topic, self._reader, lambda: self.refresh(name), self._wal.shards)
 
     def on_topic(self, tell: Callable[[str], None]) -> None:
         """Call this with the name of every topic that is there from now on; it must not raise."""
@@ -473,12 +473,12 @@ class Engine(QueueCalls, RouterCalls):
     async def checkpoint(self) -> None:
         """Move what is in the log into segments now, instead of when it is due."""
         self._check_ready()
-        assert self._upkeep is not None
-        await self._upkeep.checkpoint()
+        assert self._maintenance is not None
+        await self._maintenance.checkpoint()
 
     def stats(self) -> EngineStats:
         """Numbers for metrics."""
-        shards = () if self._journal is None else self._journal.shards
+        shards = () if self._wal is None else self._wal.shards
         now_ms = self._clock.now_ms()
         for topic in self._catalog.all():
             topic.queue_counts(now_ms)  # leases that are over are not counted
@@ -491,12 +491,12 @@ class Engine(QueueCalls, RouterCalls):
         client is needed to find that out.
         """
         self._check_ready()
-        assert self._journal is not None
-        for shard in self._journal.shards:
+        assert self._wal is not None
+        for shard in self._wal.shards:
             if shard.fault is not None:
                 await self._try(shard)
 
-    async def _try(self, shard: Shard) -> None:
+    async def _try(self, shard: WalShard) -> None:
         topic = next((one for one in self._catalog.all() if one.shard is shard and not one.gone), None)
         if topic is None:
             shard.fault = None  # nobody writes there

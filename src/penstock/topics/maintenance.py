@@ -15,10 +15,10 @@ from penstock.storage import FileSystem, LogPosition
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Throttled
 from penstock.topics.log.checkpoint import Cut, TopicCut, capture, store
-from penstock.topics.log.pending import Change
+from penstock.topics.log.pending import PendingChange
 from penstock.topics.log.recovery import Recovered
 from penstock.topics.log.snapshot import snapshot_name
-from penstock.topics.log.wal import Journal
+from penstock.topics.log.wal import Wal
 from penstock.topics.routers.routing import Routing
 from penstock.topics.segments.cold_tier import Relocation, RunCold
 from penstock.topics.segments.format import SegmentEntry
@@ -38,7 +38,7 @@ _LEAVING_S: Final = 0.5
 """How long a stop waits for the cold tier."""
 
 
-class Upkeep:
+class Maintenance:
     """The background of one engine. Checkpoints are made one at a time, on the thread that tidies up."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Upkeep:
         workers: Workers,
         run_cold: RunCold,
         tiers: Tiers,
-        journal: Journal,
+        wal: Wal,
         folders: Sequence[str],
         found: Recovered,
         catalog: Catalog,
@@ -64,7 +64,7 @@ class Upkeep:
         self._clock = clock
         self._workers = workers
         self._tiers = tiers
-        self._journal = journal
+        self._wal = wal
         self._folders = folders
         self._catalog = catalog
         self._routing = routing
@@ -157,8 +157,8 @@ class Upkeep:
     async def _quiesce(self) -> None:
         """Wait until everything submitted so far is decided."""
         fences = []
-        for shard in self._journal.shards:
-            fence: Change[None] = Change(lambda: None)
+        for shard in self._wal.shards:
+            fence: PendingChange[None] = PendingChange(lambda: None)
             shard.submit([], frames=0, sync=True, waiting=fence)
             fences.append(fence.outcome)
         await asyncio.gather(*fences, return_exceptions=True)
@@ -189,7 +189,7 @@ class Upkeep:
         )
 
     def _written(self) -> int:
-        return sum(shard.submitted_bytes for shard in self._journal.shards)
+        return sum(shard.submitted_bytes for shard in self._wal.shards)
 
     def _ages(self) -> bool:
         """Whether some segment is old enough to be sealed although nothing was written."""
@@ -213,7 +213,7 @@ class Upkeep:
                 continue  # whatever is written next carries them
             frames = topic.moved_floors()
             if frames:
-                change: Change[None] = Change(lambda: None)
+                change: PendingChange[None] = PendingChange(lambda: None)
                 change.outcome.add_done_callback(_ignore)
                 topic.shard.submit(frames, frames=len(frames), sync=False, waiting=change)
 
@@ -283,13 +283,11 @@ class Upkeep:
                 # Nothing is under way any more: the sequences that were reserved are not needed.
                 topic.reserved_seq = 0
                 topic.captured = None
-        wal = {
-            folder: shard.decided for folder, shard in zip(self._folders, self._journal.shards, strict=True)
-        }
+        wal = {folder: shard.decided for folder, shard in zip(self._folders, self._wal.shards, strict=True)}
         cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
         cut.synced = {
             folder: shard.synced
-            for folder, shard in zip(self._folders, self._journal.shards, strict=True)
+            for folder, shard in zip(self._folders, self._wal.shards, strict=True)
             if shard.synced.file
         }
         return cut
@@ -332,7 +330,7 @@ class Upkeep:
 
         With a cold tier the segments are left to it.
         """
-        for folder, shard in zip(self._folders, self._journal.shards, strict=True):
+        for folder, shard in zip(self._folders, self._wal.shards, strict=True):
             start = needed.get(folder)
             if start is not None:
                 shard.log.drop_before(start.file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.topics.config import Durability
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.wal import WalShard
 from penstock.topics.topic.topic import Topic
 
 __all__ = ["SYNC_BUCKETS_US", "EngineStats", "SyncTimes", "TopicStats", "WalStats", "collect_stats"]
@@ -81,7 +81,7 @@ class EngineStats:
 
 
 def collect_stats(
-    topics: Iterable[Topic], shards: Sequence[Shard], times: SyncTimes, *, ready: bool
+    topics: Iterable[Topic], shards: Sequence[WalShard], times: SyncTimes, *, ready: bool
 ) -> EngineStats:
     """The numbers of all topics and shards."""
     by_class = dict.fromkeys(Durability, 0)
@@ -115,7 +115,7 @@ def collect_stats(
     )
 
 
-def _wal_stats(shards: Sequence[Shard], times: SyncTimes) -> WalStats:
+def _wal_stats(shards: Sequence[WalShard], times: SyncTimes) -> WalStats:
     commits = [shard.stats() for shard in shards]
     return WalStats(
         frames=sum(commit.frames for commit in commits),

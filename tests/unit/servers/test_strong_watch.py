@@ -16,7 +16,7 @@ from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import TopicConfig
 from penstock.topics.config import Durability
 from penstock.topics.errors import Throttled
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.wal import WalShard
 from penstock.topics.routers.model import RouterConfig
 
 
@@ -226,14 +226,14 @@ async def test_a_log_without_room_is_asked_again(
 ) -> None:
     await put(world)
     strong = await follow(watching)
-    check_room, is_full = Shard.check_room, False
+    check_room, is_full = WalShard.check_room, False
 
-    def refuse(self: Shard) -> None:
+    def refuse(self: WalShard) -> None:
         if is_full:
             raise Throttled("full")
         check_room(self)
 
-    monkeypatch.setattr(Shard, "check_room", refuse)
+    monkeypatch.setattr(WalShard, "check_room", refuse)
     writing = asyncio.ensure_future(world.engine.write("x", recs(1)))
     await asyncio.sleep(0)
     is_full = True

@@ -102,7 +102,7 @@ class World:
         routing.is_closed = True
         if routing._ticking is not None:
             routing._ticking.cancel()
-        upkeep = self.engine._upkeep
+        upkeep = self.engine._maintenance
         for ticking in (None if upkeep is None else upkeep._ticking, self.engine.scheduler._ticking):
             if ticking is not None:
                 ticking.cancel()

@@ -12,13 +12,13 @@ import numpy as np
 from penstock.topics.log.frame import EncodedBatch, encode
 from penstock.topics.log.payload import prepare
 from penstock.topics.model import NewRecord, Page, Predicate, matches
-from penstock.topics.read.page import DiffRequest, Walk
+from penstock.topics.read.page import DiffRequest, PageCursor
 from penstock.topics.segments.build import build
 from penstock.topics.segments.columns import Columns
 from penstock.topics.segments.format import IDX_DTYPE
 from penstock.topics.segments.tags import LogTags
 from penstock.topics.topic.index import TopicIndex
-from penstock.topics.topic.watermarks import Floors
+from penstock.topics.topic.watermarks import LowWatermarks
 
 TOPIC_ID = 7
 NOW = 1_700_000_000_000
@@ -56,7 +56,7 @@ class MemoryTopic:
 
     def __init__(self) -> None:
         self.index = TopicIndex()
-        self.floors = Floors()
+        self.floors = LowWatermarks()
         self.tags = LogTags()
         self.files: dict[int, bytearray] = {1: bytearray()}
         self.now_ms = NOW
@@ -110,7 +110,7 @@ class MemoryTopic:
         return memoryview(self.files[file])
 
     def read(self, request: DiffRequest, ttl_ms: int = 0) -> Page:
-        walk = Walk(self.index, self.floors, request, now_ms=self.now_ms, ttl_ms=ttl_ms)
+        walk = PageCursor(self.index, self.floors, request, now_ms=self.now_ms, ttl_ms=ttl_ms)
         while not walk.done:
             needed = walk.step(self.view)
             if needed is not None:

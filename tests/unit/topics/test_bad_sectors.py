@@ -119,7 +119,7 @@ async def test_a_checkpoint_saves_what_can_be_read_and_keeps_the_file(world: Wor
     for _ in range(5):
         await engine.checkpoint()
         await engine.write("t", recs("more"))
-        engine._journal.shards[0].log.rotate()  # type: ignore[union-attr]
+        engine._wal.shards[0].log.rotate()  # type: ignore[union-attr]
     assert (await read_past(engine, "t"))[1] == bad
     assert f"wal/damaged-{spoiled.rpartition('/')[2]}" in world.files()
     assert spoiled.removeprefix(f"{DATA}/") not in world.files()

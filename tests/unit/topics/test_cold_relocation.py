@@ -172,10 +172,10 @@ async def test_a_damaged_segment_does_not_keep_the_others_from_moving(world: Wor
 async def test_copies_that_no_snapshot_knows_of_are_made_again_after_a_crash(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(6)), config=FSYNC)
-    assert engine._upkeep is not None
-    await engine._upkeep._checkpoint()
-    assert engine._upkeep._cold is not None
-    await engine._upkeep._cold.tend(engine._catalog.all())
+    assert engine._maintenance is not None
+    await engine._maintenance._checkpoint()
+    assert engine._maintenance._cold is not None
+    await engine._maintenance._cold.tend(engine._catalog.all())
     assert (data_files(world, COLD), data_files(world, "/data")) == (3, 3)
     engine = await world.crash()
     assert (data_files(world, COLD), data_files(world, "/data")) == (3, 0)
@@ -185,10 +185,10 @@ async def test_copies_that_no_snapshot_knows_of_are_made_again_after_a_crash(wor
 async def test_hot_data_stays_until_the_snapshot_that_says_cold_is_durable(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(6)), config=FSYNC)
-    assert engine._upkeep is not None
-    await engine._upkeep._checkpoint()
-    assert engine._upkeep._cold is not None
-    await engine._upkeep._cold.tend(engine._catalog.all())
+    assert engine._maintenance is not None
+    await engine._maintenance._checkpoint()
+    assert engine._maintenance._cold is not None
+    await engine._maintenance._cold.tend(engine._catalog.all())
     await fail_to_sync_the_snapshot(world)
     assert data_files(world, "/data") == 3
     world.unplug()
@@ -199,14 +199,14 @@ async def test_hot_data_stays_until_the_snapshot_that_says_cold_is_durable(world
 async def test_what_dies_between_its_copy_and_the_snapshot_leaves_both_tiers(world: World) -> None:
     engine = await world.open()
     await engine.write("t", recs(*range(6)), config=FSYNC)
-    assert engine._upkeep is not None
-    await engine._upkeep._checkpoint()
-    assert engine._upkeep._cold is not None
-    await engine._upkeep._cold.tend(engine._catalog.all())
+    assert engine._maintenance is not None
+    await engine._maintenance._checkpoint()
+    assert engine._maintenance._cold is not None
+    await engine._maintenance._cold.tend(engine._catalog.all())
     await engine.delete("t", before_seq=5)
     await engine.checkpoint()
     assert (data_files(world, COLD), data_files(world, "/data")) == (1, 0)
-    assert engine._upkeep._cold.copied == {}
+    assert engine._maintenance._cold.copied == {}
     await engine.remove_topic("t")
     await settle()
     assert (data_files(world, COLD), data_files(world, "/data")) == (0, 0)

@@ -10,7 +10,7 @@ from tests.unit.topics.log_doubles import NOW, MemoryTopic, StoredSegment, recor
 from penstock.topics.errors import Damaged
 from penstock.topics.model import Page
 from penstock.topics.read import page as page_module
-from penstock.topics.read.page import DiffRequest, Walk, collect
+from penstock.topics.read.page import DiffRequest, PageCursor, collect
 
 
 def written(count: int) -> MemoryTopic:
@@ -188,7 +188,7 @@ def test_a_record_known_to_be_lost_is_an_error_until_it_is_deleted(more: int) ->
 def test_a_cold_read_asks_for_no_more_than_the_page_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written(100)
     promoted(topic, 100, cold=True)
-    walk = Walk(topic.index, topic.floors, DiffRequest.of(10, limit=5), now_ms=NOW, ttl_ms=0)
+    walk = PageCursor(topic.index, topic.floors, DiffRequest.of(10, limit=5), now_ms=NOW, ttl_ms=0)
     needed = walk.step(topic.view)
     assert needed is not None
     assert needed.start == topic.index.runs[0].row(10)[0]
@@ -202,7 +202,7 @@ def test_a_cold_read_asks_for_no_more_than_the_page_can_take(monkeypatch: pytest
 def test_what_is_deleted_or_evicted_while_bytes_are_fetched_is_not_delivered() -> None:
     topic = written(20)
     stored = promoted(topic, 10, cold=True)
-    walk = Walk(topic.index, topic.floors, DiffRequest.of(), now_ms=NOW, ttl_ms=0)
+    walk = PageCursor(topic.index, topic.floors, DiffRequest.of(), now_ms=NOW, ttl_ms=0)
     needed = walk.step(topic.view)
     assert needed is not None
     topic.index.delete_seqs([5])
@@ -220,7 +220,7 @@ def test_a_segment_that_takes_the_place_of_the_log_between_two_steps_changes_not
     topic = MemoryTopic()
     for n in range(40):
         topic.write([record(n)])
-    walk = Walk(topic.index, topic.floors, DiffRequest.of(), now_ms=NOW, ttl_ms=0)
+    walk = PageCursor(topic.index, topic.floors, DiffRequest.of(), now_ms=NOW, ttl_ms=0)
     walk.step(topic.view)
     promoted(topic, 35)
     topic.index.drop_dead_runs()
@@ -233,7 +233,7 @@ def test_many_records_of_the_reader_are_passed_in_steps_of_bounded_size() -> Non
     topic = MemoryTopic()
     for _ in range(3):
         topic.write([record(n) for n in range(3000)], node="me")
-    walk = Walk(topic.index, topic.floors, DiffRequest.of(nodes=["me"]), now_ms=NOW, ttl_ms=0)
+    walk = PageCursor(topic.index, topic.floors, DiffRequest.of(nodes=["me"]), now_ms=NOW, ttl_ms=0)
     steps = 0
     while not walk.done:
         walk.step(topic.view)

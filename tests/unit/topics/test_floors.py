@@ -6,7 +6,7 @@ import pytest
 from tests.unit.topics.log_doubles import MemoryTopic, record
 
 from penstock.topics.topic.index import NOTHING, Removed
-from penstock.topics.topic.watermarks import Floors, tombstone_for
+from penstock.topics.topic.watermarks import LowWatermarks, tombstone_for
 
 
 def written(count: int) -> MemoryTopic:
@@ -56,31 +56,31 @@ def test_popping_deleted_records_before_an_evicted_one_is_part_of_the_gap_but_th
     ],
 )
 def test_the_reason_is_what_reaches_the_gap(cap: int, ttl: int, trim: int, reason: str) -> None:
-    tombstone = tombstone_for(Floors(cap=cap, ttl=ttl, trim=trim), 1, 9, 9)
+    tombstone = tombstone_for(LowWatermarks(cap=cap, ttl=ttl, trim=trim), 1, 9, 9)
     assert tombstone is not None
     assert tombstone.reason == reason
     assert tombstone.gap_to == max(cap, ttl, trim) - 1
 
 
 def test_a_reader_at_the_floor_is_told_nothing() -> None:
-    floors = Floors(cap=4)
+    floors = LowWatermarks(cap=4)
     assert tombstone_for(floors, 3, 4, 6) is None
     assert tombstone_for(floors, 6, 4, 6) is None
     assert tombstone_for(floors, 2, 4, 6) is not None
 
 
 def test_a_reader_beyond_the_head_is_told_that_the_topic_is_another_one() -> None:
-    tombstone = tombstone_for(Floors(cap=3), 7, 4, 6)
+    tombstone = tombstone_for(LowWatermarks(cap=3), 7, 4, 6)
     assert tombstone is not None
     assert (tombstone.reason, tombstone.gap_from, tombstone.gap_to) == ("recreated", 1, 6)
     assert (tombstone.missed_estimate, tombstone.earliest_seq) == (6, 4)
-    empty = tombstone_for(Floors(), 1, 1, 0)
+    empty = tombstone_for(LowWatermarks(), 1, 1, 0)
     assert empty is not None
     assert (empty.gap_to, empty.missed_estimate) == (0, 1)
 
 
 def test_floors_only_rise() -> None:
-    floors = Floors()
+    floors = LowWatermarks()
     assert floors.raise_cap(Removed(2, 10, 5))
     assert not floors.raise_cap(Removed(1, 10, 4))
     assert not floors.raise_ttl(NOTHING)

@@ -121,10 +121,10 @@ async def test_a_torn_commit_keeps_whole_writes_only(world: World, records: int)
     begin(engine, [recs(*range(records))])
     await settle()
     name = next(name for name, _ in world.disk.list_files(f"{DATA}/wal") if name.endswith(".log"))
-    first_bytes = engine._journal.shards[0].log.end.offset  # type: ignore[union-attr]
+    first_bytes = engine._wal.shards[0].log.end.offset  # type: ignore[union-attr]
     begin(engine, [recs(*range(records)) for _ in range(3)])
     await settle()
-    end = engine._journal.shards[0].log.end.offset  # type: ignore[union-attr]
+    end = engine._wal.shards[0].log.end.offset  # type: ignore[union-attr]
     frame_bytes = (end - first_bytes) // (3 * records)
     world.unplug(Survival.EVERYTHING)
     whole = world.disk
@@ -153,7 +153,7 @@ async def test_writes_that_are_gathered_when_a_commit_fails_fail_with_it(world: 
     first = begin(engine, [recs("lost")])
     await settle()
     world.disk.plan = PlannedFault(call=len(world.disk.calls), kind=DiskFault.FAIL_ONCE)
-    shard = engine._journal.shards[0]  # type: ignore[union-attr]
+    shard = engine._wal.shards[0]  # type: ignore[union-attr]
     decide, second = shard._decide, Answers()
 
     def write_and_decide(entries: list[Any]) -> None:
@@ -179,7 +179,7 @@ async def test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_l
     await engine.remove_topic("t")
     assert answers.places() == [(1, 1), (2, 2)]
     assert not engine.exists("t")
-    shard, start = engine._journal.shards[0], header_bytes(WAL)  # type: ignore[union-attr]
+    shard, start = engine._wal.shards[0], header_bytes(WAL)  # type: ignore[union-attr]
     view = shard.view(shard.decided.file)[:]
     ends, _ = WAL.frame_ends(view, start, len(view))
     marks = (FrameType.APPEND, FrameType.TOPIC_DELETE)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import Corrupt
 from penstock.topics.log.frame import HEADER_BYTES
-from penstock.topics.queues.claims import deal
+from penstock.topics.queues.claims import round_robin
 from penstock.topics.queues.lease_log import (
     LeaseEvent,
     dead_letter_frame,
@@ -45,7 +45,7 @@ def body(frame: bytes) -> bytes:
     ],
 )
 def test_jobs_are_dealt_in_turns(seqs: list[int], wants: list[int], hands: list[list[int]]) -> None:
-    assert deal(seqs, wants) == hands
+    assert round_robin(seqs, wants) == hands
 
 
 def test_fresh_jobs_have_no_entry_until_they_are_handed_out() -> None:

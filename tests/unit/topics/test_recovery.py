@@ -312,7 +312,7 @@ async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
-    offset = world.engine._journal.shards[0].decided.offset  # type: ignore[union-attr]
+    offset = world.engine._wal.shards[0].decided.offset  # type: ignore[union-attr]
     last = (await engine.write("t", recs(3, 4))).last_seq
     world.unplug(Survival.EVERYTHING)
     path = f"/data/{max(name for name in world.files() if name.endswith('.log'))}"
@@ -358,7 +358,7 @@ async def test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed
     engine = await world.open()
     for n in range(6):
         last = (await engine.write("t", recs(n), config=FSYNC)).last_seq
-    middle = world.engine._journal.shards[0].decided.offset // 2  # type: ignore[union-attr]
+    middle = world.engine._wal.shards[0].decided.offset // 2  # type: ignore[union-attr]
     world.unplug(Survival.EVERYTHING)
     world.disk.truncate(f"/data/{max(name for name in world.files() if name.endswith('.log'))}", middle)
     engine = await world.open()
@@ -486,7 +486,7 @@ async def _check_flipped(world: World, wanted: dict[str, dict[int, object]], why
         assert told or set(found) <= set(records), f"{why}: records came back"
         assert told or damaged or set(records) <= set(found), f"{why}: records are missing without a word"
     await engine.delete("g", before_seq=100) if engine.exists("g") else None
-    upkeep = engine._upkeep
+    upkeep = engine._maintenance
     if upkeep is not None and upkeep._ticking is not None:
         upkeep._ticking.cancel()
     await asyncio.sleep(0)

@@ -180,15 +180,15 @@ async def test_a_pass_that_takes_nothing_looks_at_few_records_and_lets_others_ha
 async def test_copies_wait_in_the_source_when_checkpoints_fail() -> None:
     world = World(wal_file_bytes=1 << 22, checkpoint_bytes=1 << 20)
     engine = await between(world, DISK)
-    assert engine._upkeep is not None
-    store, engine._upkeep._store = engine._upkeep._store, no_room  # type: ignore[assignment,method-assign]
+    assert engine._maintenance is not None
+    store, engine._maintenance._store = engine._maintenance._store, no_room  # type: ignore[assignment,method-assign]
     for number in range(200):
         await engine.write("a", recs("x" * 60_000, number))
         await engine.drain("b")
     dest, written = engine._catalog.get("b"), engine.state("a").head_seq
     assert COPIES_BYTES_MIN <= dest.chunk_bytes < COPIES_BYTES_MIN + 2 * PASS_BYTES_MAX
     assert engine.state("b").head_seq < written
-    engine._upkeep._store = store  # type: ignore[method-assign]
+    engine._maintenance._store = store  # type: ignore[method-assign]
     await engine.checkpoint()
     await world.clock.advance(3)
     assert engine.state("b").head_seq == written

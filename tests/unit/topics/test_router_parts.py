@@ -14,9 +14,9 @@ from penstock.topics.errors import IncompatibleTopic, RouterCycle
 from penstock.topics.model import Predicate
 from penstock.topics.routers.copy_frame import (
     BY_VALUE,
+    CopyFrame,
     CopyRun,
     CopyStyle,
-    Forward,
     StoredRecord,
     copies,
     runs_of,
@@ -24,12 +24,12 @@ from penstock.topics.routers.copy_frame import (
 )
 from penstock.topics.routers.model import RouterConfig, RouterEntry, decode_created, encode_created
 from penstock.topics.routers.table import Router, RouterTable
-from penstock.topics.topic.topic import Hops, Topic
-from penstock.topics.topic.watermarks import Floors, Trims
+from penstock.topics.topic.topic import HopCounts, Topic
+from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
 
 U64 = st.integers(0, 2**64 - 1)
 FORWARDS = st.builds(
-    Forward,
+    CopyFrame,
     router=st.text(max_size=20),
     router_id=U64,
     source=st.text(max_size=20),
@@ -56,22 +56,22 @@ ENTRY = RouterEntry(
 
 
 @given(FORWARDS)
-def test_a_pass_comes_back_from_its_frame_as_it_was(forward: Forward) -> None:
-    assert Forward.decode(forward.encode()) == forward
+def test_a_pass_comes_back_from_its_frame_as_it_was(forward: CopyFrame) -> None:
+    assert CopyFrame.decode(forward.encode()) == forward
 
 
 @given(FORWARDS, st.randoms(use_true_random=False))
-def test_a_frame_that_was_cut_or_grew_is_corrupt(forward: Forward, rng: random.Random) -> None:
+def test_a_frame_that_was_cut_or_grew_is_corrupt(forward: CopyFrame, rng: random.Random) -> None:
     body = forward.encode()
     with pytest.raises(Corrupt):
-        Forward.decode(body[: rng.randrange(len(body))])
+        CopyFrame.decode(body[: rng.randrange(len(body))])
     with pytest.raises(Corrupt):
-        Forward.decode(body + b"\0")
+        CopyFrame.decode(body + b"\0")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_pass_or_corrupt(body: bytes) -> None:
-    for decode in (Forward.decode, lambda raw: decode_created(1, raw)):
+    for decode in (CopyFrame.decode, lambda raw: decode_created(1, raw)):
         try:
             decode(body)
         except Corrupt:
@@ -79,7 +79,7 @@ def test_any_bytes_are_a_pass_or_corrupt(body: bytes) -> None:
 
 
 def test_a_pass_of_very_many_runs_is_refused_before_it_is_read() -> None:
-    body = Forward(
+    body = CopyFrame(
         router="r",
         router_id=1,
         source="a",
@@ -91,7 +91,7 @@ def test_a_pass_of_very_many_runs_is_refused_before_it_is_read() -> None:
         runs=(),
     ).encode()
     with pytest.raises(Corrupt):
-        Forward.decode(body[:-4] + b"\xff\xff\xff\xff")
+        CopyFrame.decode(body[:-4] + b"\xff\xff\xff\xff")
 
 
 def test_a_router_comes_back_from_its_frame_as_it_was() -> None:
@@ -111,7 +111,7 @@ def test_runs_tell_every_sequence_and_its_hops(seqs: set[int], data: st.DataObje
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 8)), max_size=20))
 def test_hops_are_those_that_were_noted(added: list[tuple[int, int, int]]) -> None:
-    hops, model, at = Hops(), {}, 1
+    hops, model, at = HopCounts(), {}, 1
     for skipped, count, hop in added:
         at += skipped
         hops.add(at, count, hop)
@@ -124,7 +124,7 @@ def test_hops_are_those_that_were_noted(added: list[tuple[int, int, int]]) -> No
 
 
 def test_lost_ranges_become_the_floor_once_nothing_is_before_them() -> None:
-    trims, floors = Trims(), Floors()
+    trims, floors = LostRanges(), LowWatermarks()
     trims.add(3, 5)
     trims.add(5, 7)
     trims.add(9, 10)

@@ -10,7 +10,7 @@ from tests.unit.topics.engine_doubles import World, recs, settle
 
 from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicConfig, TopicNotFound
 from penstock.topics.queues import claims
-from penstock.topics.queues.claims import HandOut
+from penstock.topics.queues.claims import LeaseAllocator
 from penstock.topics.queues.reading import read_jobs
 
 
@@ -328,13 +328,13 @@ class HeldUp:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = asyncio.Event()
-        reserve = HandOut._reserve
+        reserve = LeaseAllocator._reserve
 
-        async def waiting(hand_out: HandOut, *arguments: Any) -> None:
+        async def waiting(hand_out: LeaseAllocator, *arguments: Any) -> None:
             await self.go.wait()
             await reserve(hand_out, *arguments)
 
-        monkeypatch.setattr(HandOut, "_reserve", waiting)
+        monkeypatch.setattr(LeaseAllocator, "_reserve", waiting)
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
@@ -385,14 +385,14 @@ async def test_a_claimer_that_leaves_in_the_moment_of_its_answer_takes_no_jobs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await opened(world, 1, claim_jitter_ms=50)
-    serve = HandOut.serve
+    serve = LeaseAllocator.serve
 
-    async def serve_and_lose(hand_out: HandOut, *arguments: Any) -> Any:
+    async def serve_and_lose(hand_out: LeaseAllocator, *arguments: Any) -> Any:
         results = await serve(hand_out, *arguments)
         asyncio.get_running_loop().call_soon(claim.cancel)
         return results
 
-    monkeypatch.setattr(HandOut, "serve", serve_and_lose)
+    monkeypatch.setattr(LeaseAllocator, "serve", serve_and_lose)
     claim = asyncio.ensure_future(engine.claim("q", "w"))
     await world.clock.advance(0.05)
     assert claim.cancelled()

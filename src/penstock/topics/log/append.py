@@ -16,7 +16,7 @@ from penstock.topics.limits import KEY_BYTES_MAX
 from penstock.topics.log.control import write_head_watermark
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
 from penstock.topics.log.payload import PreparedBatch, prepare
-from penstock.topics.log.pending import Append, Done, Gathered, Write, tell_failed
+from penstock.topics.log.pending import AppendBatch, Done, PendingAppend, Write, tell_failed
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.schedule.pressure import Scheduler
@@ -38,7 +38,7 @@ class Writer:
         self._clock = clock
         self._check = check
         self._scheduler = scheduler
-        self._gathered: dict[Topic, Gathered] = {}
+        self._gathered: dict[Topic, AppendBatch] = {}
 
     async def write(
         self,
@@ -169,7 +169,7 @@ class Writer:
             ts_ms=max(now_ms, topic.last_ts_ms),
             durable=topic.config.durable,
         )
-        append = Append(topic, batch, now_ms, self._catalog.tally, [write])
+        append = PendingAppend(topic, batch, now_ms, self._catalog.tally, [write])
         if topic.is_idle:
             topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
             append.keep()
@@ -184,7 +184,7 @@ class Writer:
         if gathered is None or not gathered.takes(prepared, topic.config.durability):
             if gathered is not None:
                 self._send(topic)
-            gathered = Gathered(topic, prepared, now_ms)
+            gathered = AppendBatch(topic, prepared, now_ms)
             is_alone = gathered.durability is Durability.FSYNC and shard.is_quiet
             if not is_alone:
                 self._gathered[topic] = gathered
@@ -204,7 +204,7 @@ class Writer:
         if gathered is not None:
             self._log(gathered)
 
-    def _log(self, gathered: Gathered) -> None:
+    def _log(self, gathered: AppendBatch) -> None:
         topic = gathered.topic
         try:
             batch = encode(
@@ -226,9 +226,9 @@ class Writer:
             return
         self._submit(gathered, batch)
 
-    def _submit(self, gathered: Gathered, batch: EncodedBatch) -> None:
+    def _submit(self, gathered: AppendBatch, batch: EncodedBatch) -> None:
         topic = gathered.topic
-        append = Append(topic, batch, gathered.now_ms, self._catalog.tally, gathered.writes)
+        append = PendingAppend(topic, batch, gathered.now_ms, self._catalog.tally, gathered.writes)
         frames = topic.moved_floors()
         reserved = 0
         if gathered.durability is Durability.DISK and (reserved := topic.reservation(batch)):

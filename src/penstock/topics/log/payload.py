@@ -191,7 +191,7 @@ _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(slots=True)
-class DressedRecords:
+class RecordHeaders:
     """What stands around `data`, for batches whose records differ in it."""
 
     leads: list[bytes] = field(default_factory=list)
@@ -212,7 +212,7 @@ class PreparedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What all of them count for caps and pages."""
     node: bytes | None
     """The origin of the whole batch."""
-    dressed: DressedRecords | None
+    dressed: RecordHeaders | None
     """None when no record has a tag, meta, an origin of its own, or escapes."""
     tags: list[tuple[int, bytes]]
     """Which record of the batch has which tag."""
@@ -249,7 +249,7 @@ def prepare(records: Sequence[BareRecord], node: str | None = None, *, parsed: b
     if not parsed:
         records = _as_new(records)
     data, byte_count, saved = _texts([record.data for record in records], parsed)
-    dressed: DressedRecords | None = None
+    dressed: RecordHeaders | None = None
     tags: list[tuple[int, bytes]] = []
     if saved is not None or _is_dressed(records):
         sizes = list(map(len, data))
@@ -330,8 +330,8 @@ def _dress(
     sizes: list[int],
     saved: list[int] | None,
     parsed: bool,
-) -> tuple[DressedRecords, list[tuple[int, bytes]]]:
-    dressed = DressedRecords(accounted=sizes)
+) -> tuple[RecordHeaders, list[tuple[int, bytes]]]:
+    dressed = RecordHeaders(accounted=sizes)
     tags: list[tuple[int, bytes]] = []
     nodes: dict[str, bytes] = {}
     for place, record in enumerate(records):

@@ -40,7 +40,7 @@ def commit_error(error: PenstockError) -> PenstockError:
     return failed
 
 
-class Change(Generic[T]):
+class PendingChange(Generic[T]):
     """A change of a topic: `apply` is called once it is committed, and its result is what the caller gets."""
 
     __slots__ = ("_apply", "outcome")
@@ -65,7 +65,7 @@ class Change(Generic[T]):
             self.outcome.set_exception(commit_error(error))
 
 
-class Append:
+class PendingAppend:
     """The records of writes to one topic, in the order in which the writes came, committed together.
 
     They are published whether or not anybody still waits for the answers. Each write is told once what became
@@ -160,7 +160,7 @@ _BYTES_MAX: Final = 256 * 1024
 """From here on more of them gain nothing, and everything is out of the processor's caches."""
 
 
-class Gathered:
+class AppendBatch:
     """What was written to a topic and not yet submitted. All of it gets the time of the first write."""
 
     __slots__ = (

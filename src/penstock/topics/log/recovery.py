@@ -47,8 +47,8 @@ from penstock.topics.log.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.log.wal import shard_folders, shard_number
 from penstock.topics.queues.lease_log import replay_lease
-from penstock.topics.routers.copy_frame import Forward
-from penstock.topics.routers.copy_replay import Derivation, LostOriginals, RouterRecovery, SourceFrames
+from penstock.topics.routers.copy_frame import CopyFrame
+from penstock.topics.routers.copy_replay import CopyReplay, LostOriginals, RouterRecovery, SourceFrames
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import DELETED, Columns, pack_row
 from penstock.topics.segments.format import LOST, SegmentEntry
@@ -56,7 +56,7 @@ from penstock.topics.segments.layout import META, WAL, LogGroup, log_groups
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.topic.index import TopicIndex
 from penstock.topics.topic.topic import Topic
-from penstock.topics.topic.watermarks import Trims
+from penstock.topics.topic.watermarks import LostRanges
 
 ADOPTED_FROM: Final = 1 << 62
 """File numbers from here on stand for files of a log directory that the topic does not write to."""
@@ -159,7 +159,7 @@ class _Recovery:
         self._was_ephemeral: set[int] = set()
         self._next_adopted = ADOPTED_FROM
         self._routers = RouterRecovery(self._snapshot.routers)
-        self._derivation = Derivation(self._source_frames, self._lose_copies)
+        self._derivation = CopyReplay(self._source_frames, self._lose_copies)
         self._source_runs: dict[int, list[Columns]] = {}
         """The segments of topics, live or not, for copies that have to be made of them again."""
         self._sources: dict[int, SourceFrames] = {}
@@ -328,7 +328,7 @@ class _Recovery:
         topic = Topic(name=entry.name, id=entry.id, config=_CONFIG.decode(entry.config), index=index)
         topic.segments = segments
         topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
-        topic.trims = Trims(entry.trims)
+        topic.trims = LostRanges(entry.trims)
         topic.floors.lost = [(first, end) for first, end in entry.lost]
         topic.delete_below = entry.delete_below
         topic.reserved_seq = entry.reserved_head
@@ -482,11 +482,11 @@ class _Recovery:
                 at_ms = int(frames.heads["ts"][place])
                 replay_lease(topic.leases, int(frames.heads["seq"][place]), body, at_ms)
             elif kind == FrameType.ROUTER_CURSOR:
-                self._forward(topic, Forward.decode(body), int(frames.heads["ts"][place]))
+                self._forward(topic, CopyFrame.decode(body), int(frames.heads["ts"][place]))
         except (Corrupt, msgspec.MsgspecError) as error:
             self._problems.append(f'topic "{topic.name}": {error}')
 
-    def _forward(self, topic: Topic, forward: Forward, ts_ms: int) -> None:
+    def _forward(self, topic: Topic, forward: CopyFrame, ts_ms: int) -> None:
         self._routers.note(forward)
         self._bridge(topic, forward.first_seq, ts_ms, damaged=False)
         self._derivation.apply(topic, forward, ts_ms)

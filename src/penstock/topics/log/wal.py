@@ -70,7 +70,7 @@ def shard_number(topic_id: int, count: int) -> int:
     return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % count
 
 
-class Shard:
+class WalShard:
     """One log, its committer, and what was submitted and not yet decided."""
 
     def __init__(self, log: AppendLog, number: int, make: MakeCommitter, queue_max: int) -> None:
@@ -92,7 +92,7 @@ class Shard:
         """Why the last commit failed; None again after one that did not."""
         self.submit_full = 0
         """How often there was no room."""
-        self.on_failure: Callable[[Shard], None] = lambda _: None
+        self.on_failure: Callable[[WalShard], None] = lambda _: None
         self.decided = log.end
         """Everything before this position was published, and nothing behind it."""
         self.synced = LogPosition(0, 0)
@@ -313,13 +313,13 @@ class Shard:
             self.log.close()
 
 
-class Journal:
+class Wal:
     """All shards."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[WalShard]) -> None:
         self.shards = shards
 
-    def shard_of(self, topic_id: int) -> Shard:
+    def shard_of(self, topic_id: int) -> WalShard:
         """Where a topic's frames go, for as long as the number of shards stays the same."""
         return self.shards[shard_number(topic_id, len(self.shards))]
 

@@ -35,10 +35,10 @@ from penstock.topics.model import (
     WriteResult,
     parse_lease_ids,
 )
-from penstock.topics.queues.claims import Claimer, Desk, HandOut, dismiss, gather_cohort
+from penstock.topics.queues.claims import ClaimRequest, LeaseAllocator, QueueState, dismiss, gather_cohort
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_frame, lease_frame
-from penstock.topics.queues.leases import Holding, Job, JobState, Term
+from penstock.topics.queues.leases import Job, JobState, Term, WorkerSession
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
@@ -62,8 +62,8 @@ class Queues:
         self._writer = writer
         self._check = check
         self._letters = DeadLetters(catalog, workers, self._write_letter, self._delete_letter)
-        self._hand_out = HandOut(catalog, clock, workers, self._letters)
-        self._desks: WeakKeyDictionary[Topic, Desk] = WeakKeyDictionary()
+        self._hand_out = LeaseAllocator(catalog, clock, workers, self._letters)
+        self._desks: WeakKeyDictionary[Topic, QueueState] = WeakKeyDictionary()
         self._windows: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -92,12 +92,12 @@ class Queues:
             raise NotAQueue(name)
         return topic
 
-    def desk(self, topic: Topic) -> Desk:
+    def desk(self, topic: Topic) -> QueueState:
         """What goes on at a queue."""
         desk = self._desks.get(topic)
         if desk is None:
             assert topic.leases is not None
-            desk = self._desks[topic] = Desk(topic.leases)
+            desk = self._desks[topic] = QueueState(topic.leases)
         return desk
 
     def look(self, topic: Topic) -> int:
@@ -112,12 +112,12 @@ class Queues:
         node: str,
         want: int,
         lease_ms: int | None,
-        held: Holding | None = None,
+        held: WorkerSession | None = None,
     ) -> ClaimResult:
         """See `Engine.claim`. What is claimed for a connection is noted in `held`."""
         self._check()
         check_node(node)
-        claimer = Claimer(
+        claimer = ClaimRequest(
             node=node,
             want=min(max(want, 1), CLAIM_MAX),
             lease_ms=clamp_lease_ms(topic.config.lease_ms if lease_ms is None else lease_ms),
@@ -128,7 +128,7 @@ class Queues:
             return await self._join(topic, desk, claimer)
         return (await self._hand_out.serve(topic, desk, [claimer]))[0]
 
-    async def _join(self, topic: Topic, desk: Desk, claimer: Claimer) -> ClaimResult:
+    async def _join(self, topic: Topic, desk: QueueState, claimer: ClaimRequest) -> ClaimResult:
         await asyncio.sleep(0)  # in a task from here on: a claimer whose client leaves takes no jobs
         self._check()
         claimer.outcome = asyncio.get_running_loop().create_future()
@@ -146,7 +146,9 @@ class Queues:
             self._hand_out.take_back(topic, desk, [claimer])
             raise
 
-    async def _serve(self, topic: Topic, desk: Desk, cohort: Sequence[Claimer]) -> list[ClaimResult]:
+    async def _serve(
+        self, topic: Topic, desk: QueueState, cohort: Sequence[ClaimRequest]
+    ) -> list[ClaimResult]:
         self._check()
         if topic.gone:
             raise TopicNotFound(topic.name)
@@ -215,7 +217,7 @@ class Queues:
         await self._log(LeaseEvent.EXTENDED, topic, [job.at(seq) for seq, job in held])
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
-    async def drop(self, topic: Topic, held: Holding) -> None:
+    async def drop(self, topic: Topic, held: WorkerSession) -> None:
         """A connection is gone: what was delivered on it is ready at once."""
         desk = self.desk(topic)
         self.look(topic)
@@ -226,7 +228,7 @@ class Queues:
             await self._log(LeaseEvent.RELEASED, topic, dropped)
 
     def _held(
-        self, topic: Topic, desk: Desk, node: str, seqs: Sequence[int], fences: Sequence[int]
+        self, topic: Topic, desk: QueueState, node: str, seqs: Sequence[int], fences: Sequence[int]
     ) -> tuple[list[tuple[int, Job]], list[int]]:
         """Those of the jobs that the node holds, each once, and the rest."""
         self.look(topic)
@@ -265,7 +267,7 @@ class Queues:
     async def _delete(
         self,
         topic: Topic,
-        desk: Desk,
+        desk: QueueState,
         seqs: Sequence[int],
         frames: Sequence[bytes],
         *,
@@ -365,7 +367,7 @@ class WorkStream:
         self._node = node
         self._most = min(max or 1, CLAIM_MAX)
         self._lease_ms = lease_ms
-        self._held = Holding(node)
+        self._held = WorkerSession(node)
 
     @property
     def held(self) -> int:

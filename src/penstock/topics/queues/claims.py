@@ -17,7 +17,7 @@ from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
 from penstock.topics.model import ClaimResult
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, reservation_frame
-from penstock.topics.queues.leases import Holding, JobState, LeaseTable, Term
+from penstock.topics.queues.leases import JobState, LeaseTable, Term, WorkerSession
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
@@ -25,7 +25,7 @@ from penstock.topics.topic.topic import Topic, Waiters
 from penstock.topics.workers import Workers
 
 
-def deal(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
+def round_robin(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
     """Jobs to claimers in turns, none more than it wants; every hand ascends if `seqs` do."""
     if len(wants) == 1:
         return [list(seqs[: wants[0]])]
@@ -54,13 +54,13 @@ _RESERVE_CLAIMS: Final = 16
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Claimer:
+class ClaimRequest:
     """Somebody who wants jobs, and what it got."""
 
     node: str
     want: int
     lease_ms: int
-    held: Holding | None = None
+    held: WorkerSession | None = None
     """Of the connection that the jobs are for."""
     outcome: asyncio.Future[ClaimResult] | None = None
     leases: list[JobState] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Claimer:
         return self.want - len(self.leases) if is_there else 0
 
 
-class Desk:
+class QueueState:
     """What goes on at one queue."""
 
     __slots__ = ("cohort", "reserving", "returned", "table")
@@ -87,11 +87,11 @@ class Desk:
         self.table = table
         self.returned = Waiters()
         """Who waits for jobs to come back, or for a place to become free."""
-        self.cohort: list[Claimer] = []
+        self.cohort: list[ClaimRequest] = []
         self.reserving: asyncio.Future[float] | None = None
 
 
-class HandOut:
+class LeaseAllocator:
     """One pass: select, deal, lease, log, read."""
 
     def __init__(self, catalog: Catalog, clock: SteadyClock, workers: Workers, letters: DeadLetters) -> None:
@@ -100,7 +100,9 @@ class HandOut:
         self._workers = workers
         self._letters = letters
 
-    async def serve(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> list[ClaimResult]:
+    async def serve(
+        self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]
+    ) -> list[ClaimResult]:
         """Jobs for everybody, as many as there are. After an error nobody holds any of them."""
         try:
             await self._hand_out(topic, desk, claimers)
@@ -111,7 +113,7 @@ class HandOut:
             self.take_back(topic, desk, claimers)
             raise
 
-    def take_back(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> None:
+    def take_back(self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]) -> None:
         """Nobody will work on what these got: it is ready for others."""
         leases = [lease for claimer in claimers for lease in claimer.leases]
         back = [job for lease in leases if (job := desk.table.give_back(lease)) is not None]
@@ -134,7 +136,7 @@ class HandOut:
             ]
             commit(topic, frames).add_done_callback(asyncio.Future.exception)
 
-    async def _hand_out(self, topic: Topic, desk: Desk, claimers: Sequence[Claimer]) -> None:
+    async def _hand_out(self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]) -> None:
         table, config = desk.table, topic.config
         letters = 1 if table.has_stuck else _LETTERS
         moved = 0
@@ -148,7 +150,7 @@ class HandOut:
             seqs, exhausted = table.select(
                 topic.index, missing, deliveries_max=deliveries_max, letters=letters
             )
-            hands = deal(seqs, [claimer.missing for claimer in claimers])
+            hands = round_robin(seqs, [claimer.missing for claimer in claimers])
             for claimer, hand in zip(claimers, hands, strict=True):
                 term = Term.of(now_ms, claimer.lease_ms)
                 node, held = claimer.node, claimer.held
@@ -174,7 +176,7 @@ class HandOut:
 
     # ---- lease numbers -------------------------------------------------------------------------------
 
-    async def _reserve(self, topic: Topic, desk: Desk, count: int) -> None:
+    async def _reserve(self, topic: Topic, desk: QueueState, count: int) -> None:
         """Numbers that no lease after a crash will have again. Raises what the commit raises."""
         if desk.reserving is None:
             topic.shard.check_room()
@@ -184,7 +186,7 @@ class HandOut:
         await asyncio.wait([reserving])
         reserving.result()
 
-    def _begin_to_reserve(self, topic: Topic, desk: Desk, count: int) -> None:
+    def _begin_to_reserve(self, topic: Topic, desk: QueueState, count: int) -> None:
         table = desk.table
         below = max(table.next_lease_id, table.reserved_lease_id) + max(_RESERVE_MIN, _RESERVE_CLAIMS * count)
 
@@ -202,7 +204,7 @@ class HandOut:
 
     # ---- what claimers get ---------------------------------------------------------------------------
 
-    async def _log(self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer]) -> None:
+    async def _log(self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest]) -> None:
         """The leases that still are; nobody may work under one that a restart would not know."""
         for claimer in claimers:
             claimer.leases = [
@@ -223,7 +225,7 @@ class HandOut:
             await commit(topic, frames)
 
     async def _results(
-        self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer]
+        self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
         found: dict[int, bytes] = {}
         seqs = [lease.seq for claimer in claimers for lease in claimer.leases]
@@ -239,7 +241,7 @@ class HandOut:
         return [self._result(topic, table, claimer, found) for claimer in claimers]
 
     def _result(
-        self, topic: Topic, table: LeaseTable, claimer: Claimer, found: dict[int, bytes]
+        self, topic: Topic, table: LeaseTable, claimer: ClaimRequest, found: dict[int, bytes]
     ) -> ClaimResult:
         leases = [lease for lease in claimer.leases if lease.seq in found]
         leases.sort(key=_seq_of)
@@ -256,7 +258,7 @@ class HandOut:
         )
 
     def _set_aside(
-        self, topic: Topic, table: LeaseTable, claimers: Sequence[Claimer], bad: Sequence[int]
+        self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest], bad: Sequence[int]
     ) -> None:
         """Jobs that cannot be read are out of the way for as long as a lease, so that others get through."""
         term = Term.of(self._clock.steady_ms(), topic.config.lease_ms)
@@ -288,10 +290,10 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
 
 
 async def gather_cohort(
-    desk: Desk,
+    desk: QueueState,
     clock: Clock,
     window_s: float,
-    serve: Callable[[Sequence[Claimer]], Awaitable[list[ClaimResult]]],
+    serve: Callable[[Sequence[ClaimRequest]], Awaitable[list[ClaimResult]]],
 ) -> None:
     """Wait for the end of the window, then serve everybody who came and is still there, and tell them.
 
@@ -313,17 +315,17 @@ async def gather_cohort(
             _outcome(claimer).set_result(result)
 
 
-def dismiss(cohort: Sequence[Claimer]) -> None:
+def dismiss(cohort: Sequence[ClaimRequest]) -> None:
     """The engine is closing: nobody will be served."""
     _fail(cohort, ShuttingDown("the event log is closing; retry when it is back"))
 
 
-def _outcome(claimer: Claimer) -> asyncio.Future[ClaimResult]:
+def _outcome(claimer: ClaimRequest) -> asyncio.Future[ClaimResult]:
     assert claimer.outcome is not None
     return claimer.outcome
 
 
-def _fail(claimers: Sequence[Claimer], error: Exception) -> None:
+def _fail(claimers: Sequence[ClaimRequest], error: Exception) -> None:
     for claimer in claimers:
         if not _outcome(claimer).done():
             _outcome(claimer).set_exception(error)

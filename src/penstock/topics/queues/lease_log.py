@@ -99,7 +99,7 @@ def _nothing() -> None:
     pass
 
 
-class _Decision:
+class PendingCommit:
     """`apply` is called when the frames are committed, `undo` when they are not, whoever still waits."""
 
     __slots__ = ("_apply", "_undo", "outcome")
@@ -134,7 +134,7 @@ def commit(
     Without `sync` the topic's class decides whether it is waited for.
     """
     all_frames = [*topic.moved_floors(), *frames]
-    decision = _Decision(apply, undo)
+    decision = PendingCommit(apply, undo)
     topic.shard.submit(
         all_frames,
         frames=len(all_frames),
@@ -164,6 +164,6 @@ def _look_at(outcome: asyncio.Future[float]) -> None:
 
 def sync(topic: Topic) -> asyncio.Future[float]:
     """Done when everything that was written to the topic is durable."""
-    decision = _Decision(_nothing, _nothing)
+    decision = PendingCommit(_nothing, _nothing)
     topic.shard.submit([], frames=0, sync=True, waiting=decision)
     return decision.outcome

@@ -31,7 +31,7 @@ from penstock.topics.segments.columns import DEAD
 from penstock.topics.topic.index import TopicIndex
 
 
-class Holding:
+class WorkerSession:
     """The jobs of one connection of a node. While `lapsed` is not empty nobody knows whether it is alive."""
 
     __slots__ = ("is_open", "lapsed", "lapsed_ms", "node", "seqs")
@@ -111,7 +111,7 @@ class Job:
         """When a lease ends, or when a delayed job is ready again."""
         self.length_ms = 0
         """How long that lease or delay is altogether."""
-        self.held: Holding | None = None
+        self.held: WorkerSession | None = None
         """Of the connection that the job was handed out on; None when it was no connection."""
 
     def at(self, seq: int) -> JobState:
@@ -184,7 +184,7 @@ class LeaseTable:
         """In turns, so that one whose letter is never taken does not keep the others back."""
         self._limit = 0
         """How many deliveries those that are stuck may have had."""
-        self._silent: set[Holding] = set()
+        self._silent: set[WorkerSession] = set()
         """Connections that let leases run out and were not heard of since."""
         self._timers: list[tuple[int, int]] = []
         """(when something may be due, sequence number); entries that are no longer true are ignored."""
@@ -361,7 +361,7 @@ class LeaseTable:
         heappush(self._lows, seq)
         return job
 
-    def lease(self, seq: int, node: str, term: Term, held: Holding | None = None) -> JobState:
+    def lease(self, seq: int, node: str, term: Term, held: WorkerSession | None = None) -> JobState:
         """Hand out a job that was selected, under a number that no lease had before."""
         job = self._jobs[seq]
         self._set(seq, job, LEASED)
@@ -417,11 +417,11 @@ class LeaseTable:
             self._silent.discard(held)
         return bool(alive)
 
-    def _is_from(self, held: Holding, seq: int, lease_id: int) -> bool:
+    def _is_from(self, held: WorkerSession, seq: int, lease_id: int) -> bool:
         job = self.leased(seq, held.node, lease_id)
         return held.lost(seq, lease_id) if job is None else job.held is held
 
-    def drop(self, held: Holding) -> list[JobState]:
+    def drop(self, held: WorkerSession) -> list[JobState]:
         """A connection is gone: what it still holds is ready again; those jobs."""
         held.is_open = False
         held.lapsed.clear()

@@ -49,7 +49,7 @@ from penstock.topics.segments.reader import Segment
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.index import TopicIndex
 from penstock.topics.topic.topic import Topic
-from penstock.topics.topic.watermarks import Floors, Trims, tombstone_for
+from penstock.topics.topic.watermarks import LostRanges, LowWatermarks, tombstone_for
 from penstock.topics.workers import Workers
 
 ROWS_PER_STEP: Final = 4096
@@ -130,7 +130,7 @@ class ByteRange:
     """Where the walk goes on after these rows."""
 
 
-class Walk:
+class PageCursor:
     """One page in the making. `step` until `done`, then `page`.
 
     A step that returns a range needs it: fetch it and hand it to `supply` before the next step.
@@ -157,12 +157,12 @@ class Walk:
     def __init__(
         self,
         index: TopicIndex,
-        floors: Floors,
+        floors: LowWatermarks,
         request: DiffRequest,
         *,
         now_ms: int,
         ttl_ms: int,
-        trims: Trims | None = None,
+        trims: LostRanges | None = None,
     ) -> None:
         self._index = index
         self._floors = floors
@@ -257,7 +257,7 @@ class Walk:
             self.tombstone = tombstone_for(self._floors, seen, index.earliest_seq, index.head_seq)
         return False
 
-    def _told_trims(self, trims: Trims, end_seq: int) -> int:
+    def _told_trims(self, trims: LostRanges, end_seq: int) -> int:
         """Tells of what the source of a copy lost, if the walk is there; else where it has to stop for it."""
         trim = trims.after(self._seen)
         if trim is None or trim[0] > self.next_seq:
@@ -458,7 +458,7 @@ def _near(run: Columns, start: int, stop: int, view: StoredBytes) -> tuple[int, 
 def collect(
     topic: str,
     index: TopicIndex,
-    floors: Floors,
+    floors: LowWatermarks,
     views: Views,
     request: DiffRequest,
     *,
@@ -466,7 +466,7 @@ def collect(
     ttl_ms: int,
 ) -> Page:
     """A whole page from runs whose bytes are all at hand."""
-    walk = Walk(index, floors, request, now_ms=now_ms, ttl_ms=ttl_ms)
+    walk = PageCursor(index, floors, request, now_ms=now_ms, ttl_ms=ttl_ms)
     while not walk.done:
         needed = walk.step(views)
         assert needed is None, "these bytes must be fetched: use a walk"
@@ -514,11 +514,11 @@ class Reader:
                 return None
         return walk.page(topic.name)
 
-    def _walk(self, topic: Topic, request: DiffRequest) -> Walk:
+    def _walk(self, topic: Topic, request: DiffRequest) -> PageCursor:
         now_ms = self._clock.now_ms()
         topic.touch(now_ms)
         self._catalog.retain(topic)
-        return Walk(
+        return PageCursor(
             topic.index,
             topic.floors,
             request,
@@ -535,7 +535,7 @@ class Reader:
                 await self._supply(walk, topic, needed)
         return walk.page(topic.name)
 
-    async def _supply(self, walk: Walk, topic: Topic, needed: ByteRange) -> None:
+    async def _supply(self, walk: PageCursor, topic: Topic, needed: ByteRange) -> None:
         """Hand the walk the bytes of a cold segment. Raises `Unavailable` when its tier does not answer.
 
         If the bytes are gone the walk gets none: they may not be needed any more. Raises `Damaged`, with why
@@ -551,7 +551,7 @@ class Reader:
         else:
             walk.supply(data)
 
-    def _supply_nothing(self, walk: Walk, topic: Topic, segment: Segment, cause: Damaged) -> None:
+    def _supply_nothing(self, walk: PageCursor, topic: Topic, segment: Segment, cause: Damaged) -> None:
         try:
             walk.supply(memoryview(b""))
         except Damaged:

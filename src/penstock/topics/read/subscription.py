@@ -19,7 +19,7 @@ from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
 from penstock.topics.errors import Damaged, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.limits import BATCH_BYTES_DEFAULT, DIFF_LIMIT_DEFAULT
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.wal import WalShard
 from penstock.topics.model import Page, Predicate
 from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.schedule.ready_set import effective_priority
@@ -44,7 +44,7 @@ class Fence:
         "_topic",
     )
 
-    def __init__(self, topic: Topic, shards: Sequence[Shard], tell: Callable[[bool], None]) -> None:
+    def __init__(self, topic: Topic, shards: Sequence[WalShard], tell: Callable[[bool], None]) -> None:
         self._topic = topic
         self._shards = shards
         self._tell = tell
@@ -145,7 +145,7 @@ class Feed:
     __slots__ = ("_reader", "_refresh", "_shards", "_topic")
 
     def __init__(
-        self, topic: Topic, reader: Reader, refresh: Callable[[], None], shards: Sequence[Shard]
+        self, topic: Topic, reader: Reader, refresh: Callable[[], None], shards: Sequence[WalShard]
     ) -> None:
         self._topic = topic
         self._reader = reader

@@ -24,9 +24,9 @@ from penstock.topics.read.render import is_meant
 from penstock.topics.routers.copy_frame import (
     BY_VALUE,
     LOST_SOURCE,
+    CopyFrame,
     CopyRun,
     CopyStyle,
-    Forward,
     StoredRecord,
     copies,
     runs_of,
@@ -82,7 +82,7 @@ class ColdBytes(NamedTuple):
 
 
 @dataclass(slots=True)
-class Selection:
+class CopySelection:
     """What one pass does. `cursor` is where the router stands after it."""
 
     cursor: int
@@ -110,7 +110,7 @@ def style_of(router: Router) -> CopyStyle:
     )
 
 
-def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Selection:
+def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> CopySelection:
     """The records that the router deals with next; retention of both topics comes before.
 
     Those that do not pass the filter, went through too many routers, or are gone by intent are passed over,
@@ -118,7 +118,7 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Sele
     """
     if router.config.bits & EXACTLY_ONCE:
         router.origins.look(router.dest, style_of(router))
-    source, picked = router.source, Selection(router.cursor)
+    source, picked = router.source, CopySelection(router.cursor)
     bound = _skip_lost(source, picked)
     index, left = source.index, PASS_ROWS_MAX
     while picked.cursor + 1 < bound and left and not picked.blocked and not _is_full(picked):
@@ -148,7 +148,7 @@ def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> Sele
     return picked
 
 
-def _skip_lost(source: Topic, picked: Selection) -> int:
+def _skip_lost(source: Topic, picked: CopySelection) -> int:
     """Count what the source lost at the cursor; returns where the next such range begins, or the end."""
     floors, at = source.floors, picked.cursor + 1
     picked.lost = max(max(floors.cap, floors.trim) - at, 0)
@@ -160,7 +160,7 @@ def _skip_lost(source: Topic, picked: Selection) -> int:
     return source.index.head_seq + 1 if trim is None else trim[0]
 
 
-def _is_full(picked: Selection) -> bool:
+def _is_full(picked: CopySelection) -> bool:
     return len(picked.records) >= PASS_RECORDS_MAX or picked.size >= PASS_BYTES_MAX
 
 
@@ -177,7 +177,7 @@ def _is_referable(source: Topic, dest: Topic, run: Columns, file: int) -> bool:
 def _take(
     router: Router,
     room: Room,
-    picked: Selection,
+    picked: CopySelection,
     run: Columns,
     rows: range,
     view: StoredBytes,
@@ -222,7 +222,7 @@ def _passes(match: Predicate | None, tag: bytes | None) -> bool:
     return match is None or (tag is not None and is_meant(match, tag))
 
 
-class Forwarding:
+class CopyCommit:
     """A pass that is on its way into the destination; `outcome` says whether it got there."""
 
     __slots__ = ("_base", "_batch", "_forward", "_now_ms", "_on_published", "_reserved", "_router", "outcome")
@@ -230,7 +230,7 @@ class Forwarding:
     def __init__(
         self,
         router: Router,
-        forward: Forward,
+        forward: CopyFrame,
         batch: EncodedBatch | None,
         *,
         now_ms: int,
@@ -295,7 +295,7 @@ class Forwarding:
 
 
 def submit(
-    router: Router, picked: Selection, *, now_ms: int, on_published: Callable[[Topic], None]
+    router: Router, picked: CopySelection, *, now_ms: int, on_published: Callable[[Topic], None]
 ) -> asyncio.Future[bool]:
     """Send copies and cursor on their way, together or not at all; the shard has been asked for room."""
     dest = router.dest
@@ -311,7 +311,7 @@ def submit(
             durable=dest.config.durable,
         )
     forward = _forward(router, picked)
-    forwarding = Forwarding(router, forward, batch, now_ms=now_ms, on_published=on_published)
+    forwarding = CopyCommit(router, forward, batch, now_ms=now_ms, on_published=on_published)
     if dest.is_ephemeral:
         _take_off(dest, picked.lost, batch)
         forwarding.keep()
@@ -335,9 +335,9 @@ def submit(
     return forwarding.outcome
 
 
-def _forward(router: Router, picked: Selection) -> Forward:
+def _forward(router: Router, picked: CopySelection) -> CopyFrame:
     lost = (CopyRun(LOST_SOURCE, picked.lost),) if picked.lost else ()
-    return Forward(
+    return CopyFrame(
         router=router.name,
         router_id=router.id,
         source=router.source.name,

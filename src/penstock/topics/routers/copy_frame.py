@@ -32,8 +32,8 @@ from penstock.topics.log.payload import (
     DATA_WRAP_BYTES,
     ESCAPED,
     META_WRAP_BYTES,
-    DressedRecords,
     PreparedBatch,
+    RecordHeaders,
     escape_savings,
     split_payload,
 )
@@ -59,7 +59,7 @@ class CopyRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forward:
+class CopyFrame:
     """The copies of one pass of one router."""
 
     router: str
@@ -97,7 +97,7 @@ class Forward:
         )
 
     @classmethod
-    def decode(cls, body: Buffer) -> Forward:
+    def decode(cls, body: Buffer) -> CopyFrame:
         """Raises `Corrupt`."""
         reader = BodyReader(body, "router cursor")
         router, router_id, source_id, source = reader.text(), reader.u64(), reader.u64(), reader.text()
@@ -208,7 +208,7 @@ def styled(record: StoredRecord, style: CopyStyle) -> StoredRecord:
 
 def copies(records: Sequence[StoredRecord]) -> PreparedBatch:
     """Records that are styled, ready to get their place."""
-    dressed = DressedRecords(accounted=[record.accounted for record in records])
+    dressed = RecordHeaders(accounted=[record.accounted for record in records])
     for record in records:
         node, tag = record.node or b"", record.tag or b""
         dressed.leads.append(node + tag)

@@ -21,8 +21,8 @@ from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import FrameType, encode
 from penstock.topics.log.frame_scan import FrameTable
 from penstock.topics.routers.copy_frame import (
+    CopyFrame,
     CopyStyle,
-    Forward,
     StoredRecord,
     copies,
     stored_records,
@@ -87,7 +87,7 @@ class SourceFrames:
         return []
 
 
-class Derivation:
+class CopyReplay:
     """Makes copies again. `frames_of` gives what there is of a topic, `lost` is told what is not."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Derivation:
         self._frames_of = frames_of
         self._lost = lost
 
-    def apply(self, topic: Topic, forward: Forward, ts_ms: int) -> None:
+    def apply(self, topic: Topic, forward: CopyFrame, ts_ms: int) -> None:
         """Give the destination what it had after the pass; what it has already is left alone."""
         at = forward.first_seq
         for run in forward.runs:
@@ -110,7 +110,7 @@ class Derivation:
                 topic.hops.add(at, run.records, run.hops)
             at += run.records
 
-    def _copy(self, topic: Topic, forward: Forward, source_seq: int, count: int, ts_ms: int) -> None:
+    def _copy(self, topic: Topic, forward: CopyFrame, source_seq: int, count: int, ts_ms: int) -> None:
         style = CopyStyle(
             bits=forward.bits,
             router=forward.router,
@@ -150,7 +150,7 @@ class RouterRecovery:
     def __init__(self, entries: Iterable[RouterEntry]) -> None:
         self._entries = {entry.id: entry for entry in entries}
         self._gone: set[int] = set()
-        self._passes: dict[int, Forward] = {}
+        self._passes: dict[int, CopyFrame] = {}
         self.sources: set[int] = set()
         """The ids of topics that copies have to be made of again."""
         self.lowered = False
@@ -184,7 +184,7 @@ class RouterRecovery:
                 told = _advanced(told, known.cursor, known.forwarded_total)
             self._entries[router_id] = told
 
-    def note(self, forward: Forward) -> None:
+    def note(self, forward: CopyFrame) -> None:
         """A pass, in the order of its destination's log."""
         self._passes[forward.router_id] = forward
         if not forward.by_value:

@@ -10,8 +10,8 @@ from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.log.control import with_length
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import Change
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.pending import PendingChange
+from penstock.topics.log.wal import WalShard
 from penstock.topics.names import check_router_name, check_topic_name
 from penstock.topics.routers.model import (
     RouterConfig,
@@ -36,10 +36,10 @@ class RouterRegistry:
         self._clock = clock
         self._routing = routing
         self._table = routing.table
-        self._shard: Shard | None = None
+        self._shard: WalShard | None = None
         self._changing = asyncio.Lock()
 
-    def open(self, shard: Shard) -> None:
+    def open(self, shard: WalShard) -> None:
         """Write to this log that routers come and go."""
         self._shard = shard
 
@@ -133,7 +133,7 @@ class RouterRegistry:
     ) -> asyncio.Future[None]:
         assert self._shard is not None
         self._shard.check_room()
-        change: Change[None] = Change(apply)
+        change: PendingChange[None] = PendingChange(apply)
         frame = encode_control(kind, 0, body, seq=router_id, ts_ms=self._clock.now_ms())
         self._shard.submit([frame], frames=1, sync=True, waiting=change, urgent=True)
         return change.outcome

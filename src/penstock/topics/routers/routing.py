@@ -37,7 +37,7 @@ from penstock.errors import PenstockError
 from penstock.topics.config import TopicConfig
 from penstock.topics.errors import Damaged, ShuttingDown, Throttled
 from penstock.topics.limits import ROUTER_HOPS_MAX
-from penstock.topics.routers.copy_commit import ColdBytes, Room, Selection, select, submit
+from penstock.topics.routers.copy_commit import ColdBytes, CopySelection, Room, select, submit
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.routers.table import Router, RouterTable
 from penstock.topics.schedule.pressure import Scheduler
@@ -55,7 +55,7 @@ _RISEN_MAX: Final = 256
 _Look: TypeAlias = tuple[int, int, TopicConfig]
 
 
-class Resting:
+class RouterBackoff:
     """Time is passed in, in seconds."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ COPIES_BYTES_MIN: Final = 8 * 1024**2
 _RECOUNT_EVERY_S: Final = 0.05
 
 
-class CopyMemory:
+class ReplicaMemoryLimit:
     """The bytes of the destinations of one engine. Time is passed in, in seconds."""
 
     def __init__(self, checkpoint_bytes: int) -> None:
@@ -157,7 +157,12 @@ class Routing:
     """The routers of one engine at work. Belongs to the event loop's thread."""
 
     def __init__(
-        self, catalog: Catalog, clock: Clock, workers: Workers, scheduler: Scheduler, memory: CopyMemory
+        self,
+        catalog: Catalog,
+        clock: Clock,
+        workers: Workers,
+        scheduler: Scheduler,
+        memory: ReplicaMemoryLimit,
     ) -> None:
         self._scheduler = scheduler
         self._memory = memory
@@ -169,7 +174,7 @@ class Routing:
         self._running: dict[int, asyncio.Task[bool]] = {}
         self._waiting: ReadySet[Router] = ReadySet()
         """Routers that the next tick looks at."""
-        self._resting = Resting()
+        self._resting = RouterBackoff()
         """Routers that could not go on."""
         self._idle: dict[int, dict[Router, None]] = {}
         """By the id of their source, routers that are through with it: only they have to be told of more."""
@@ -404,13 +409,13 @@ class Routing:
         self._forget_hops(router.dest)
         return is_done and not picked.blocked
 
-    def _send(self, router: Router, picked: Selection) -> asyncio.Future[bool]:
+    def _send(self, router: Router, picked: CopySelection) -> asyncio.Future[bool]:
         outcome = submit(router, picked, now_ms=self._clock.now_ms(), on_published=self._catalog.tally)
         self._on_their_way.add(outcome)
         outcome.add_done_callback(self._on_their_way.discard)
         return outcome
 
-    async def _select(self, router: Router) -> Selection | None:
+    async def _select(self, router: Router) -> CopySelection | None:
         """What to do next; None if that cannot be told, as the router or a topic of it is on its way out."""
         fetched: ColdBytes | None = None
         while True:

@@ -36,7 +36,7 @@ class _Meta(msgspec.Struct, rename={"origin": ROUTER_KEY}):
 _META: Final = msgspec.json.Decoder(_Meta)
 
 
-class Origins:
+class DedupWindow:
     """Which records of the source one router need not copy any more, although it has not come to them."""
 
     __slots__ = ("_order", "_places", "_seen_seq")
@@ -119,7 +119,7 @@ class Router:
         """The cursor that a start after a crash would find."""
         self.forwarded_total = entry.forwarded_total
         self.dest_base = entry.dest_base
-        self.origins = Origins(dest)
+        self.origins = DedupWindow(dest)
         self.stopped = False
 
     @property

@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.topics.errors import Throttled
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.wal import WalShard
 
 SAMPLE_MS: Final = 100
 _DEPTH_FULL: Final = 256
@@ -117,7 +117,7 @@ class Scheduler:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._governor = Governor()
-        self._shards: Sequence[Shard] = ()
+        self._shards: Sequence[WalShard] = ()
         self._depths: list[Callable[[], int]] = []
         self._wait_ms = 0.0
         self._observed = False
@@ -133,7 +133,7 @@ class Scheduler:
         """How many topics wait to be delivered."""
         return sum(depth() for depth in self._depths)
 
-    def start(self, shards: Sequence[Shard]) -> None:
+    def start(self, shards: Sequence[WalShard]) -> None:
         """Begin to look."""
         self._shards = shards
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
@@ -153,7 +153,7 @@ class Scheduler:
         self._wait_ms += _LAG_SMOOTHING * (wait_ms - self._wait_ms)
         self._observed = True
 
-    def check(self, shard: Shard) -> None:
+    def check(self, shard: WalShard) -> None:
         """Raises `Throttled` where a write that does not insist should come back later."""
         if self._governor.ladder.refuses and shard.fill >= _FILL_REFUSED:
             raise Throttled(

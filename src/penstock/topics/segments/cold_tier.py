@@ -92,7 +92,7 @@ def _identity(path: str) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-class ColdOwner:
+class ColdTierLock:
     """The claim of one data directory on one cold place. Every call blocks."""
 
     def __init__(self, fs: FileSystem, data_dir: str, root: SegmentRoot, place: str) -> None:

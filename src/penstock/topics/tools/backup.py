@@ -50,7 +50,7 @@ from penstock.topics.errors import Damaged
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import read_frames
 from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
-from penstock.topics.routers.copy_frame import Forward
+from penstock.topics.routers.copy_frame import CopyFrame
 from penstock.topics.segments.format import Part, SegmentEntry, checksum
 from penstock.topics.segments.layout import (
     MANIFEST,
@@ -171,7 +171,7 @@ def _references(path: str, log: LogScan) -> list[_Reference]:
             table = read_frames(file.view, run.start, run.ends)
             for place in np.flatnonzero(table.heads["type"] == FrameType.ROUTER_CURSOR).tolist():
                 try:
-                    forward = Forward.decode(table.body(place))
+                    forward = CopyFrame.decode(table.body(place))
                 except Corrupt:
                     continue  # a start tells of it
                 last_seq = max((one.source_seq + one.records - 1 for one in forward.runs), default=0)

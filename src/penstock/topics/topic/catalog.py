@@ -19,8 +19,8 @@ from penstock.topics.errors import IncompatibleTopic, Throttled, TopicNotEmpty, 
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
 from penstock.topics.log.control import TopicChange, write_head_watermark
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import Change
-from penstock.topics.log.wal import Journal, Shard
+from penstock.topics.log.pending import PendingChange
+from penstock.topics.log.wal import Wal, WalShard
 from penstock.topics.model import PutResult, RemoveResult, TopicState
 from penstock.topics.names import check_topic_name
 from penstock.topics.queues.lease_log import log_leases
@@ -40,19 +40,19 @@ class Catalog:
         self._topics: dict[str, Topic] = {}
         self._names: list[str] = []
         self._creating: dict[str, asyncio.Future[None]] = {}
-        self._journal: Journal | None = None
+        self._wal: Wal | None = None
         self._on_removed: Callable[[Topic], None] = lambda _: None
         self._on_entered: list[Callable[[str], None]] = []
         self.next_topic_id = 1
         self.total_bytes = 0
         """Accounted bytes of all live records, and of those on their way."""
 
-    def open(self, journal: Journal, topics: Iterable[Topic], next_topic_id: int) -> None:
+    def open(self, wal: Wal, topics: Iterable[Topic], next_topic_id: int) -> None:
         """Begin with what a start found."""
-        self._journal = journal
+        self._wal = wal
         self.next_topic_id = next_topic_id
         for topic in topics:
-            topic.attach(journal.shard_of(topic.id))
+            topic.attach(wal.shard_of(topic.id))
             topic.clock = self._clock
             self._enter(topic)
 
@@ -99,7 +99,7 @@ class Catalog:
                 return topic
             await asyncio.wait([under_way])
 
-    def take_back(self, shard: Shard) -> None:
+    def take_back(self, shard: WalShard) -> None:
         """A commit failed: no write that was under way on this shard will be published."""
         for topic in self._topics.values():
             if topic.shard is shard:
@@ -137,9 +137,9 @@ class Catalog:
     async def create(self, name: str, config: TopicConfig) -> Topic:
         """A new topic; nobody else may be creating it. Raises `Throttled` when there are too many."""
         self.check_count(1)
-        assert self._journal is not None
+        assert self._wal is not None
         topic_id = self.take_id()
-        topic = Topic(name=name, id=topic_id, config=config, shard=self._journal.shard_of(topic_id))
+        topic = Topic(name=name, id=topic_id, config=config, shard=self._wal.shard_of(topic_id))
         topic.clock = self._clock
         created = self.change(
             topic, FrameType.TOPIC_CREATE, _named(topic, config), lambda: self._enter(topic)
@@ -194,7 +194,7 @@ class Catalog:
             # No record of it is in the log; its sequence numbers must not be used again all the same.
             used = write_head_watermark(topic.next_seq - 1)
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, used))
-        change = Change(apply)
+        change = PendingChange(apply)
         # Changes are small, and deletions are what makes room on a full disk.
         topic.shard.submit(frames, frames=len(frames), sync=True, waiting=change, urgent=True)
         return change.outcome

@@ -20,7 +20,7 @@ from penstock.topics.errors import Damaged, RecordTooLarge, TopicFull
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode_control
 from penstock.topics.log.snapshot import TopicEntry
-from penstock.topics.log.wal import Shard
+from penstock.topics.log.wal import WalShard
 from penstock.topics.model import DeleteResult, Predicate, QueueCounts, TopicState
 from penstock.topics.queues.leases import LeaseTable, QueueEntry
 from penstock.topics.schedule.ready_set import effective_priority
@@ -31,7 +31,7 @@ from penstock.topics.segments.tags import LogTags, Seqs, TagTable
 from penstock.topics.topic.idempotency import WriteWindow
 from penstock.topics.topic.index import Removed, TopicIndex
 from penstock.topics.topic.retention import Ages
-from penstock.topics.topic.watermarks import Floors, Trims
+from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
 
 
 class Waiters:
@@ -81,7 +81,7 @@ class Waiters:
         return bool(self._waiting or self._listening)
 
 
-class Hops:
+class HopCounts:
     """Ranges of sequence numbers with one count each; what no range covers was written directly."""
 
     __slots__ = ("_ends", "_hops", "_starts")
@@ -135,14 +135,14 @@ class Topic:
         id: int,
         config: TopicConfig,
         index: TopicIndex | None = None,
-        shard: Shard | None = None,
+        shard: WalShard | None = None,
     ) -> None:
         self.name = name
         self.id = id
         self.config = config
         self._shard = shard
         self.index = TopicIndex() if index is None else index
-        self.floors = Floors()
+        self.floors = LowWatermarks()
         self.tags = LogTags(self.index.head_seq + 1)
         self.ages = Ages()
         self.clock: SteadyClock | None = None
@@ -171,8 +171,8 @@ class Topic:
         """What the engine's total has of this topic."""
         self.captured: TopicEntry | None = None
         """What the last cut has of the topic, while it is still true."""
-        self.trims = Trims()
-        self.hops = Hops()
+        self.trims = LostRanges()
+        self.hops = HopCounts()
         self.is_referred = False
         """Whether copies were made of it: its bytes may be needed to make them again."""
         self.routers_removed: tuple[str, ...] = ()
@@ -186,12 +186,12 @@ class Topic:
         self.forget_in_flight()
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> WalShard:
         """Where the topic's frames go."""
         assert self._shard is not None, "the topic is not attached to a log"
         return self._shard
 
-    def attach(self, shard: Shard) -> None:
+    def attach(self, shard: WalShard) -> None:
         """Write to this log from now on."""
         self._shard = shard
 

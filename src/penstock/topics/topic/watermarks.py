@@ -23,7 +23,7 @@ from penstock.topics.topic.index import Removed
 
 
 @dataclass(slots=True)
-class Floors:
+class LowWatermarks:
     """Per cause, the first sequence number that was not lost to it. They only rise."""
 
     cap: int = 1
@@ -68,7 +68,7 @@ class Floors:
         return any(low < end and first < high for low, high in self.lost)
 
 
-def tombstone_for(floors: Floors, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:
+def tombstone_for(floors: LowWatermarks, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:
     """What a reader that has seen everything up to `from_seq` must be told before it reads on."""
     if from_seq > head_seq:
         return Tombstone(
@@ -95,7 +95,7 @@ def tombstone_for(floors: Floors, from_seq: int, earliest_seq: int, head_seq: in
 _RANGES_KEPT: Final = 64
 
 
-class Trims:
+class LostRanges:
     """Ranges of lost sequence numbers, ascending and apart; none is below the floor."""
 
     __slots__ = ("ranges",)
@@ -113,7 +113,7 @@ class Trims:
             first = self.ranges.pop()[0]
         self.ranges.append((first, end))
 
-    def fold(self, floors: Floors, earliest_seq: int) -> None:
+    def fold(self, floors: LowWatermarks, earliest_seq: int) -> None:
         """Keep few ranges that have nothing live before them any more; the floor stands for the others.
 
         A reader that comes past is then told of what was deleted between them too, as with every floor.
@@ -121,7 +121,7 @@ class Trims:
         while len(self.ranges) > _RANGES_KEPT and self.ranges[0][1] <= earliest_seq:
             floors.merge(trim=self.ranges.pop(0)[1])
 
-    def settle(self, floors: Floors) -> None:
+    def settle(self, floors: LowWatermarks) -> None:
         """Hand over to the floor what begins at it."""
         while self.ranges and self.ranges[0][0] <= floors.floor:
             floors.merge(trim=self.ranges.pop(0)[1])

@@ -252,7 +252,7 @@ class Engine(QueueCalls, RouterCalls):
 
     def _shard(self, log: AppendLog, number: int) -> WalShard:
         shard = WalShard(log, number, self._committers, self.config.wal_queue_max)
-        shard.on_failure = self._catalog.take_back
+        shard.on_failure = self._catalog.give_up_in_flight
         return shard
 
     async def close(self) -> None:
@@ -497,7 +497,7 @@ class Engine(QueueCalls, RouterCalls):
                 await self._try(shard)
 
     async def _try(self, shard: WalShard) -> None:
-        topic = next((one for one in self._catalog.all() if one.shard is shard and not one.gone), None)
+        topic = next((one for one in self._catalog.all() if one.shard is shard and not one.deleted), None)
         if topic is None:
             shard.fault = None  # nobody writes there
             return

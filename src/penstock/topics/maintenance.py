@@ -283,7 +283,10 @@ class Maintenance:
                 # Nothing is under way any more: the sequences that were reserved are not needed.
                 topic.reserved_seq = 0
                 topic.captured = None
-        wal = {folder: shard.decided for folder, shard in zip(self._folders, self._wal.shards, strict=True)}
+        wal = {
+            folder: shard.committed_offset
+            for folder, shard in zip(self._folders, self._wal.shards, strict=True)
+        }
         cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
         cut.synced = {
             folder: shard.synced
@@ -320,7 +323,7 @@ class Maintenance:
 
     def _apply(self, cut: Cut) -> None:
         for topic_cut in cut.topics:
-            if not topic_cut.topic.gone:
+            if not topic_cut.topic.deleted:
                 topic_cut.topic.promote(topic_cut.grown, topic_cut.segments)
         if self._cold is not None:
             self._cold.recorded(cut.topics)

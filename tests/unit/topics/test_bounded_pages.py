@@ -24,7 +24,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     if request.param == "both":
         await made.engine.checkpoint()
     topic = made.engine._catalog.get("x")
-    topic.lose(4)
+    topic.mark_lost(4)
     topic.forget_in_flight()
     await _write(made, 16)
     await made.engine.delete("x", match=Predicate(value="doomed"))

@@ -180,7 +180,7 @@ async def test_what_is_changed_in_the_same_turn_comes_behind_the_writes_in_the_l
     assert answers.places() == [(1, 1), (2, 2)]
     assert not engine.exists("t")
     shard, start = engine._wal.shards[0], header_bytes(WAL)  # type: ignore[union-attr]
-    view = shard.view(shard.decided.file)[:]
+    view = shard.view(shard.committed_offset.file)[:]
     ends, _ = WAL.frame_ends(view, start, len(view))
     marks = (FrameType.APPEND, FrameType.TOPIC_DELETE)
     kinds = [kind for kind in read_frames(view, start, ends).heads["type"].tolist() if kind in marks]

@@ -312,7 +312,7 @@ async def _without_its_end(world: World, *, extent: bool, zeros: bool) -> int:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     await engine.checkpoint()
-    offset = world.engine._wal.shards[0].decided.offset  # type: ignore[union-attr]
+    offset = world.engine._wal.shards[0].committed_offset.offset  # type: ignore[union-attr]
     last = (await engine.write("t", recs(3, 4))).last_seq
     world.unplug(Survival.EVERYTHING)
     path = f"/data/{max(name for name in world.files() if name.endswith('.log'))}"
@@ -358,7 +358,7 @@ async def test_what_was_synced_after_the_last_snapshot_does_not_vanish_unnoticed
     engine = await world.open()
     for n in range(6):
         last = (await engine.write("t", recs(n), config=FSYNC)).last_seq
-    middle = world.engine._wal.shards[0].decided.offset // 2  # type: ignore[union-attr]
+    middle = world.engine._wal.shards[0].committed_offset.offset // 2  # type: ignore[union-attr]
     world.unplug(Survival.EVERYTHING)
     world.disk.truncate(f"/data/{max(name for name in world.files() if name.endswith('.log'))}", middle)
     engine = await world.open()

@@ -398,7 +398,7 @@ async def test_what_was_lost_between_live_records_takes_no_rows_of_segments() ->
     engine = await between(world, FSYNC)
     await engine.write("b", recs("before"))
     lost = 1_000_000
-    engine._catalog.get("b").lose(lost)
+    engine._catalog.get("b").mark_lost(lost)
     engine._catalog.get("b").forget_in_flight()
     await engine.write("b", recs("after", "last"))
     await engine.checkpoint()

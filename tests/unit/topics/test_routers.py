@@ -662,7 +662,7 @@ async def test_every_record_is_read_and_every_lost_range_told_whatever_the_pages
         else:
             count = rng.randint(1, 3)
             lost |= set(range(topic.index.head_seq + 1, topic.index.head_seq + 1 + count))
-            topic.lose(count)
+            topic.mark_lost(count)
             topic.forget_in_flight()
         if rng.random() < 0.3 and topic.index.head_seq:
             topic.index.delete_seqs([rng.randint(1, topic.index.head_seq)])

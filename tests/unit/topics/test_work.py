@@ -385,14 +385,14 @@ async def test_a_claimer_that_leaves_in_the_moment_of_its_answer_takes_no_jobs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await opened(world, 1, claim_jitter_ms=50)
-    serve = LeaseAllocator.serve
+    serve = LeaseAllocator.claim
 
     async def serve_and_lose(hand_out: LeaseAllocator, *arguments: Any) -> Any:
         results = await serve(hand_out, *arguments)
         asyncio.get_running_loop().call_soon(claim.cancel)
         return results
 
-    monkeypatch.setattr(LeaseAllocator, "serve", serve_and_lose)
+    monkeypatch.setattr(LeaseAllocator, "claim", serve_and_lose)
     claim = asyncio.ensure_future(engine.claim("q", "w"))
     await world.clock.advance(0.05)
     assert claim.cancelled()

@@ -61,7 +61,7 @@ class Writer:
             topic = self._catalog.find(name)
             if topic is None:
                 topic, created = await self._topic(name, create, config)
-                if topic.leaving is not None or topic.gone:
+                if topic.deleting is not None or topic.deleted:
                     continue
             if not insist:
                 self._scheduler.check(topic.shard)
@@ -153,7 +153,7 @@ class Writer:
         if config.discard == "reject":
             topic.admit(prepared.count, prepared.accounted_bytes)
         catalog.check_total(prepared.accounted_bytes)
-        if topic.is_in_memory:
+        if topic.is_volatile:
             self._keep(topic, prepared, now_ms, (prepared.count, created, done))
         else:
             self._gather(topic, prepared, now_ms, created, done)
@@ -161,7 +161,7 @@ class Writer:
 
     def _keep(self, topic: Topic, prepared: PreparedBatch, now_ms: int, write: Write) -> None:
         """The records of an ephemeral topic are not logged."""
-        topic.shard.send_held()  # what is gathered has its numbers for certain only then
+        topic.shard.flush_pending()  # what is gathered has its numbers for certain only then
         batch = encode(
             prepared,
             topic_id=topic.id,
@@ -171,12 +171,12 @@ class Writer:
         )
         append = PendingAppend(topic, batch, now_ms, self._catalog.tally, [write])
         if topic.is_idle:
-            topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
+            topic.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
             append.keep()
             return
         # Earlier records are still being written, and perhaps a change to a class that syncs.
         topic.shard.submit([], frames=batch.count, sync=True, waiting=append)
-        topic.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
+        topic.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
 
     def _gather(self, topic: Topic, prepared: PreparedBatch, now_ms: int, created: bool, done: Done) -> None:
         shard, is_alone = topic.shard, False
@@ -188,10 +188,10 @@ class Writer:
             is_alone = gathered.durability is Durability.FSYNC and shard.is_quiet
             if not is_alone:
                 self._gathered[topic] = gathered
-                shard.hold(partial(self._send, topic))
+                shard.defer_flush(partial(self._send, topic))
         shard.count_in()
         gathered.add(prepared, created, done)
-        topic.take_off(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
+        topic.reserve_seqs(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
         if is_alone:
             self._log(gathered)
             shard.commit()
@@ -218,7 +218,7 @@ class Writer:
         except Exception as error:
             # Nobody has built on it yet: whatever takes a sequence number submits, and so sends, first.
             _LOGGER.exception("writes that were taken could not be encoded")
-            topic.take_back(gathered.count, gathered.accounted_bytes)
+            topic.release_seqs(gathered.count, gathered.accounted_bytes)
             topic.shard.count_out(len(gathered.writes))
             # Later: who hears of it may write again, and whoever had this sent is in the middle of something.
             told = CommitFailed(f"the records could not be encoded: {error!r}")

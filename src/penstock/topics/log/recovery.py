@@ -157,7 +157,7 @@ class _Recovery:
         self._pieces: defaultdict[int, list[_Piece]] = defaultdict(list)
         self._named: set[str] = set()
         self._was_ephemeral: set[int] = set()
-        self._next_adopted = ADOPTED_FROM
+        self._next_attached = ADOPTED_FROM
         self._routers = RouterRecovery(self._snapshot.routers)
         self._derivation = CopyReplay(self._source_frames, self._lose_copies)
         self._source_runs: dict[int, list[Columns]] = {}
@@ -368,7 +368,7 @@ class _Recovery:
                 f'topic "{topic.name}": records from {known_seq + 1} on are lost with the log, at most up to '
                 f"{known_seq + lost}; the next record gets number {known_seq + lost + 1}"
             )
-            topic.lose_log(lost)
+            topic.mark_log_lost(lost)
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
             topic.index.skip_to(topic.reserved_seq)
         gone = max(topic.floors.floor, topic.delete_below)
@@ -419,9 +419,9 @@ class _Recovery:
     def _file_number(self, topic: Topic, piece: _Piece) -> int:
         if piece.log == self._home(topic.id):
             return piece.file
-        self._next_adopted += 1
-        topic.adopt(self._next_adopted, piece.view)
-        return self._next_adopted
+        self._next_attached += 1
+        topic.attach_file(self._next_attached, piece.view)
+        return self._next_attached
 
     def _append(self, topic: Topic, piece: _Piece, file: int, start: int, stop: int) -> None:
         """Records that the topic does not have yet; numbers missing before them are accounted for."""

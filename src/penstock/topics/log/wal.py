@@ -84,7 +84,7 @@ class WalShard:
         self._will_hand_over = self._is_committing = self._is_deciding = False
         self._turn_count = self._last_turn_count = 0
         """How many submissions this turn of the loop brought so far, and the last one that brought any."""
-        self._held: list[Callable[[], None]] = []
+        self._deferred: list[Callable[[], None]] = []
         self._waiting = 0
         self._waiting_bytes = 0
         self._queue_max = queue_max
@@ -93,7 +93,7 @@ class WalShard:
         self.submit_full = 0
         """How often there was no room."""
         self.on_failure: Callable[[WalShard], None] = lambda _: None
-        self.decided = log.end
+        self.committed_offset = log.end
         """Everything before this position was published, and nothing behind it."""
         self.synced = LogPosition(0, 0)
         """Everything before this position is durable."""
@@ -115,11 +115,11 @@ class WalShard:
             self.submit_full += 1
             raise Throttled(f"{self._waiting} writes wait for the disk; retry in a moment")
 
-    def hold(self, send: Callable[[], None]) -> None:
+    def defer_flush(self, send: Callable[[], None]) -> None:
         """Have `send` called before anything else is submitted, at the end of this turn of the loop at the
         latest. It submits what it has gathered until then; if it has nothing any more, it does nothing.
         """
-        self._held.append(send)
+        self._deferred.append(send)
         self._hand_over_soon()
 
     @property
@@ -156,8 +156,8 @@ class WalShard:
         What is urgent may use the log's reserve when the disk is full. `gathered` is how many that were
         counted in this stands for.
         """
-        if self._held:
-            self.send_held()
+        if self._deferred:
+            self.flush_pending()
         entry = Entry(
             buffers=buffers,
             byte_count=sum(map(len, buffers)),
@@ -183,8 +183,8 @@ class WalShard:
     def _hand_over(self) -> None:
         self._last_turn_count, self._turn_count = self._turn_count, 0
         try:
-            while self._held:
-                self.send_held()
+            while self._deferred:
+                self.flush_pending()
         finally:
             self._will_hand_over = False
         self._committer.flush()
@@ -197,10 +197,10 @@ class WalShard:
         finally:
             self._is_committing = False
 
-    def send_held(self) -> None:
+    def flush_pending(self) -> None:
         """Have everything submitted that is gathered: nothing comes between it and what follows."""
-        held, self._held = self._held, []
-        for send in held:
+        deferred, self._deferred = self._deferred, []
+        for send in deferred:
             send()
 
     def _deliver(self, entries: list[Entry]) -> None:
@@ -251,9 +251,9 @@ class WalShard:
         if last is not None and last.position is not None:
             self.fault = None
             file, offset = last.position
-            self.decided = LogPosition(file, offset + last.byte_count)
+            self.committed_offset = LogPosition(file, offset + last.byte_count)
             if last.sync and last.byte_count:
-                self.synced = self.decided
+                self.synced = self.committed_offset
         if failed:
             self._fail(failed)
 
@@ -261,7 +261,7 @@ class WalShard:
         """The first failure of a generation takes everything back; those that follow only hear of it."""
         for entry in entries:
             if entry.generation == self._generation:
-                self.send_held()  # they built on it as well
+                self.flush_pending()  # they built on it as well
                 self._generation = self._committer.resume()
                 self.on_failure(self)
             assert entry.error is not None
@@ -300,7 +300,7 @@ class WalShard:
 
     def stop(self) -> None:
         """Take nothing more; what was submitted is on its way to the commit thread."""
-        self.send_held()
+        self.flush_pending()
         self._closed = True
         self._committer.flush()
 

@@ -62,16 +62,16 @@ class Queues:
         self._writer = writer
         self._check = check
         self._letters = DeadLetters(catalog, workers, self._write_letter, self._delete_letter)
-        self._hand_out = LeaseAllocator(catalog, clock, workers, self._letters)
-        self._desks: WeakKeyDictionary[Topic, QueueState] = WeakKeyDictionary()
+        self._allocator = LeaseAllocator(catalog, clock, workers, self._letters)
+        self._states: WeakKeyDictionary[Topic, QueueState] = WeakKeyDictionary()
         self._windows: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """Whoever waits for its cohort hears that the engine is closing."""
         for window in self._windows:
             window.cancel()
-        for desk in self._desks.values():
-            cohort, desk.cohort = desk.cohort, []
+        for state in self._states.values():
+            cohort, state.cohort = state.cohort, []
             dismiss(cohort)
 
     def check(self) -> None:
@@ -92,17 +92,17 @@ class Queues:
             raise NotAQueue(name)
         return topic
 
-    def desk(self, topic: Topic) -> QueueState:
+    def state_of(self, topic: Topic) -> QueueState:
         """What goes on at a queue."""
-        desk = self._desks.get(topic)
-        if desk is None:
+        state = self._states.get(topic)
+        if state is None:
             assert topic.leases is not None
-            desk = self._desks[topic] = QueueState(topic.leases)
-        return desk
+            state = self._states[topic] = QueueState(topic.leases)
+        return state
 
     def look(self, topic: Topic) -> int:
         """Take note of what is over by now; the steady time."""
-        return self._hand_out.look(topic, self.desk(topic).table)
+        return self._allocator.look(topic, self.state_of(topic).table)
 
     # ---- claiming ------------------------------------------------------------------------------------
 
@@ -112,47 +112,47 @@ class Queues:
         node: str,
         want: int,
         lease_ms: int | None,
-        held: WorkerSession | None = None,
+        session: WorkerSession | None = None,
     ) -> ClaimResult:
-        """See `Engine.claim`. What is claimed for a connection is noted in `held`."""
+        """See `Engine.claim`. What is claimed for a connection is noted in `session`."""
         self._check()
         check_node(node)
-        claimer = ClaimRequest(
+        request = ClaimRequest(
             node=node,
             want=min(max(want, 1), CLAIM_MAX),
             lease_ms=clamp_lease_ms(topic.config.lease_ms if lease_ms is None else lease_ms),
-            held=held,
+            session=session,
         )
-        desk = self.desk(topic)
+        state = self.state_of(topic)
         if topic.config.claim_jitter_ms:
-            return await self._join(topic, desk, claimer)
-        return (await self._hand_out.serve(topic, desk, [claimer]))[0]
+            return await self._join(topic, state, request)
+        return (await self._allocator.claim(topic, state, [request]))[0]
 
-    async def _join(self, topic: Topic, desk: QueueState, claimer: ClaimRequest) -> ClaimResult:
-        await asyncio.sleep(0)  # in a task from here on: a claimer whose client leaves takes no jobs
+    async def _join(self, topic: Topic, state: QueueState, request: ClaimRequest) -> ClaimResult:
+        await asyncio.sleep(0)  # in a task from here on: a claim whose client leaves takes no jobs
         self._check()
-        claimer.outcome = asyncio.get_running_loop().create_future()
-        desk.cohort.append(claimer)
-        if len(desk.cohort) == 1:
+        request.outcome = asyncio.get_running_loop().create_future()
+        state.cohort.append(request)
+        if len(state.cohort) == 1:
             wait_s = topic.config.claim_jitter_ms / 1000
             window = asyncio.create_task(
-                gather_cohort(desk, self._clock, wait_s, lambda cohort: self._serve(topic, desk, cohort))
+                gather_cohort(state, self._clock, wait_s, lambda cohort: self._serve(topic, state, cohort))
             )
             self._windows.add(window)
             window.add_done_callback(self._windows.discard)
         try:
-            return await claimer.outcome
+            return await request.outcome
         except asyncio.CancelledError:
-            self._hand_out.take_back(topic, desk, [claimer])
+            self._allocator.release(topic, state, [request])
             raise
 
     async def _serve(
-        self, topic: Topic, desk: QueueState, cohort: Sequence[ClaimRequest]
+        self, topic: Topic, state: QueueState, cohort: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
         self._check()
-        if topic.gone:
+        if topic.deleted:
             raise TopicNotFound(topic.name)
-        return await self._hand_out.serve(topic, desk, cohort)
+        return await self._allocator.claim(topic, state, cohort)
 
     # ---- what holders do -----------------------------------------------------------------------------
 
@@ -161,20 +161,20 @@ class Queues:
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
         topic.shard.check_room()
-        desk = self.desk(topic)
-        held, skipped = self._held(topic, desk, node, seqs, fences)
+        state = self.state_of(topic)
+        held, skipped = self._held(topic, state, node, seqs, fences)
         for seq, job in held:
-            desk.table.leave(seq, job)
+            state.table.leave(seq, job)
         fsync_ms = 0.0
         if held:
             frames = self._frames(LeaseEvent.ACKED, topic, [job.at(seq) for seq, job in held])
-            fsync_ms = await self._delete(topic, desk, [seq for seq, _ in held], frames)
+            fsync_ms = await self._delete(topic, state, [seq for seq, _ in held], frames)
         return AckResult(
             topic=name,
             acked=len(held),
             skipped=skipped,
-            ready=desk.table.ready(topic.index),
-            in_flight=desk.table.in_flight,
+            ready=state.table.ready(topic.index),
+            in_flight=state.table.in_flight,
             fsync_ms=fsync_ms if topic.config.durable else 0.0,
         )
 
@@ -184,20 +184,20 @@ class Queues:
         """See `Engine.nack`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
-        desk = self.desk(topic)
+        state = self.state_of(topic)
         self._check_log(topic)
-        held, skipped = self._held(topic, desk, node, seqs, fences)
+        held, skipped = self._held(topic, state, node, seqs, fences)
         delay = Term.of(self._clock.steady_ms(), min(delay_ms, NACK_DELAY_MS_MAX)) if delay_ms else None
         for seq, job in held:
-            desk.table.release(seq, job, delay)
-        desk.returned.wake()
+            state.table.release(seq, job, delay)
+        state.returned.wake()
         await self._log(LeaseEvent.RELEASED, topic, [job.at(seq) for seq, job in held])
         return NackResult(
             topic=name,
             nacked=len(held),
             skipped=skipped,
-            ready=desk.table.ready(topic.index),
-            in_flight=desk.table.in_flight,
+            ready=state.table.ready(topic.index),
+            in_flight=state.table.in_flight,
         )
 
     async def extend(
@@ -206,38 +206,38 @@ class Queues:
         """See `Engine.extend`."""
         fences = _checked(node, seqs, lease_ids)
         topic = await self.find(name)
-        desk = self.desk(topic)
+        state = self.state_of(topic)
         self._check_log(topic)
         term = Term.of(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
         deadlines: dict[int, int] = {}
-        held, skipped = self._held(topic, desk, node, seqs, fences)
+        held, skipped = self._held(topic, state, node, seqs, fences)
         for seq, job in held:
-            desk.table.extend(seq, job, term)
+            state.table.extend(seq, job, term)
             deadlines[seq] = term.until_ms + topic.wall_ahead_ms()
         await self._log(LeaseEvent.EXTENDED, topic, [job.at(seq) for seq, job in held])
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
-    async def drop(self, topic: Topic, held: WorkerSession) -> None:
+    async def drop(self, topic: Topic, session: WorkerSession) -> None:
         """A connection is gone: what was delivered on it is ready at once."""
-        desk = self.desk(topic)
+        state = self.state_of(topic)
         self.look(topic)
-        dropped = desk.table.drop(held)
+        dropped = state.table.drop(session)
         if dropped:
-            desk.returned.wake()
+            state.returned.wake()
             self._check_log(topic)
             await self._log(LeaseEvent.RELEASED, topic, dropped)
 
     def _held(
-        self, topic: Topic, desk: QueueState, node: str, seqs: Sequence[int], fences: Sequence[int]
+        self, topic: Topic, state: QueueState, node: str, seqs: Sequence[int], fences: Sequence[int]
     ) -> tuple[list[tuple[int, Job]], list[int]]:
         """Those of the jobs that the node holds, each once, and the rest."""
         self.look(topic)
-        if desk.table.hear(node, seqs, fences):
-            desk.returned.wake()
+        if state.table.hear(node, seqs, fences):
+            state.returned.wake()
         held: dict[int, Job] = {}
         skipped: list[int] = []
         for seq, fence in zip(seqs, fences, strict=True):
-            job = None if seq in held else desk.table.leased(seq, node, fence)
+            job = None if seq in held else state.table.leased(seq, node, fence)
             if job is None:
                 skipped.append(seq)
             else:
@@ -267,14 +267,14 @@ class Queues:
     async def _delete(
         self,
         topic: Topic,
-        desk: QueueState,
+        state: QueueState,
         seqs: Sequence[int],
         frames: Sequence[bytes],
         *,
         letters: int = 0,
     ) -> float:
         """Delete jobs that the table has as leaving or moving. A commit that fails raises, and they stay."""
-        table = desk.table
+        table = state.table
         deletion = Deletion(seqs=np.array(seqs, np.uint64), bound_head=topic.index.head_seq + 1)
 
         def apply() -> None:
@@ -282,7 +282,7 @@ class Queues:
             table.gone(seqs, topic.delete(deletion).deleted)
             table.dead_lettered += letters
             self._catalog.tally(topic)
-            desk.returned.wake()
+            state.returned.wake()
 
         def undo() -> None:
             table.stay(seqs)
@@ -304,7 +304,7 @@ class Queues:
         topic.shard.check_room()
         now_ms, deliveries = self._clock.now_ms(), topic.config.max_deliveries
         frame = dead_letter_frame(topic.id, seq, deliveries, ts_ms=now_ms)
-        await self._delete(topic, self.desk(topic), [seq], [frame], letters=1)
+        await self._delete(topic, self.state_of(topic), [seq], [frame], letters=1)
 
 
 def check_node(node: str) -> None:
@@ -367,18 +367,18 @@ class WorkStream:
         self._node = node
         self._most = min(max or 1, CLAIM_MAX)
         self._lease_ms = lease_ms
-        self._held = WorkerSession(node)
+        self._session = WorkerSession(node)
 
     @property
     def held(self) -> int:
         """How many jobs the connection holds."""
-        return len(self._held)
+        return len(self._session)
 
     @property
     def is_silent(self) -> bool:
         """Whether all its leases ran out, and it was not heard of for the time of another one."""
         lease_ms = self._topic.config.lease_ms if self._lease_ms is None else self._lease_ms
-        return self._held.is_silent(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
+        return self._session.is_unresponsive(self._clock.steady_ms(), clamp_lease_ms(lease_ms))
 
     async def next(self, wait_s: float) -> ClaimResult | None:
         """More jobs, as soon as there are any and fewer than `max` are held.
@@ -388,9 +388,9 @@ class WorkStream:
         Raises `TopicNotFound` when the queue is gone, and what a claim raises.
         """
         deadline_s = self._clock.monotonic() + wait_s
-        desk = self._queues.desk(self._topic)
+        state = self._queues.state_of(self._topic)
         while True:
-            with self._topic.waiters.register() as published, desk.returned.register() as returned:
+            with self._topic.waiters.register() as published, state.returned.register() as returned:
                 jobs = await self._claim()
                 if jobs is not None:
                     return jobs
@@ -401,14 +401,14 @@ class WorkStream:
 
     async def _claim(self) -> ClaimResult | None:
         self._queues.check()
-        if self._topic.gone:
+        if self._topic.deleted:
             raise TopicNotFound(self._topic.name)
         self._refresh()
         self._queues.look(self._topic)
-        free = self._most - len(self._held)
-        if free <= 0 or not self._held.takes_jobs:
+        free = self._most - len(self._session)
+        if free <= 0 or not self._session.takes_jobs:
             return None
-        jobs = await self._queues.claim(self._topic, self._node, free, self._lease_ms, self._held)
+        jobs = await self._queues.claim(self._topic, self._node, free, self._lease_ms, self._session)
         return jobs if jobs.seqs else None
 
     async def _wait(self, wakers: set[asyncio.Future[None]], at_most_s: float) -> None:
@@ -420,5 +420,5 @@ class WorkStream:
 
     async def close(self) -> None:
         """Everything that was delivered here and is still held is ready for others at once."""
-        if not self._topic.gone:
-            await self._queues.drop(self._topic, self._held)
+        if not self._topic.deleted:
+            await self._queues.drop(self._topic, self._session)

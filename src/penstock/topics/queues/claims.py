@@ -26,7 +26,7 @@ from penstock.topics.workers import Workers
 
 
 def round_robin(seqs: Sequence[int], wants: Sequence[int]) -> list[list[int]]:
-    """Jobs to claimers in turns, none more than it wants; every hand ascends if `seqs` do."""
+    """Deal jobs to claims in turns, none more than it wants; every hand ascends if `seqs` do."""
     if len(wants) == 1:
         return [list(seqs[: wants[0]])]
     hands: list[list[int]] = [[] for _ in wants]
@@ -60,7 +60,7 @@ class ClaimRequest:
     node: str
     want: int
     lease_ms: int
-    held: WorkerSession | None = None
+    session: WorkerSession | None = None
     """Of the connection that the jobs are for."""
     outcome: asyncio.Future[ClaimResult] | None = None
     leases: list[JobState] = field(default_factory=list)
@@ -69,12 +69,12 @@ class ClaimRequest:
     def has_left(self) -> bool:
         """Whether nobody will see what it got."""
         is_told = self.outcome is not None and self.outcome.done()
-        return is_told or (self.held is not None and not self.held.is_open)
+        return is_told or (self.session is not None and not self.session.is_open)
 
     @property
     def missing(self) -> int:
         """How many jobs it would take now."""
-        is_there = not self.has_left and (self.held is None or self.held.takes_jobs)
+        is_there = not self.has_left and (self.session is None or self.session.takes_jobs)
         return self.want - len(self.leases) if is_there else 0
 
 
@@ -100,27 +100,27 @@ class LeaseAllocator:
         self._workers = workers
         self._letters = letters
 
-    async def serve(
-        self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]
+    async def claim(
+        self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
         """Jobs for everybody, as many as there are. After an error nobody holds any of them."""
         try:
-            await self._hand_out(topic, desk, claimers)
+            await self._allocate(topic, state, requests)
             if topic.config.leases_durable:
-                await self._log(topic, desk.table, claimers)
-            return await self._results(topic, desk.table, claimers)
+                await self._log(topic, state.table, requests)
+            return await self._results(topic, state.table, requests)
         except BaseException:
-            self.take_back(topic, desk, claimers)
+            self.release(topic, state, requests)
             raise
 
-    def take_back(self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]) -> None:
+    def release(self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]) -> None:
         """Nobody will work on what these got: it is ready for others."""
-        leases = [lease for claimer in claimers for lease in claimer.leases]
-        back = [job for lease in leases if (job := desk.table.give_back(lease)) is not None]
+        leases = [lease for request in requests for lease in request.leases]
+        back = [job for lease in leases if (job := state.table.give_back(lease)) is not None]
         if back:
             topic.captured = None
-            desk.returned.wake()
-            if topic.config.leases_durable and not topic.gone:
+            state.returned.wake()
+            if topic.config.leases_durable and not topic.deleted:
                 self._log_released(topic, back)
 
     def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
@@ -136,25 +136,25 @@ class LeaseAllocator:
             ]
             commit(topic, frames).add_done_callback(asyncio.Future.exception)
 
-    async def _hand_out(self, topic: Topic, desk: QueueState, claimers: Sequence[ClaimRequest]) -> None:
-        table, config = desk.table, topic.config
-        letters = 1 if table.has_stuck else _LETTERS
+    async def _allocate(self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]) -> None:
+        table, config = state.table, topic.config
+        letters = 1 if table.has_undeliverable else _LETTERS
         moved = 0
-        while missing := sum(claimer.missing for claimer in claimers):
+        while missing := sum(request.missing for request in requests):
             while table.next_lease_id + missing > table.reserved_lease_id:
-                await self._reserve(topic, desk, missing)
-            if topic.gone:
+                await self._reserve(topic, state, missing)
+            if topic.deleted:
                 raise TopicNotFound(topic.name)
             now_ms = self.look(topic, table)
             deliveries_max = 0 if config.dead_letter is None else config.max_deliveries
             seqs, exhausted = table.select(
                 topic.index, missing, deliveries_max=deliveries_max, letters=letters
             )
-            hands = round_robin(seqs, [claimer.missing for claimer in claimers])
-            for claimer, hand in zip(claimers, hands, strict=True):
-                term = Term.of(now_ms, claimer.lease_ms)
-                node, held = claimer.node, claimer.held
-                claimer.leases += [table.lease(seq, node, term, held) for seq in hand]
+            hands = round_robin(seqs, [request.missing for request in requests])
+            for request, hand in zip(requests, hands, strict=True):
+                term = Term.of(now_ms, request.lease_ms)
+                node, session = request.node, request.session
+                request.leases += [table.lease(seq, node, term, session) for seq in hand]
             if seqs:
                 topic.captured = None  # the next snapshot has the deliveries
             for seq in exhausted:
@@ -164,8 +164,8 @@ class LeaseAllocator:
             taken = await self._letters.move(topic, exhausted)
             moved += taken
             letters = min(_more_letters(letters, taken, len(exhausted)), _LETTERS_MAX - moved)
-        if desk.reserving is None and table.reserved_lease_id - table.next_lease_id < _RESERVE_MIN // 2:
-            self._begin_to_reserve(topic, desk, 1)
+        if state.reserving is None and table.reserved_lease_id - table.next_lease_id < _RESERVE_MIN // 2:
+            self._begin_to_reserve(topic, state, 1)
 
     def look(self, topic: Topic, table: LeaseTable) -> int:
         """Bring the table up to date with the time and with what was deleted; the steady time."""
@@ -176,18 +176,18 @@ class LeaseAllocator:
 
     # ---- lease numbers -------------------------------------------------------------------------------
 
-    async def _reserve(self, topic: Topic, desk: QueueState, count: int) -> None:
+    async def _reserve(self, topic: Topic, state: QueueState, count: int) -> None:
         """Numbers that no lease after a crash will have again. Raises what the commit raises."""
-        if desk.reserving is None:
+        if state.reserving is None:
             topic.shard.check_room()
-            self._begin_to_reserve(topic, desk, count)
-        reserving = desk.reserving
+            self._begin_to_reserve(topic, state, count)
+        reserving = state.reserving
         assert reserving is not None
         await asyncio.wait([reserving])
         reserving.result()
 
-    def _begin_to_reserve(self, topic: Topic, desk: QueueState, count: int) -> None:
-        table = desk.table
+    def _begin_to_reserve(self, topic: Topic, state: QueueState, count: int) -> None:
+        table = state.table
         below = max(table.next_lease_id, table.reserved_lease_id) + max(_RESERVE_MIN, _RESERVE_CLAIMS * count)
 
         def apply() -> None:
@@ -196,23 +196,23 @@ class LeaseAllocator:
 
         def ended(reserving: asyncio.Future[float]) -> None:
             reserving.exception()
-            desk.reserving = None
+            state.reserving = None
 
         frame = reservation_frame(topic.id, below, ts_ms=self._clock.now_ms())
-        desk.reserving = commit(topic, [frame], apply=apply, sync=True)
-        desk.reserving.add_done_callback(ended)
+        state.reserving = commit(topic, [frame], apply=apply, sync=True)
+        state.reserving.add_done_callback(ended)
 
-    # ---- what claimers get ---------------------------------------------------------------------------
+    # ---- what claims get -----------------------------------------------------------------------------
 
-    async def _log(self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest]) -> None:
+    async def _log(self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest]) -> None:
         """The leases that still are; nobody may work under one that a restart would not know."""
-        for claimer in claimers:
-            claimer.leases = [
+        for request in requests:
+            request.leases = [
                 lease
-                for lease in claimer.leases
+                for lease in request.leases
                 if table.leased(lease.seq, lease.node, lease.lease_id) is not None
             ]
-        leases = [lease for claimer in claimers for lease in claimer.leases]
+        leases = [lease for request in requests for lease in request.leases]
         if leases:
             topic.shard.check_room()
             topic.captured = None
@@ -225,25 +225,25 @@ class LeaseAllocator:
             await commit(topic, frames)
 
     async def _results(
-        self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest]
+        self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
         found: dict[int, bytes] = {}
-        seqs = [lease.seq for claimer in claimers for lease in claimer.leases]
+        seqs = [lease.seq for request in requests for lease in request.leases]
         if seqs:
             seqs.sort()
             found, bad = await read_jobs(topic, seqs, _STYLE, self._workers)
-            if topic.gone:
+            if topic.deleted:
                 raise TopicNotFound(topic.name)
             if bad:
-                self._set_aside(topic, table, claimers, bad)
+                self._set_aside(topic, table, requests, bad)
                 if not found:
                     raise _unreadable(topic, bad)
-        return [self._result(topic, table, claimer, found) for claimer in claimers]
+        return [self._result(topic, table, request, found) for request in requests]
 
     def _result(
-        self, topic: Topic, table: LeaseTable, claimer: ClaimRequest, found: dict[int, bytes]
+        self, topic: Topic, table: LeaseTable, request: ClaimRequest, found: dict[int, bytes]
     ) -> ClaimResult:
-        leases = [lease for lease in claimer.leases if lease.seq in found]
+        leases = [lease for lease in request.leases if lease.seq in found]
         leases.sort(key=_seq_of)
         ahead_ms = topic.wall_ahead_ms()
         return ClaimResult(
@@ -258,13 +258,13 @@ class LeaseAllocator:
         )
 
     def _set_aside(
-        self, topic: Topic, table: LeaseTable, claimers: Sequence[ClaimRequest], bad: Sequence[int]
+        self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest], bad: Sequence[int]
     ) -> None:
         """Jobs that cannot be read are out of the way for as long as a lease, so that others get through."""
         term = Term.of(self._clock.steady_ms(), topic.config.lease_ms)
         unreadable = set(bad)
-        for claimer in claimers:
-            for lease in claimer.leases:
+        for request in requests:
+            for lease in request.leases:
                 if lease.seq in unreadable:
                     table.give_back(lease, term)
 
@@ -290,7 +290,7 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
 
 
 async def gather_cohort(
-    desk: QueueState,
+    state: QueueState,
     clock: Clock,
     window_s: float,
     serve: Callable[[Sequence[ClaimRequest]], Awaitable[list[ClaimResult]]],
@@ -300,19 +300,19 @@ async def gather_cohort(
     Those that come from then on open the next window.
     """
     await clock.sleep(window_s)
-    came, desk.cohort = desk.cohort, []
-    cohort = [claimer for claimer in came if not _outcome(claimer).done()]
+    came, state.cohort = state.cohort, []
+    cohort = [request for request in came if not _outcome(request).done()]
     try:
         results = await serve(cohort) if cohort else []
     except asyncio.CancelledError:
         dismiss(cohort)
         raise
-    except Exception as error:  # noqa: BLE001 - it is handed to the claimers
+    except Exception as error:  # noqa: BLE001 - it is handed to the claims
         _fail(cohort, error)
         return
-    for claimer, result in zip(cohort, results, strict=True):
-        if not _outcome(claimer).done():
-            _outcome(claimer).set_result(result)
+    for request, result in zip(cohort, results, strict=True):
+        if not _outcome(request).done():
+            _outcome(request).set_result(result)
 
 
 def dismiss(cohort: Sequence[ClaimRequest]) -> None:
@@ -320,12 +320,12 @@ def dismiss(cohort: Sequence[ClaimRequest]) -> None:
     _fail(cohort, ShuttingDown("the event log is closing; retry when it is back"))
 
 
-def _outcome(claimer: ClaimRequest) -> asyncio.Future[ClaimResult]:
-    assert claimer.outcome is not None
-    return claimer.outcome
+def _outcome(request: ClaimRequest) -> asyncio.Future[ClaimResult]:
+    assert request.outcome is not None
+    return request.outcome
 
 
-def _fail(claimers: Sequence[ClaimRequest], error: Exception) -> None:
-    for claimer in claimers:
-        if not _outcome(claimer).done():
-            _outcome(claimer).set_exception(error)
+def _fail(requests: Sequence[ClaimRequest], error: Exception) -> None:
+    for request in requests:
+        if not _outcome(request).done():
+            _outcome(request).set_exception(error)

@@ -32,18 +32,18 @@ from penstock.topics.topic.index import TopicIndex
 
 
 class WorkerSession:
-    """The jobs of one connection of a node. While `lapsed` is not empty nobody knows whether it is alive."""
+    """The jobs of one connection of a node. While `expired` is not empty nobody knows whether it is alive."""
 
-    __slots__ = ("is_open", "lapsed", "lapsed_ms", "node", "seqs")
+    __slots__ = ("expired", "expired_ms", "is_open", "node", "seqs")
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.is_open = True
         self.seqs: set[int] = set()
         """What was delivered and is neither done nor over."""
-        self.lapsed: dict[int, int] = {}
+        self.expired: dict[int, int] = {}
         """The number of the lease of every job that ran out since the worker was last heard of."""
-        self.lapsed_ms = 0
+        self.expired_ms = 0
         """When the last of them ended."""
 
     def __len__(self) -> int:
@@ -52,22 +52,22 @@ class WorkerSession:
     @property
     def takes_jobs(self) -> bool:
         """One that is gone takes none, nor does one that let leases run out and was not heard of since."""
-        return self.is_open and not self.lapsed
+        return self.is_open and not self.expired
 
-    def lapse(self, seq: int, lease_id: int, until_ms: int) -> None:
+    def expire(self, seq: int, lease_id: int, until_ms: int) -> None:
         """A lease ended that was neither acked, nacked nor extended in time."""
         if self.is_open:
-            self.lapsed[seq] = lease_id
-            self.lapsed_ms = max(self.lapsed_ms, until_ms)
+            self.expired[seq] = lease_id
+            self.expired_ms = max(self.expired_ms, until_ms)
 
     def lost(self, seq: int, lease_id: int) -> bool:
         """Whether the job ran out here, under this lease unless that is 0."""
-        lapsed = self.lapsed.get(seq)
-        return lapsed is not None and lease_id in (0, lapsed)
+        expired = self.expired.get(seq)
+        return expired is not None and lease_id in (0, expired)
 
-    def is_silent(self, now_ms: int, patience_ms: int) -> bool:
+    def is_unresponsive(self, now_ms: int, patience_ms: int) -> bool:
         """Whether all that was delivered ran out, and the worker was not heard of for so long since then."""
-        return bool(self.lapsed) and not self.seqs and now_ms - self.lapsed_ms > patience_ms
+        return bool(self.expired) and not self.seqs and now_ms - self.expired_ms > patience_ms
 
 
 READY: Final = 0
@@ -100,7 +100,7 @@ class Term(NamedTuple):
 class Job:
     """A job that was handed out at least once, or is just about to be."""
 
-    __slots__ = ("deliveries", "held", "lease_id", "length_ms", "node", "state", "until_ms")
+    __slots__ = ("deliveries", "lease_id", "length_ms", "node", "session", "state", "until_ms")
 
     def __init__(self) -> None:
         self.state = READY
@@ -111,7 +111,7 @@ class Job:
         """When a lease ends, or when a delayed job is ready again."""
         self.length_ms = 0
         """How long that lease or delay is altogether."""
-        self.held: WorkerSession | None = None
+        self.session: WorkerSession | None = None
         """Of the connection that the job was handed out on; None when it was no connection."""
 
     def at(self, seq: int) -> JobState:
@@ -167,9 +167,9 @@ class LeaseTable:
         "_lows",
         "_picked",
         "_reclaim",
-        "_silent",
         "_stuck",
         "_timers",
+        "_unresponsive",
         "cursor",
         "dead_lettered",
         "next_lease_id",
@@ -184,7 +184,7 @@ class LeaseTable:
         """In turns, so that one whose letter is never taken does not keep the others back."""
         self._limit = 0
         """How many deliveries those that are stuck may have had."""
-        self._silent: set[WorkerSession] = set()
+        self._unresponsive: set[WorkerSession] = set()
         """Connections that let leases run out and were not heard of since."""
         self._timers: list[tuple[int, int]] = []
         """(when something may be due, sequence number); entries that are no longer true are ignored."""
@@ -223,9 +223,9 @@ class LeaseTable:
             self._set_timers_anew()
 
     def _lapse(self, seq: int, job: Job) -> None:
-        if job.held is not None and job.held.is_open:
-            job.held.lapse(seq, job.lease_id, job.until_ms)
-            self._silent.add(job.held)
+        if job.session is not None and job.session.is_open:
+            job.session.expire(seq, job.lease_id, job.until_ms)
+            self._unresponsive.add(job.session)
 
     def _set_timers_anew(self) -> None:
         self._timers = [(due, seq) for seq, job in self._jobs.items() if (due := _due_ms(job))]
@@ -242,16 +242,16 @@ class LeaseTable:
         job = self._jobs.pop(seq, None)
         if job is not None:
             self._counts[job.state] -= 1
-            if job.held is not None:
-                job.held.seqs.discard(seq)
+            if job.session is not None:
+                job.session.seqs.discard(seq)
 
     def _set(self, seq: int, job: Job, state: int) -> None:
         self._counts[job.state] -= 1
         self._counts[state] += 1
         job.state = state
-        if state != LEASED and state != LEAVING and job.held is not None:
-            job.held.seqs.discard(seq)
-            job.held = None
+        if state != LEASED and state != LEAVING and job.session is not None:
+            job.session.seqs.discard(seq)
+            job.session = None
 
     def _set_ready(self, seq: int, job: Job) -> None:
         self._set(seq, job, READY)
@@ -309,10 +309,10 @@ class LeaseTable:
             elif letters:
                 found.exhausted.append(seq)
             else:
-                self._stick(seq, job)
+                self._park(seq, job)
         return found
 
-    def _stick(self, seq: int, job: Job) -> None:
+    def _park(self, seq: int, job: Job) -> None:
         self._set(seq, job, STUCK)
         self._stuck.append(seq)
 
@@ -325,7 +325,7 @@ class LeaseTable:
                 self._set_ready(seq, job)
 
     @property
-    def has_stuck(self) -> bool:
+    def has_undeliverable(self) -> bool:
         """Whether letters were refused and not all of them taken since."""
         return bool(self._stuck)
 
@@ -361,16 +361,16 @@ class LeaseTable:
         heappush(self._lows, seq)
         return job
 
-    def lease(self, seq: int, node: str, term: Term, held: WorkerSession | None = None) -> JobState:
+    def lease(self, seq: int, node: str, term: Term, session: WorkerSession | None = None) -> JobState:
         """Hand out a job that was selected, under a number that no lease had before."""
         job = self._jobs[seq]
         self._set(seq, job, LEASED)
         job.deliveries += 1
         job.lease_id = self.next_lease_id
         self.next_lease_id += 1
-        job.node, job.held = node, held
-        if held is not None:
-            held.seqs.add(seq)
+        job.node, job.session = node, session
+        if session is not None:
+            session.seqs.add(seq)
         self._set_timer(seq, job, term)
         return job.at(seq)
 
@@ -407,29 +407,29 @@ class LeaseTable:
         named, and without a name for the one that holds.
         """
         alive = [
-            held
-            for held in self._silent
-            if held.node == node
-            and any(self._is_from(held, seq, fence) for seq, fence in zip(seqs, fences, strict=True))
+            session
+            for session in self._unresponsive
+            if session.node == node
+            and any(self._is_from(session, seq, fence) for seq, fence in zip(seqs, fences, strict=True))
         ]
-        for held in alive:
-            held.lapsed.clear()
-            self._silent.discard(held)
+        for session in alive:
+            session.expired.clear()
+            self._unresponsive.discard(session)
         return bool(alive)
 
-    def _is_from(self, held: WorkerSession, seq: int, lease_id: int) -> bool:
-        job = self.leased(seq, held.node, lease_id)
-        return held.lost(seq, lease_id) if job is None else job.held is held
+    def _is_from(self, session: WorkerSession, seq: int, lease_id: int) -> bool:
+        job = self.leased(seq, session.node, lease_id)
+        return session.lost(seq, lease_id) if job is None else job.session is session
 
-    def drop(self, held: WorkerSession) -> list[JobState]:
+    def drop(self, session: WorkerSession) -> list[JobState]:
         """A connection is gone: what it still holds is ready again; those jobs."""
-        held.is_open = False
-        held.lapsed.clear()
-        self._silent.discard(held)
+        session.is_open = False
+        session.expired.clear()
+        self._unresponsive.discard(session)
         dropped: list[JobState] = []
-        for seq in sorted(held.seqs):
+        for seq in sorted(session.seqs):
             job = self._jobs.get(seq)
-            if job is not None and job.state == LEASED and job.held is held:
+            if job is not None and job.state == LEASED and job.session is session:
                 self._set_ready(seq, job)
                 dropped.append(job.at(seq))
         return dropped
@@ -468,7 +468,7 @@ class LeaseTable:
                 self._set(seq, job, LEASED)
                 self._set_timer(seq, job, Term(job.until_ms, job.length_ms))
             elif job.state == MOVING:
-                self._stick(seq, job)
+                self._park(seq, job)
 
     def gone(self, seqs: Iterable[int], removed: int) -> None:
         """These jobs were deleted from the index, `removed` of them only now; `refresh` came before that."""
@@ -516,7 +516,7 @@ class LeaseTable:
         self.reserved_lease_id = max(self.reserved_lease_id, self.next_lease_id)
 
     def end_leases(self) -> None:
-        """During a recovery: nothing is held or delayed any more; `settle` comes later."""
+        """During a recovery: nothing is leased or delayed any more; `settle` comes later."""
         for seq, job in self._jobs.items():
             self._set(seq, job, READY)
             job.lease_id = job.until_ms = job.length_ms = 0

@@ -493,7 +493,7 @@ class Reader:
             if not await self._wait(published, min(wait_ms, WAIT_MS_MAX)):
                 return page
         self._check()
-        if topic.gone:
+        if topic.deleted:
             raise TopicNotFound(topic.name)
         return await self._page(topic, request)
 
@@ -545,7 +545,7 @@ class Reader:
         try:
             data = await self._workers.fetch(lambda: segment.read_bytes(needed.start, needed.stop))
         except Damaged as error:
-            if topic.gone:
+            if topic.deleted:
                 raise TopicNotFound(topic.name) from None
             self._supply_nothing(walk, topic, segment, error)
         else:

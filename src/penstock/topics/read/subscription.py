@@ -63,7 +63,7 @@ class Fence:
     def ask(self) -> None:
         """See to it that everything that is published now gets synced."""
         topic = self._topic
-        if self._pending or self._is_closed or topic.gone or self.end_seq == topic.index.head_seq:
+        if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.index.head_seq:
             return
         # A copy is durable when what it is a copy of is, and that may be in any log.
         shards = self._shards if topic.has_chunks else (topic.shard,)
@@ -163,7 +163,7 @@ class Feed:
 
     @property
     def is_gone(self) -> bool:
-        return self._topic.gone
+        return self._topic.deleted
 
     @property
     def head_seq(self) -> int:
@@ -207,10 +207,10 @@ class Feed:
             request = self._request(from_seq, want, until_seq)
             page = await self._reader.read(self._topic, request, wait_ms=0)
         except Damaged:
-            if not self._topic.gone:
+            if not self._topic.deleted:
                 raise
             page = None  # its files went with it
-        if page is None or self._topic.gone:
+        if page is None or self._topic.deleted:
             raise TopicNotFound(self.name)
         return page
 

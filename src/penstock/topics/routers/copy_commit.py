@@ -279,7 +279,7 @@ class CopyCommit:
             if run.source_seq:
                 router.dest.hops.add(at, run.records, run.hops)
             else:
-                router.dest.lose(run.records)
+                router.dest.mark_lost(run.records)
             at += run.records
         if self._batch is not None:
             show(self._batch)
@@ -299,7 +299,7 @@ def submit(
 ) -> asyncio.Future[bool]:
     """Send copies and cursor on their way, together or not at all; the shard has been asked for room."""
     dest = router.dest
-    dest.shard.send_held()
+    dest.shard.flush_pending()
     ts_ms = max(now_ms, dest.last_ts_ms)
     batch = None
     if picked.records:
@@ -363,4 +363,4 @@ def _in_front(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int
 def _take_off(dest: Topic, lost: int, batch: EncodedBatch | None) -> None:
     dest.next_seq += lost
     if batch is not None:
-        dest.take_off(batch.count, batch.accounted_bytes, batch.ts_ms)
+        dest.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)

@@ -103,7 +103,7 @@ class CopyReplay:
             known = max(min(topic.index.head_seq + 1 - at, run.records), 0)
             if known < run.records:
                 if not run.source_seq:
-                    topic.lose(run.records - known)
+                    topic.mark_lost(run.records - known)
                 elif not forward.by_value:
                     self._copy(topic, forward, run.source_seq + known, run.records - known, ts_ms)
             if run.source_seq:
@@ -127,7 +127,7 @@ class CopyReplay:
                 first_seq = source_seq - len(part)
                 self._lost(topic, LostOriginals(forward.source_id, first_seq, len(part), ts_ms))
                 continue
-            topic.recall(
+            topic.restore_copies(
                 encode(
                     copies(records),
                     topic_id=topic.id,

@@ -102,9 +102,9 @@ class RouterRegistry:
         )
 
         def apply() -> None:
-            if source.gone or dest.gone or (known is not None and known.stopped):
+            if source.deleted or dest.deleted or (known is not None and known.stopped):
                 # A topic went meanwhile, and with it the router, if there was one.
-                raise TopicNotFound(source.name if source.gone else dest.name)
+                raise TopicNotFound(source.name if source.deleted else dest.name)
             if known is not None:
                 known.config = config
             else:

@@ -69,7 +69,7 @@ class RouterBackoff:
     def __contains__(self, router: Router) -> bool:
         return router in self._resting
 
-    def rest(self, router: Router, now_s: float) -> None:
+    def fail(self, router: Router, now_s: float) -> None:
         """It tried, and could not go on. Whoever made it try out of turn does not make it rest longer."""
         if router in self._resting:
             until_s = self._resting[router][0]
@@ -84,7 +84,7 @@ class RouterBackoff:
         self._resting.pop(router, None)
         self._pauses.pop(router, None)
 
-    def rise(self, now_s: float) -> list[Router]:
+    def due(self, now_s: float) -> list[Router]:
         """Those that may try again: their time is over, or their destination may have room now."""
         ready = (
             router
@@ -118,7 +118,7 @@ class ReplicaMemoryLimit:
 
     def look(self, dest: Topic) -> None:
         """Copies came into a destination. Those of an ephemeral one are in memory for good, and not meant."""
-        size = 0 if dest.gone or dest.is_ephemeral else dest.chunk_bytes
+        size = 0 if dest.deleted or dest.is_ephemeral else dest.chunk_bytes
         self._total += size - self._sizes.pop(dest, 0)
         if size:
             self._sizes[dest] = size
@@ -174,7 +174,7 @@ class Routing:
         self._running: dict[int, asyncio.Task[bool]] = {}
         self._waiting: ReadySet[Router] = ReadySet()
         """Routers that the next tick looks at."""
-        self._resting = RouterBackoff()
+        self._backoff = RouterBackoff()
         """Routers that could not go on."""
         self._idle: dict[int, dict[Router, None]] = {}
         """By the id of their source, routers that are through with it: only they have to be told of more."""
@@ -234,7 +234,7 @@ class Routing:
             return  # a topic of it went first
         self.table.remove(router)
         self._waiting.discard(router)
-        self._resting.forget(router)
+        self._backoff.forget(router)
         source = router.source
         self._idle.get(source.id, {}).pop(router, None)
         if not self.table.leaving(source.name):
@@ -330,9 +330,9 @@ class Routing:
 
     async def _tick(self) -> None:
         try:
-            while len(self._waiting) or len(self._resting):
+            while len(self._waiting) or len(self._backoff):
                 await self._clock.sleep(_TICK_S)
-                for router in self._resting.rise(self._clock.monotonic()):
+                for router in self._backoff.due(self._clock.monotonic()):
                     self._wait(router)
                 for _ in range(len(self._waiting)):
                     found = self._waiting.take(self._now_ms())
@@ -365,10 +365,10 @@ class Routing:
         if not task.cancelled() and task.exception() is not None:
             _LOGGER.error('router "%s" stopped', router.name, exc_info=task.exception())
         if router.is_behind and not _got_there(task):
-            self._resting.rest(router, self._clock.monotonic())
+            self._backoff.fail(router, self._clock.monotonic())
             self._keep_ticking()
         else:
-            self._resting.forget(router)
+            self._backoff.forget(router)
             self._go_on(router)
 
     async def _run(self, router: Router) -> bool:
@@ -421,9 +421,15 @@ class Routing:
         while True:
             await self._moving.wait()
             source, dest = router.source, router.dest
-            if router.stopped or self.is_closed or source.gone or dest.gone or dest.leaving is not None:
+            if (
+                router.stopped
+                or self.is_closed
+                or source.deleted
+                or dest.deleted
+                or dest.deleting is not None
+            ):
                 return None
-            if dest.is_ephemeral and not (dest.is_in_memory and dest.is_idle):
+            if dest.is_ephemeral and not (dest.is_volatile and dest.is_idle):
                 return None  # records from before it became ephemeral, or while it is not yet kept, go first
             self._catalog.retain(source)
             self._catalog.retain(dest)

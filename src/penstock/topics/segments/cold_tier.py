@@ -174,7 +174,7 @@ class RunCold(Protocol):
 
 def _has(topic: Topic, entry: SegmentEntry) -> bool:
     """Whether the segment is still one of the topic's."""
-    return not topic.gone and any(one.first_seq == entry.first_seq for one in topic.segments)
+    return not topic.deleted and any(one.first_seq == entry.first_seq for one in topic.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Relocation:
             topic = leaving.topic
             try:
                 # All of a topic that is gone goes with it.
-                if topic.gone or await self._attempt(topic, partial(self._remove, leaving)):
+                if topic.deleted or await self._attempt(topic, partial(self._remove, leaving)):
                     self._leaving.popleft()
             except Damaged as error:
                 self._leaving.popleft()
@@ -288,7 +288,7 @@ class Relocation:
         for entry in self._wanted(topic):
             await self._let_go()
             # It may have died while others were copied; then its files are gone, or going.
-            if topic.gone or not self._may_try() or entry not in topic.segments:
+            if topic.deleted or not self._may_try() or entry not in topic.segments:
                 continue
             key = topic.id, entry.first_seq
             try:

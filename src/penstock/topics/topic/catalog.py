@@ -76,7 +76,7 @@ class Catalog:
     def find(self, name: str) -> Topic | None:
         """The topic, unless it is not there or on its way out."""
         topic = self._topics.get(name)
-        return None if topic is None or topic.leaving is not None else topic
+        return None if topic is None or topic.deleting is not None else topic
 
     def get(self, name: str) -> Topic:
         """The topic, for readers. Raises `TopicNotFound`."""
@@ -94,12 +94,12 @@ class Catalog:
         """The topic or None, once no deletion or creation of it is under way."""
         while True:
             topic = self._topics.get(name)
-            under_way = self._creating.get(name) if topic is None else topic.leaving
+            under_way = self._creating.get(name) if topic is None else topic.deleting
             if under_way is None:
                 return topic
             await asyncio.wait([under_way])
 
-    def take_back(self, shard: WalShard) -> None:
+    def give_up_in_flight(self, shard: WalShard) -> None:
         """A commit failed: no write that was under way on this shard will be published."""
         for topic in self._topics.values():
             if topic.shard is shard:
@@ -162,7 +162,7 @@ class Catalog:
 
         decided = self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
         if topic.is_ephemeral and config.durability is not Durability.EPHEMERAL:
-            topic.harden(decided)
+            topic.make_durable(decided)
         # The change goes on without its caller, and what is written behind it counts on that.
         await asyncio.shield(decided)
         for part in logged:
@@ -180,7 +180,7 @@ class Catalog:
                 {"topic": name, "count": count},
             )
         leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
-        topic.leaving = leaving
+        topic.deleting = leaving
         leaving.add_done_callback(lambda _: topic.stay())
         # The deletion goes on without its caller, and everybody else waits for it.
         await asyncio.shield(leaving)
@@ -210,7 +210,7 @@ class Catalog:
         del self._topics[topic.name]
         del self._names[bisect_left(self._names, topic.name)]
         self.total_bytes -= topic.tally_bytes
-        topic.gone = True
+        topic.deleted = True
         topic.waiters.wake()
         self._on_removed(topic)
 
@@ -252,7 +252,7 @@ class Catalog:
     def tally(self, topic: Topic) -> None:
         """Keep the total over all topics."""
         now = topic.index.live_bytes + topic.in_flight_bytes
-        if now != topic.tally_bytes and not topic.gone:
+        if now != topic.tally_bytes and not topic.deleted:
             self.total_bytes += now - topic.tally_bytes
             topic.tally_bytes = now
 

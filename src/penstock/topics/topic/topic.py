@@ -163,10 +163,10 @@ class Topic:
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.last_consumed_ms: int | None = None
-        self.gone = False
-        self.leaving: asyncio.Future[None] | None = None
+        self.deleted = False
+        self.deleting: asyncio.Future[None] | None = None
         """Done when a deletion of the topic that is under way is decided."""
-        self._hardening = 0
+        self._making_durable = 0
         self.tally_bytes = 0
         """What the engine's total has of this topic."""
         self.captured: TopicEntry | None = None
@@ -238,18 +238,18 @@ class Topic:
         """Whether nothing is on its way that will take a sequence number."""
         return self.next_seq == self.index.head_seq + 1 and not self.in_flight
 
-    def harden(self, decided: asyncio.Future[None]) -> None:
+    def make_durable(self, decided: asyncio.Future[None]) -> None:
         """The topic is about to be kept on disk: until that is decided, what is written goes there too."""
-        self._hardening += 1
-        decided.add_done_callback(self._hardened)
+        self._making_durable += 1
+        decided.add_done_callback(self._made_durable)
 
-    def _hardened(self, _: asyncio.Future[None]) -> None:
-        self._hardening -= 1
+    def _made_durable(self, _: asyncio.Future[None]) -> None:
+        self._making_durable -= 1
 
     @property
-    def is_in_memory(self) -> bool:
+    def is_volatile(self) -> bool:
         """Whether what is written now is kept in memory only."""
-        return self.is_ephemeral and not self._hardening
+        return self.is_ephemeral and not self._making_durable
 
     @property
     def epoch(self) -> int:
@@ -282,9 +282,9 @@ class Topic:
 
     def stay(self) -> None:
         """A deletion that was under way is decided."""
-        self.leaving = None
+        self.deleting = None
 
-    def take_off(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
+    def reserve_seqs(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
         """So many records are on their way."""
         self.ages.stamped(self.next_seq, ts_ms, self.steady_ms(ts_ms), self.config.ttl_ms)
         self.next_seq += count
@@ -292,7 +292,7 @@ class Topic:
         self.in_flight_bytes += accounted_bytes
         self.last_ts_ms = ts_ms
 
-    def take_back(self, count: int, accounted_bytes: int) -> None:
+    def release_seqs(self, count: int, accounted_bytes: int) -> None:
         """The last ones that took off are not submitted after all."""
         self.next_seq -= count
         self.in_flight -= count
@@ -349,7 +349,7 @@ class Topic:
         self._chunk_bytes += batch.byte_count
         self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
 
-    def lose(self, count: int) -> None:
+    def mark_lost(self, count: int) -> None:
         """The next sequence numbers are of records that the topic they were to be copied from has lost."""
         self.captured = None
         first_seq = self.index.head_seq + 1
@@ -361,13 +361,13 @@ class Topic:
             self.kept_through = self.index.head_seq
         self.waiters.wake()
 
-    def lose_log(self, count: int) -> None:
+    def mark_log_lost(self, count: int) -> None:
         """At most `count` sequence numbers after the head were given out and are lost with the log."""
         first_seq = self.index.head_seq + 1
         self.floors.lost.append((first_seq, first_seq + count))
-        self.lose(count)
+        self.mark_lost(count)
 
-    def recall(self, batch: EncodedBatch) -> None:
+    def restore_copies(self, batch: EncodedBatch) -> None:
         """Copies as they were before a crash."""
         self._next_chunk += 1
         self._chunks[self._next_chunk] = memoryview(batch.buffer)
@@ -445,7 +445,7 @@ class Topic:
                 paths[file] = path
         return paths
 
-    def adopt(self, file: int, view: StoredBytes) -> None:
+    def attach_file(self, file: int, view: StoredBytes) -> None:
         """Rows point into a file that the topic's own log does not have."""
         self._chunks[file] = view
 

@@ -156,12 +156,12 @@ class Maintenance:
 
     async def _quiesce(self) -> None:
         """Wait until everything submitted so far is decided."""
-        fences = []
+        barriers = []
         for shard in self._wal.shards:
-            fence: PendingChange[None] = PendingChange(lambda: None)
-            shard.submit([], frames=0, sync=True, waiting=fence)
-            fences.append(fence.outcome)
-        await asyncio.gather(*fences, return_exceptions=True)
+            barrier: PendingChange[None] = PendingChange(lambda: None)
+            shard.submit([], frames=0, sync=True, waiting=barrier)
+            barriers.append(barrier.outcome)
+        await asyncio.gather(*barriers, return_exceptions=True)
 
     async def _tick(self) -> None:
         while True:

@@ -35,7 +35,13 @@ from penstock.topics.model import (
     WriteResult,
     parse_lease_ids,
 )
-from penstock.topics.queues.claims import ClaimRequest, LeaseAllocator, QueueState, dismiss, gather_cohort
+from penstock.topics.queues.claims import (
+    ClaimRequest,
+    LeaseAllocator,
+    QueueState,
+    reject_claims,
+    serve_claim_batch,
+)
 from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.lease_log import LeaseEvent, commit, dead_letter_frame, lease_frame
 from penstock.topics.queues.leases import Job, JobState, Term, WorkerSession
@@ -67,12 +73,12 @@ class Queues:
         self._windows: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Whoever waits for its cohort hears that the engine is closing."""
+        """Whoever waits for its batch hears that the engine is closing."""
         for window in self._windows:
             window.cancel()
         for state in self._states.values():
-            cohort, state.cohort = state.cohort, []
-            dismiss(cohort)
+            batch, state.batch = state.batch, []
+            reject_claims(batch)
 
     def check(self) -> None:
         """Raises when the engine answers nothing."""
@@ -132,11 +138,11 @@ class Queues:
         await asyncio.sleep(0)  # in a task from here on: a claim whose client leaves takes no jobs
         self._check()
         request.outcome = asyncio.get_running_loop().create_future()
-        state.cohort.append(request)
-        if len(state.cohort) == 1:
+        state.batch.append(request)
+        if len(state.batch) == 1:
             wait_s = topic.config.claim_jitter_ms / 1000
             window = asyncio.create_task(
-                gather_cohort(state, self._clock, wait_s, lambda cohort: self._serve(topic, state, cohort))
+                serve_claim_batch(state, self._clock, wait_s, lambda batch: self._serve(topic, state, batch))
             )
             self._windows.add(window)
             window.add_done_callback(self._windows.discard)
@@ -147,12 +153,12 @@ class Queues:
             raise
 
     async def _serve(
-        self, topic: Topic, state: QueueState, cohort: Sequence[ClaimRequest]
+        self, topic: Topic, state: QueueState, batch: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
         self._check()
         if topic.deleted:
             raise TopicNotFound(topic.name)
-        return await self._allocator.claim(topic, state, cohort)
+        return await self._allocator.claim(topic, state, batch)
 
     # ---- what holders do -----------------------------------------------------------------------------
 

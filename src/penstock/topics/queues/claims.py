@@ -81,13 +81,13 @@ class ClaimRequest:
 class QueueState:
     """What goes on at one queue."""
 
-    __slots__ = ("cohort", "reserving", "returned", "table")
+    __slots__ = ("batch", "reserving", "returned", "table")
 
     def __init__(self, table: LeaseTable) -> None:
         self.table = table
         self.returned = Waiters()
         """Who waits for jobs to come back, or for a place to become free."""
-        self.cohort: list[ClaimRequest] = []
+        self.batch: list[ClaimRequest] = []
         self.reserving: asyncio.Future[float] | None = None
 
 
@@ -289,7 +289,7 @@ def _unreadable(topic: Topic, seqs: Sequence[int]) -> Damaged:
     )
 
 
-async def gather_cohort(
+async def serve_claim_batch(
     state: QueueState,
     clock: Clock,
     window_s: float,
@@ -300,24 +300,24 @@ async def gather_cohort(
     Those that come from then on open the next window.
     """
     await clock.sleep(window_s)
-    came, state.cohort = state.cohort, []
-    cohort = [request for request in came if not _outcome(request).done()]
+    came, state.batch = state.batch, []
+    batch = [request for request in came if not _outcome(request).done()]
     try:
-        results = await serve(cohort) if cohort else []
+        results = await serve(batch) if batch else []
     except asyncio.CancelledError:
-        dismiss(cohort)
+        reject_claims(batch)
         raise
     except Exception as error:  # noqa: BLE001 - it is handed to the claims
-        _fail(cohort, error)
+        _fail(batch, error)
         return
-    for request, result in zip(cohort, results, strict=True):
+    for request, result in zip(batch, results, strict=True):
         if not _outcome(request).done():
             _outcome(request).set_result(result)
 
 
-def dismiss(cohort: Sequence[ClaimRequest]) -> None:
+def reject_claims(batch: Sequence[ClaimRequest]) -> None:
     """The engine is closing: nobody will be served."""
-    _fail(cohort, ShuttingDown("the event log is closing; retry when it is back"))
+    _fail(batch, ShuttingDown("the event log is closing; retry when it is back"))
 
 
 def _outcome(request: ClaimRequest) -> asyncio.Future[ClaimResult]:

@@ -57,7 +57,7 @@ class Durability(StrEnum):
     """What an acknowledgement means; the classes are ordered from weak to strong."""
 
     EPHEMERAL = "ephemeral"
-    """In memory only: gone with the process."""
+    """In memory only: lost with the process."""
     MEMORY = "memory"
     """Written to the log, no promise."""
     DISK = "disk"

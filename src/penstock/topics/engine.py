@@ -75,7 +75,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Engine(QueueCalls, RouterCalls):
-    """All topics of one data directory, which nobody else may have open.
+    """All topics of one data directory, which no other process may have open.
 
     `start` recovers; until then every call raises `NotReady`. `open` does both.
     """
@@ -107,7 +107,7 @@ class Engine(QueueCalls, RouterCalls):
         self._lock = DirectoryLock(self._fs, self._data_dir, name=LOCK_FILE, note="pid=")
         self._catalog = Catalog(config, clock)
         self.scheduler = Scheduler(clock)
-        """How hard the engine is pressed. Nothing that is stored or read depends on it."""
+        """How overloaded the engine is. Nothing that is stored or read depends on it."""
         self._writer = Writer(self._catalog, clock, self._check_ready, self.scheduler)
         self._reader = Reader(self._catalog, clock, self._workers, self._check_ready)
         self._routing = Routing(
@@ -193,7 +193,7 @@ class Engine(QueueCalls, RouterCalls):
             self._lock.__exit__(None, None, None)
 
     def _forget_topic(self, topic: Topic) -> None:
-        """A topic is durably gone."""
+        """A topic was deleted, durably."""
         self._routing.topic_left(topic)
         assert self._maintenance is not None
         self._maintenance.remove_files(topic)
@@ -256,7 +256,7 @@ class Engine(QueueCalls, RouterCalls):
         return shard
 
     async def close(self) -> None:
-        """Commit what was accepted, write a last snapshot, let go of the directory. May be called twice."""
+        """Commit what was accepted, write a last snapshot, release the directory. May be called twice."""
         if self._state != "ready":
             return
         self._state = "closed"
@@ -294,7 +294,7 @@ class Engine(QueueCalls, RouterCalls):
         return len(self._catalog)
 
     def exists(self, name: str) -> bool:
-        """Whether a topic of this name is there now, and not on its way out."""
+        """Whether a topic of this name exists now and is not being deleted."""
         self._check_ready()
         return self._catalog.find(name) is not None
 
@@ -381,7 +381,7 @@ class Engine(QueueCalls, RouterCalls):
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """As `write` into a topic that exists, without a coroutine to wait in: `done` is told the outcome.
+        """As `write` into a topic that exists, without a coroutine: `done` is called with the outcome.
 
         It is called once, perhaps before this returns. False if there is no such topic, or it is on its way
         out; then nothing was done. Raises what `write` raises for records that are refused.
@@ -402,7 +402,7 @@ class Engine(QueueCalls, RouterCalls):
         max_batch_bytes: int = 0,
         match: Predicate | None = None,
     ) -> Page:
-        """The records after `from_seq`, and a tombstone if some of them are gone without having been deleted.
+        """The records after `from_seq`, and a tombstone if some were lost without having been deleted.
 
         With `match` only those with such a tag. With `wait_ms` and nothing new, returns as soon as there is,
         or when the time is over. Raises `TopicNotFound`, and `Damaged` when the next record cannot be read.
@@ -424,7 +424,7 @@ class Engine(QueueCalls, RouterCalls):
         return await self._reader.read(topic, request, wait_ms=wait_ms)
 
     def feed(self, name: str) -> Feed:
-        """The topic as it is now, for those who watch it. Raises `TopicNotFound`."""
+        """The topic as it is now, for its watchers. Raises `TopicNotFound`."""
         self._check_ready()
         assert self._wal is not None
         topic = self._catalog.get(name)

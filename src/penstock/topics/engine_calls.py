@@ -24,7 +24,7 @@ class QueueCalls:
         raise NotImplementedError
 
     async def claim(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
-        """Take up to `max` jobs of a queue for a while; nobody else gets them until the lease is over.
+        """Take up to `max` jobs of a queue for a while; no other worker gets them until the lease ends.
 
         Jobs that came back go first, the others in order. One that was delivered as often as the queue allows
         goes to its dead letters instead. Raises `TopicNotFound`, `NotAQueue` and `InvalidRequest`.
@@ -126,7 +126,7 @@ class RouterCalls:
         return len(self._routing)
 
     def refresh(self, name: str) -> None:
-        """Begin to bring in what routers feed into the topic; whoever watches it is told when it is there.
+        """Begin to copy what routers feed into the topic; its watchers are notified when it arrives.
 
         Costs nothing where none does.
         """

@@ -1,4 +1,4 @@
-"""What the event log refuses, by what the caller should do about it.
+"""The errors of the event log, by what the caller should do about them.
 
 Every error carries the `code` of the `/v0` contract and the `detail` that goes with it, so that the HTTP edge
 only has to add a status. The classes derive from `penstock.errors`: `except Unavailable` keeps its meaning.

@@ -88,14 +88,14 @@ class Maintenance:
         if tiers.has_cold:
             self._cold = Relocation(tiers=tiers, config=config, clock=clock, run=run_cold)
         self._aside: set[asyncio.Task[None]] = set()
-        """What goes on beside checkpoints, and may wait for the cold tier."""
+        """Tasks that run beside checkpoints and may wait for the cold tier."""
         self._ticking: asyncio.Task[None] | None = None
         self._checkpointed_s = clock.monotonic()
         self._checkpointed_bytes = 0
         self._floors_s = clock.monotonic()
 
     async def start(self) -> None:
-        """Remove what nothing refers to, and begin to tick."""
+        """Remove files that nothing refers to, and start the timer."""
         known = {topic.id: list(topic.segments) for topic in self._catalog.all()} | self._referred
         tidied = await self._workers.tidy(lambda: self._tidy(known))
         for error in tidied.failed:
@@ -106,7 +106,7 @@ class Maintenance:
         self._ticking = asyncio.create_task(self._tick())
 
     async def _move_first(self) -> None:
-        """Begin with what a stop left hot. If that takes long it goes on beside everything else."""
+        """Begin with what a stop left hot. If that takes long it continues in the background."""
         if self._cold is None:
             return
         moving = self._start_aside(self._tend(self._cold, record=True))
@@ -138,7 +138,7 @@ class Maintenance:
         await self._workers.tidy(lambda: self._end(is_idle))
 
     async def _leave_aside(self) -> bool:
-        """Give the cold tier a moment, then no longer wait for it. Whether nothing goes on there."""
+        """Give the cold tier a moment, then stop waiting for it. Return whether it is idle."""
         if self._cold is not None:
             self._cold.close()
         await self._wait_aside(self._aside, _LEAVING_S)
@@ -202,7 +202,7 @@ class Maintenance:
         )
 
     def _log_floors(self) -> None:
-        """What expired or was evicted since the last write of its topic goes into the log now and then."""
+        """From time to time log what expired or was evicted since the last write of its topic."""
         if self._clock.monotonic() - self._floors_s < _FLOORS_EVERY_S:
             return
         self._floors_s = self._clock.monotonic()
@@ -220,7 +220,7 @@ class Maintenance:
     # ---- checkpoints ---------------------------------------------------------------------------------
 
     async def checkpoint(self) -> None:
-        """Take a cut, make it durable, let go of what is no longer needed. Raises what the disk raises.
+        """Take a cut, make it durable, remove what is no longer needed. Raises what the disk raises.
 
         Also waits until what should be cold is, or cannot be.
         """
@@ -229,7 +229,7 @@ class Maintenance:
             await self._tend(self._cold, record=True)
 
     async def _tend(self, cold: Relocation, *, record: bool = False) -> None:
-        """Move segments; with `record` a snapshot that says so comes at once, else with the next one."""
+        """Move segments; with `record` a snapshot that says so follows at once, else it is the next one."""
         await cold.tend(self._catalog.all())
         if record and cold.copied:
             await self._checkpoint()
@@ -329,7 +329,7 @@ class Maintenance:
             self._cold.recorded(cut.topics)
 
     def _let_go(self, cut: Cut, needed: Mapping[str, LogPosition]) -> None:
-        """Log files that neither this snapshot nor the one before needs, and segments that none names.
+        """Remove log files that neither this snapshot nor the one before needs, and segments that none names.
 
         With a cold tier the segments are left to it.
         """
@@ -365,7 +365,7 @@ class Maintenance:
     # ---- topics that are gone ------------------------------------------------------------------------
 
     def remove_files(self, topic: Topic) -> None:
-        """A topic was deleted, durably: its segments go, behind whatever is being stored of it.
+        """Remove the segments of a topic that was deleted durably, after what is being stored of it.
 
         If copies in memory may have to be made of it again they go with the next checkpoint.
         """

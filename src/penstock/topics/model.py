@@ -133,7 +133,7 @@ def _parse(name: str) -> int:
 TombstoneReason: TypeAlias = Literal[
     "cap", "ttl", "mixed", "source_trim", "lost", "recreated", "from_seq_too_old"
 ]
-"""The last one is only for who watches: already the place where it began was gone, by whatever cause."""
+"""The last one is only for watches: the position where it began was already lost, for any reason."""
 
 
 class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -160,7 +160,7 @@ class Predicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """Records `gap_from` to `gap_to` are gone without anybody having deleted them."""
+    """Records `gap_from` to `gap_to` were lost without having been deleted."""
 
     gap_from: int
     gap_to: int
@@ -319,7 +319,7 @@ _PLACE = msgspec.json.Decoder(_Place)
 
 
 def unreadable(fragment: bytes) -> UnreadableRecord | None:
-    """Where a record stands that breaks the limits of JSON, and why; None for one that decodes."""
+    """Which record breaks the limits of JSON, and why; None for one that decodes."""
     problem = stored_problem(fragment)
     if problem is None:
         return None

@@ -1,7 +1,7 @@
-"""Where blocking work goes: one thread that tidies up, a few that read from the cold tier.
+"""Threads for blocking work: one that tidies up, a few that read from the cold tier.
 
 They are kept apart so that a slow cold store never holds up a checkpoint, and neither holds up the loop. Nor
-does a cold store that hangs hold up the end: nobody waits for the threads that talk to it.
+does a cold store that hangs delay the end: nobody waits for the threads that talk to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Workers(Protocol):
 
 
 class _Job(Generic[T]):
-    """One call, and the future of who waits for it."""
+    """One call, and the future of its caller."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -70,7 +70,7 @@ class _Job(Generic[T]):
 
 
 class LooseThreads:
-    """Threads, started when they are first needed, whose end nobody ever waits for, not even the process."""
+    """Threads, started when first needed, that nobody waits for at the end, not even the process."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -93,7 +93,7 @@ class LooseThreads:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """What is running comes to its end, or not; nothing else is begun."""
+        """Start nothing more; running calls may end or not."""
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)

@@ -126,7 +126,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         return self._connection.url
 
     async def close(self) -> None:
-        """Close the connections. Calls that are under way end in an error."""
+        """Close the connections. Calls in progress end in an error."""
         await self._connection.close()
 
     async def put_topic(self, topic: str, config: TopicConfig | None = None) -> PutResult:
@@ -153,7 +153,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
     async def topics_page(
         self, prefix: str = "", cursor: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> tuple[list[TopicSummary], str | None]:
-        """One page of `topics`, and the cursor of the next one; None behind the last."""
+        """One page of `topics`, and the cursor of the next one; None after the last."""
         query = {"prefix": prefix, "page_size": str(page_size), "touch": _flag(touch)}
         more = {"cursor": cursor} if cursor else {}
         call = Call(method="GET", path="/v0/topics", repeat=Repeat.ALWAYS, query=query | more)
@@ -205,7 +205,7 @@ class Client(QueueCalls, WatchCalls, RouterCalls, WorkCalls):
         max_batch_bytes: int = 0,
         match: Predicate | str | None = None,
     ) -> Page:
-        """The records after `from_seq`, and a tombstone if some of them are gone.
+        """The records after `from_seq`, and a tombstone if some of them were lost.
 
         Where there are none the server waits up to `wait_ms` for one. Records whose node is among `node` are
         left out, and with `match` those without such a tag. Ask again from `next_from_seq`.

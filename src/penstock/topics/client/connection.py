@@ -159,7 +159,7 @@ class Connection:
         return self._timeout_s
 
     def streaming(self) -> httpx.AsyncClient:
-        """A connection for answers that do not end; whoever asks for it closes it."""
+        """A connection for answers that do not end; the caller closes it."""
         return httpx.AsyncClient(
             base_url=self.url,
             headers=self._http.headers,

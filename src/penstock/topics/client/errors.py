@@ -43,7 +43,7 @@ class PayloadTooLarge(TopicError, LimitExceeded):
 
 
 class RequestRefused(TopicError, Rejected):
-    """The server refuses for a reason that has no class of its own; `reason` is its code."""
+    """The server refuses for a reason without an error class; `reason` is its code."""
 
     def __init__(self, message: str, detail: Mapping[str, object] | None = None, *, reason: str) -> None:
         super().__init__(message, detail)
@@ -72,7 +72,7 @@ _NOTHING_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTime
 
 
 class Effect(enum.Enum):
-    """What a failed attempt left behind."""
+    """What effect a failed attempt may have had."""
 
     NONE = "the server did not act on it; the same call may succeed later"
     UNKNOWN = "it may have been applied"
@@ -162,7 +162,7 @@ def failure_of_transport(error: httpx.HTTPError, url: str, *, changes: bool) -> 
 
 
 def _failure_of_stranger(response: httpx.Response, *, changes: bool) -> Failure:
-    """An answer without the contract's body comes from a proxy, or from another kind of server."""
+    """Judge an answer without the contract's body: it comes from a proxy or from another kind of server."""
     text = f"{response.url.copy_with(query=None)} answered {response.status_code}"
     if response.status_code >= _SERVER_ERROR:
         kind = Unanswered if changes else ServerFailed

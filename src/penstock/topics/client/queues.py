@@ -141,7 +141,7 @@ class QueueCalls(abc.ABC):
     """
 
     async def claim(self, topic: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
-        """Take up to `max` jobs for as long as the lease; nobody else gets them until then.
+        """Take up to `max` jobs for as long as the lease; no other worker gets them until then.
 
         Sent again when the answer was lost: jobs of that answer come back when their leases are over. Raises
         `TopicNotFound` and `NotAQueue`.
@@ -216,7 +216,7 @@ _ENDED: Final = Failure(error=Unreachable("the server ended the stream without a
 
 
 class WorkCalls:
-    """What a worker can do beside claiming: be told."""
+    """The work stream of a client: jobs are sent as they come."""
 
     _connection: Connection
     _clock: Clock
@@ -273,7 +273,7 @@ class _Stream:
         self._timeout = httpx.Timeout(connection.timeout_s, read=_HEARTBEAT_S + connection.timeout_s)
 
     async def jobs(self, http: httpx.AsyncClient) -> AsyncGenerator[ClaimedJob, None]:
-        """What comes over one connection. Raises `_Ended` where there is a reason for its end."""
+        """Yield what comes over one connection. Raises `_Ended` if the server gave a reason for its end."""
         headers = {"Accept": "text/event-stream"}
         async with http.stream(
             "GET", self._path, params=self._query, headers=headers, timeout=self._timeout

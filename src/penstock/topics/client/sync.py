@@ -246,7 +246,7 @@ class Client(BlockingQueueCalls, BlockingWatchCalls, BlockingRouterCalls, Blocki
     def topics_page(
         self, prefix: str = "", cursor: str = "", *, page_size: int = PAGE_SIZE_MAX, touch: bool = False
     ) -> tuple[list[TopicSummary], str | None]:
-        """One page of `topics`, and the cursor of the next one; None behind the last."""
+        """One page of `topics`, and the cursor of the next one; None after the last."""
         return self._loop.run(self._inner.topics_page(prefix, cursor, page_size=page_size, touch=touch))
 
     def remove_topic(self, topic: str, *, if_empty: bool = False) -> RemoveResult:
@@ -290,7 +290,7 @@ class Client(BlockingQueueCalls, BlockingWatchCalls, BlockingRouterCalls, Blocki
         max_batch_bytes: int = 0,
         match: Predicate | str | None = None,
     ) -> Page:
-        """The records after `from_seq`, and a tombstone if some of them are gone."""
+        """The records after `from_seq`, and a tombstone if some of them were lost."""
         return self._loop.run(
             self._inner.diff(
                 topic,

@@ -43,7 +43,7 @@ class WatchEvent:
     head_seq: int = 0
     from_seq: int = 0
     to_seq: int = 0
-    """Where to watch from the next time: everything up to here has been told."""
+    """Where to resume the watch: everything up to here has been delivered."""
     fragments: Sequence[bytes] = ()
     tombstone: Tombstone | None = None
     message: str = ""
@@ -205,7 +205,7 @@ _CREATED: Final = msgspec.json.Decoder(_Created)
 
 
 class WatchCalls:
-    """What a client can do beside asking: listen."""
+    """The watches of a client: records are sent as they are published."""
 
     _connection: Connection
     _clock: Clock
@@ -307,7 +307,7 @@ class _Watching:
             raise failure.error
 
     async def _create(self) -> list[WatchEvent]:
-        """A session that starts where the last one stopped; topics that went meanwhile are told."""
+        """A session that starts where the last one stopped; topics deleted meanwhile are reported."""
         call = Call(
             method="POST",
             path="/v0/watch",
@@ -368,14 +368,14 @@ class _Watching:
         return [event]
 
     def _refused(self, response: httpx.Response) -> None:
-        """Raises `_Broken`, unless the session is gone and a new one is to be made."""
+        """Raises `_Broken`, unless the session is gone and a new one has to be created."""
         if response.status_code == _NOT_FOUND:
             self._wid = ""
         else:
             raise _Broken(failure_of_answer(response, None, changes=False))
 
     def _troubled(self, problem: WatchProblem) -> list[WatchEvent]:
-        """An `error` event: about topics of which nothing comes, or a reason to come back later."""
+        """Handle an `error` event: topics that will send nothing, or a reason to reconnect later."""
         if problem.code == 429:
             kind: Literal["put_off", "not_followed"] = "put_off" if problem.retry_after_ms else "not_followed"
             return [WatchEvent(kind=kind, topic=name, message=problem.text) for name in problem.topics]
@@ -387,7 +387,7 @@ class _Watching:
         raise _Broken(Failure(error=ShuttingDown(problem.text), effect=Effect.NONE))
 
     def _note(self, event: WatchEvent, ident: str) -> None:
-        """What comes after this event, for the next session and the next connection."""
+        """Note what comes after this event, for the next session and the next connection."""
         self._last_id = ident or self._last_id
         if event.kind == "deleted":
             self._body.topics.pop(event.topic, None)

@@ -145,7 +145,7 @@ class Writer:
         return await outcome.reached()
 
     def _begin(self, topic: Topic, prepared: PreparedBatch, created: bool, done: Done) -> None:
-        """Give the records their place and send them on; `done` is told when they are committed."""
+        """Number the records and submit them; `done` is called when they are committed."""
         now_ms = self._clock.now_ms()
         catalog, config = self._catalog, topic.config
         catalog.retain(topic, now_ms)
@@ -199,7 +199,7 @@ class Writer:
             self._send(topic)
 
     def _send(self, topic: Topic) -> None:
-        """Submit what was gathered for a topic; nothing, if somebody did so before."""
+        """Submit what was gathered for a topic, unless it was submitted already."""
         gathered = self._gathered.pop(topic, None)
         if gathered is not None:
             self._log(gathered)
@@ -245,7 +245,7 @@ class Writer:
 
 
 class _Outcome:
-    """What became of one write, for who waits for it."""
+    """The outcome of one write, for the caller that waits for it."""
 
     __slots__ = ("_result", "_waiter")
 

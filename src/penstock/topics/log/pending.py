@@ -1,4 +1,4 @@
-"""What waits for a commit, and what happens when it is decided.
+"""What waits for a commit, and what happens when the commit succeeds or fails.
 
 Writes to one topic that come in one turn of the event loop are encoded and committed as one. Encoding, the
 entry in the log and the rows in the index have a price per call that is higher than that per record. Under
@@ -28,11 +28,11 @@ T = TypeVar("T")
 Done: TypeAlias = Callable[[WriteResult | PenstockError], None]
 """Told once what became of a write."""
 Write: TypeAlias = tuple[int, bool, Done]
-"""How many records it has, whether its topic was made for it, and who is told."""
+"""How many records it has, whether its topic was created for it, and what to call with the outcome."""
 
 
 def commit_error(error: PenstockError) -> PenstockError:
-    """What the writer is told: a full disk is worth waiting for, anything else is a fault of the server."""
+    """The error for the writer: a full disk is worth waiting for, anything else is a fault of the server."""
     if isinstance(error, StorageFull | CommitFailed):
         return error
     failed = CommitFailed(f"the log could not be written, nothing was published: {error}")

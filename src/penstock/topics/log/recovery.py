@@ -264,7 +264,7 @@ class _Recovery:
         }
 
     def _check_beginning(self, logs: Sequence[FoundLog]) -> None:
-        """Raises `Damaged` if the log goes on where a snapshot ended and there is no snapshot."""
+        """Raises `Damaged` if the log continues where a snapshot ended and there is no snapshot."""
         if self._loaded.snapshot is not None:
             return
         for log in logs:
@@ -276,7 +276,7 @@ class _Recovery:
                 )
 
     def _report_nameless(self, gone: set[int], logs: Sequence[FoundLog]) -> None:
-        """Records whose topic cannot be told: they are named, and their files are kept."""
+        """Report records whose topic is unknown, and keep their files."""
         found = {log.path: log.found for log in logs}
         for topic_id, pieces in self._pieces.items():
             if topic_id in self._topics or topic_id in gone:

@@ -64,7 +64,7 @@ class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     queue: QueueEntry | None = None
     """None for a log."""
     trims: tuple[tuple[int, int], ...] = ()
-    """What no router could copy here, behind live records: first, and the number after the last."""
+    """What no router could copy here, after live records: first, and the number after the last."""
     lost: tuple[tuple[int, int], ...] = ()
     """What was lost with damaged files of the log, in the same form; no such number is given out again."""
 
@@ -168,7 +168,7 @@ def _number(name: str) -> int | None:
 
 
 def load_latest(fs: FileSystem, directory: str) -> LoadedSnapshot:
-    """The newest snapshot that can be read; the ones that cannot are told, and kept.
+    """The newest snapshot that can be read; the ones that cannot are reported, and kept.
 
     Raises `Damaged` when there are snapshots and none can be read, and `Unsupported` when the newest was
     written by another version: neither is a reason to start over.

@@ -28,7 +28,7 @@ _WAITING_BYTES_MAX: Final = 256 * 1024**2
 
 
 class Committed(Protocol):
-    """What is told of a submission, on the event loop's thread and in the order of submission."""
+    """Receives the outcome of a submission, on the event loop's thread and in the order of submission."""
 
     def committed(self, entry: Entry, position: LogPosition) -> None: ...
 
@@ -94,12 +94,12 @@ class WalShard:
         """How often there was no room."""
         self.on_failure: Callable[[WalShard], None] = lambda _: None
         self.committed_offset = log.end
-        """Everything before this position was published, and nothing behind it."""
+        """Everything before this position was published, and nothing after it."""
         self.synced = LogPosition(0, 0)
         """Everything before this position is durable."""
         self.submitted_bytes = 0
         self._unpublished = ""
-        """Why something that is committed is not visible: what is written now would come behind a gap."""
+        """Why something that is committed is not visible: what is written now would follow a gap."""
         self._committer.start()
 
     def check_room(self) -> None:
@@ -133,12 +133,12 @@ class WalShard:
         return self._committer.is_quick
 
     def count_in(self) -> None:
-        """One more waits, which somebody gathers; `submit` comes for it later."""
+        """Count one more write that is being gathered; its `submit` follows."""
         self._waiting += 1
         self._turn_count += 1
 
     def count_out(self, count: int) -> None:
-        """So many that were counted in are not submitted after all."""
+        """Uncount writes that are not submitted after all."""
         self._waiting -= count
 
     def submit(
@@ -151,7 +151,7 @@ class WalShard:
         urgent: bool = False,
         gathered: int = 0,
     ) -> None:
-        """Queue frames that are committed together or not at all; `check_room` comes before.
+        """Queue frames that are committed together or not at all. Call `check_room` before.
 
         What is urgent may use the log's reserve when the disk is full. `gathered` is how many that were
         counted in this stands for.
@@ -175,7 +175,7 @@ class WalShard:
         self.submitted_bytes += entry.byte_count
 
     def _hand_over_soon(self) -> None:
-        """With everything else that this turn of the loop still submits."""
+        """Hand over at the end of this turn of the loop, with everything else that it submits."""
         if not self._will_hand_over:
             self._will_hand_over = True
             self._loop.call_soon(self._hand_over)
@@ -198,7 +198,7 @@ class WalShard:
             self._is_committing = False
 
     def flush_pending(self) -> None:
-        """Have everything submitted that is gathered: nothing comes between it and what follows."""
+        """Submit everything that is gathered: nothing comes between it and what follows."""
         deferred, self._deferred = self._deferred, []
         for send in deferred:
             send()
@@ -217,7 +217,7 @@ class WalShard:
             self._loop.call_soon(self._decide, entries)
 
     def _decide(self, entries: list[Entry]) -> None:
-        # Whoever is told of one of them may submit more, which must not be decided before the rest of them.
+        # A callback of one of them may submit more, which must not be decided before the rest of them.
         self._is_deciding = True
         try:
             self._decide_all(entries)
@@ -233,13 +233,13 @@ class WalShard:
             if entry.error is None:
                 assert entry.position is not None
                 waiting: Committed = entry.context  # type: ignore[assignment]
-                # Who waits gets the entry: if it led back to them, the written bytes would stay in memory
-                # until the cycle collector comes, which is rarely.
+                # The waiter gets the entry: a reference back to it would keep the written bytes in memory
+                # until the cycle collector runs, which is rare.
                 entry.context, entry.buffers = None, ()
                 try:
                     waiting.committed(entry, entry.position)
                 except Exception as error:
-                    # Whatever is wrong with one must not keep the others from being decided.
+                    # An error in one callback must not keep the others from being decided.
                     _LOGGER.exception("a committed entry could not be published")
                     self._unpublished = f"{type(error).__name__}: {error}"
                     waiting.failed(
@@ -258,7 +258,7 @@ class WalShard:
             self._fail(failed)
 
     def _fail(self, entries: Iterable[Entry]) -> None:
-        """The first failure of a generation takes everything back; those that follow only hear of it."""
+        """The first failure of a generation takes everything back; the later ones are only notified."""
         for entry in entries:
             if entry.generation == self._generation:
                 self.flush_pending()  # they built on it as well
@@ -270,7 +270,7 @@ class WalShard:
             try:
                 waiting.failed(entry.error)
             except Exception:
-                # Whatever is wrong with one must not keep the others from hearing of it.
+                # An error in one callback must not keep the others from being notified.
                 _LOGGER.exception("a failed entry could not be told")
 
     @property
@@ -279,7 +279,7 @@ class WalShard:
         return max(self._waiting / self._queue_max, self._waiting_bytes / _WAITING_BYTES_MAX)
 
     def widen(self, window_s: float) -> None:
-        """From now on let a commit wait so long for more."""
+        """From now on let a commit wait this long for more."""
         self._committer.widen(window_s)
 
     def view(self, file: int) -> memoryview | FileView:
@@ -299,13 +299,13 @@ class WalShard:
         return self._committer.stats()
 
     def stop(self) -> None:
-        """Take nothing more; what was submitted is on its way to the commit thread."""
+        """Accept nothing more; what was submitted goes to the commit thread."""
         self.flush_pending()
         self._closed = True
         self._committer.flush()
 
     def close(self) -> None:
-        """Commit what was submitted and sync it; `stop` comes before, on the event loop. Blocks."""
+        """Commit what was submitted and sync it. Call `stop` before, on the event loop. Blocks."""
         self._closed = True
         try:
             self._committer.close()

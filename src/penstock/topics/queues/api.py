@@ -73,7 +73,7 @@ class Queues:
         self._windows: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Whoever waits for its batch hears that the engine is closing."""
+        """Fail the claims that wait for their batch: the engine is closing."""
         for window in self._windows:
             window.cancel()
         for state in self._states.values():
@@ -99,7 +99,7 @@ class Queues:
         return topic
 
     def state_of(self, topic: Topic) -> QueueState:
-        """What goes on at a queue."""
+        """The state of a queue beside its records."""
         state = self._states.get(topic)
         if state is None:
             assert topic.leases is not None
@@ -107,7 +107,7 @@ class Queues:
         return state
 
     def look(self, topic: Topic) -> int:
-        """Take note of what is over by now; the steady time."""
+        """Expire leases and delays that are over; return the steady time."""
         return self._allocator.look(topic, self.state_of(topic).table)
 
     # ---- claiming ------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Queues:
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
     async def drop(self, topic: Topic, session: WorkerSession) -> None:
-        """A connection is gone: what was delivered on it is ready at once."""
+        """End the session of a closed connection: its jobs are ready at once."""
         state = self.state_of(topic)
         self.look(topic)
         dropped = state.table.drop(session)
@@ -345,7 +345,7 @@ def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequen
 
 
 _LOOK_EVERY_S: Final = 0.25
-"""Leases end and delays pass without anybody being told."""
+"""How often to look for leases and delays that ended, which notify nobody."""
 
 
 class WorkStream:

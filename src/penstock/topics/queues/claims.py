@@ -55,7 +55,7 @@ _RESERVE_CLAIMS: Final = 16
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimRequest:
-    """Somebody who wants jobs, and what it got."""
+    """One claim for jobs, and the leases it was given."""
 
     node: str
     want: int
@@ -67,7 +67,7 @@ class ClaimRequest:
 
     @property
     def has_left(self) -> bool:
-        """Whether nobody will see what it got."""
+        """Whether the client is gone and will not see its jobs."""
         is_told = self.outcome is not None and self.outcome.done()
         return is_told or (self.session is not None and not self.session.is_open)
 
@@ -79,14 +79,14 @@ class ClaimRequest:
 
 
 class QueueState:
-    """What goes on at one queue."""
+    """The state of one queue beside its records: its leases, and the claims that wait."""
 
     __slots__ = ("batch", "reserving", "returned", "table")
 
     def __init__(self, table: LeaseTable) -> None:
         self.table = table
         self.returned = Waiters()
-        """Who waits for jobs to come back, or for a place to become free."""
+        """Wakes those that wait for returned jobs or for a free place."""
         self.batch: list[ClaimRequest] = []
         self.reserving: asyncio.Future[float] | None = None
 
@@ -103,7 +103,7 @@ class LeaseAllocator:
     async def claim(
         self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]
     ) -> list[ClaimResult]:
-        """Jobs for everybody, as many as there are. After an error nobody holds any of them."""
+        """Lease jobs to the claims, as many as there are. After an error no job is leased."""
         try:
             await self._allocate(topic, state, requests)
             if topic.config.leases_durable:
@@ -114,7 +114,7 @@ class LeaseAllocator:
             raise
 
     def release(self, topic: Topic, state: QueueState, requests: Sequence[ClaimRequest]) -> None:
-        """Nobody will work on what these got: it is ready for others."""
+        """Return the jobs of these claims, so that they are ready for others."""
         leases = [lease for request in requests for lease in request.leases]
         back = [job for lease in leases if (job := state.table.give_back(lease)) is not None]
         if back:
@@ -124,7 +124,7 @@ class LeaseAllocator:
                 self._log_released(topic, back)
 
     def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
-        """Nobody waits for it: a lease that a restart still knows ends by itself."""
+        """Log released jobs without waiting: a lease that a restart still knows ends by itself."""
         with contextlib.suppress(PenstockError):
             topic.shard.check_room()
             topic.captured = None
@@ -168,7 +168,7 @@ class LeaseAllocator:
             self._begin_to_reserve(topic, state, 1)
 
     def look(self, topic: Topic, table: LeaseTable) -> int:
-        """Bring the table up to date with the time and with what was deleted; the steady time."""
+        """Bring the table up to date with the time and with deletions; return the steady time."""
         self._catalog.retain(topic)
         now_ms = self._clock.steady_ms()
         table.refresh(topic.index, now_ms)
@@ -177,7 +177,7 @@ class LeaseAllocator:
     # ---- lease numbers -------------------------------------------------------------------------------
 
     async def _reserve(self, topic: Topic, state: QueueState, count: int) -> None:
-        """Numbers that no lease after a crash will have again. Raises what the commit raises."""
+        """Reserve numbers that no lease after a crash will have again. Raises what the commit raises."""
         if state.reserving is None:
             topic.shard.check_room()
             self._begin_to_reserve(topic, state, count)
@@ -205,7 +205,7 @@ class LeaseAllocator:
     # ---- what claims get -----------------------------------------------------------------------------
 
     async def _log(self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest]) -> None:
-        """The leases that still are; nobody may work under one that a restart would not know."""
+        """Log the leases that still exist: no worker may hold one that a restart would not know."""
         for request in requests:
             request.leases = [
                 lease
@@ -260,7 +260,7 @@ class LeaseAllocator:
     def _set_aside(
         self, topic: Topic, table: LeaseTable, requests: Sequence[ClaimRequest], bad: Sequence[int]
     ) -> None:
-        """Jobs that cannot be read are out of the way for as long as a lease, so that others get through."""
+        """Delay jobs that cannot be read for as long as a lease, so that others are delivered."""
         term = Term.of(self._clock.steady_ms(), topic.config.lease_ms)
         unreadable = set(bad)
         for request in requests:
@@ -295,9 +295,9 @@ async def serve_claim_batch(
     window_s: float,
     serve: Callable[[Sequence[ClaimRequest]], Awaitable[list[ClaimResult]]],
 ) -> None:
-    """Wait for the end of the window, then serve everybody who came and is still there, and tell them.
+    """Wait for the end of the window, then serve the claims that came and still wait.
 
-    Those that come from then on open the next window.
+    Later claims open the next window.
     """
     await clock.sleep(window_s)
     came, state.batch = state.batch, []
@@ -316,7 +316,7 @@ async def serve_claim_batch(
 
 
 def reject_claims(batch: Sequence[ClaimRequest]) -> None:
-    """The engine is closing: nobody will be served."""
+    """Fail these claims: the engine is closing."""
     _fail(batch, ShuttingDown("the event log is closing; retry when it is back"))
 
 

@@ -42,7 +42,7 @@ DeleteJob = Callable[[Topic, int], Awaitable[None]]
 
 
 class DeadLetters:
-    """Moves jobs, each in a step of its own that goes on without whoever asked for it."""
+    """Moves jobs, each in a separate step that continues even if its caller is cancelled."""
 
     def __init__(self, catalog: Catalog, workers: Workers, write: WriteLetter, delete: DeleteJob) -> None:
         self._catalog = catalog
@@ -53,7 +53,7 @@ class DeadLetters:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def move(self, topic: Topic, seqs: Sequence[int]) -> int:
-        """How many of these jobs, which the table has as moving, are gone; the others are stuck."""
+        """Move these jobs, which the table has as moving; return how many were. The others are stuck."""
         going = asyncio.ensure_future(self._move_all(topic, seqs))
         self._going.add(going)
         going.add_done_callback(self._going.discard)
@@ -108,7 +108,7 @@ class DeadLetters:
 
 
 def letter_meta(meta: msgspec.Raw | None, topic: str, deliveries: int, seq: int) -> msgspec.Raw:
-    """The job's own meta and where it comes from. What has no room for that, or is no object, is wrapped."""
+    """The job's own meta and its origin. Meta that has no room for that, or is no object, is wrapped."""
     members: dict[str, object] = {
         "$dead_letter_from": topic,
         "$dead_letter_deliveries": str(deliveries),

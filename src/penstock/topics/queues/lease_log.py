@@ -51,7 +51,7 @@ def lease_frame(event: LeaseEvent, topic_id: int, job: JobState, *, ts_ms: int) 
 
 
 def state_frame(topic_id: int, job: JobState, *, ts_ms: int) -> bytes:
-    """What one job is, for a log that was not told how it came to it."""
+    """The state of one job, for a log that does not have the events before it."""
     event = LeaseEvent.CLAIMED if job.lease_id else LeaseEvent.RELEASED
     return lease_frame(event, topic_id, job, ts_ms=ts_ms)
 
@@ -100,7 +100,7 @@ def _nothing() -> None:
 
 
 class PendingCommit:
-    """`apply` is called when the frames are committed, `undo` when they are not, whoever still waits."""
+    """`apply` is called when the frames are committed, `undo` when they are not, even if nobody waits."""
 
     __slots__ = ("_apply", "_undo", "outcome")
 

@@ -32,7 +32,7 @@ from penstock.topics.topic.index import TopicIndex
 
 
 class WorkerSession:
-    """The jobs of one connection of a node. While `expired` is not empty nobody knows whether it is alive."""
+    """The jobs of one connection of a node. While `expired` is not empty it may be dead."""
 
     __slots__ = ("expired", "expired_ms", "is_open", "node", "seqs")
 
@@ -40,9 +40,9 @@ class WorkerSession:
         self.node = node
         self.is_open = True
         self.seqs: set[int] = set()
-        """What was delivered and is neither done nor over."""
+        """Jobs that were delivered and are neither finished nor expired."""
         self.expired: dict[int, int] = {}
-        """The number of the lease of every job that ran out since the worker was last heard of."""
+        """The lease number of every job that expired since the worker was last heard of."""
         self.expired_ms = 0
         """When the last of them ended."""
 
@@ -51,11 +51,11 @@ class WorkerSession:
 
     @property
     def takes_jobs(self) -> bool:
-        """One that is gone takes none, nor does one that let leases run out and was not heard of since."""
+        """Whether jobs may be sent: not after it closed, nor after a lease expired, until it is heard of."""
         return self.is_open and not self.expired
 
     def expire(self, seq: int, lease_id: int, until_ms: int) -> None:
-        """A lease ended that was neither acked, nacked nor extended in time."""
+        """Note a lease that was neither acked, nacked nor extended in time."""
         if self.is_open:
             self.expired[seq] = lease_id
             self.expired_ms = max(self.expired_ms, until_ms)
@@ -66,7 +66,7 @@ class WorkerSession:
         return expired is not None and lease_id in (0, expired)
 
     def is_unresponsive(self, now_ms: int, patience_ms: int) -> bool:
-        """Whether all that was delivered ran out, and the worker was not heard of for so long since then."""
+        """Whether all leases expired, and the worker has been silent for `patience_ms` since then."""
         return bool(self.expired) and not self.seqs and now_ms - self.expired_ms > patience_ms
 
 
@@ -121,7 +121,7 @@ class Job:
 
 
 class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One job at one moment, as holders, the log and snapshots are told.
+    """One job at one moment, as workers, the log and snapshots see it.
 
     `until_ms` is when its lease ends; without a lease id, when it is ready again, 0 for at once. `length_ms`
     is how long that lease or delay is altogether, 0 where a snapshot does not say it.
@@ -189,7 +189,7 @@ class LeaseTable:
         self._timers: list[tuple[int, int]] = []
         """(when something may be due, sequence number); entries that are no longer true are ignored."""
         self._lows: list[int] = []
-        """Sequence numbers of jobs, the lowest first; some that are gone are still in there."""
+        """Sequence numbers of jobs, the lowest first; some may be deleted already."""
         self._picked = 0
         """How many records the index had deleted one by one when jobs were last compared with it."""
         self.cursor = 1
@@ -267,7 +267,7 @@ class LeaseTable:
 
     @property
     def in_flight(self) -> int:
-        """Jobs that somebody holds, also those whose ack is being committed."""
+        """Leased jobs, including those whose ack is being committed."""
         return self._counts[LEASED] + self._counts[LEAVING]
 
     # ---- handing out ---------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class LeaseTable:
         return session.lost(seq, lease_id) if job is None else job.session is session
 
     def drop(self, session: WorkerSession) -> list[JobState]:
-        """A connection is gone: what it still holds is ready again; those jobs."""
+        """Release the jobs that a closed connection still holds; return them."""
         session.is_open = False
         session.expired.clear()
         self._unresponsive.discard(session)
@@ -435,7 +435,7 @@ class LeaseTable:
         return dropped
 
     def give_back(self, lease: JobState, delay: Term | None = None) -> JobState | None:
-        """End this very lease, of which nobody was told, so that it was no delivery.
+        """End this lease, which was never sent to a worker, so that it counts as no delivery.
 
         What the job is then; None if the lease had ended already.
         """
@@ -449,11 +449,11 @@ class LeaseTable:
     # ---- leaving -------------------------------------------------------------------------------------
 
     def leave(self, seq: int, job: Job) -> None:
-        """An ack is being committed: nobody else gets the job, and its lease does not end meanwhile."""
+        """Mark a job whose ack is being committed: it is not handed out, and its lease does not end."""
         self._set(seq, job, LEAVING)
 
     def move(self, seq: int) -> Job:
-        """A job that was selected is on its way to the dead letters."""
+        """Mark a selected job as moving to the dead letters."""
         job = self._jobs[seq]
         self._set(seq, job, MOVING)
         return job

@@ -78,7 +78,7 @@ class DiffRequest(msgspec.Struct, frozen=True, kw_only=True):
     match: Predicate | None = None
     """Only records with such a tag."""
     until_seq: int = 0
-    """No record behind this one, and no place behind it to go on from; 0 for all there is."""
+    """No record after this one, and no position after it to continue from; 0 for all there is."""
 
     @classmethod
     def of(
@@ -127,7 +127,7 @@ class ByteRange:
     places: Places
     """The rows whose frames are in the range."""
     next_seq: int
-    """Where the walk goes on after these rows."""
+    """Where the cursor continues after these rows."""
 
 
 class PageCursor:

@@ -175,7 +175,7 @@ def render(frames: Frames, places: Places, style: Style, out: list[bytes]) -> Un
 
 
 def unreadable(seq: int) -> Unreadable:
-    """What is told of a record that cannot be read."""
+    """What a reader gets for a record that cannot be read."""
     return Unreadable(
         seq,
         Damaged(

@@ -27,7 +27,7 @@ from penstock.topics.topic.topic import Topic
 
 
 class Fence:
-    """One topic's. Ask after every publish: one sync at a time is under way, for all was there before it.
+    """How much of one topic is synced. Ask after every publish: one sync at a time is in progress.
 
     `tell` is called with True when more is synced than before, and with False when that failed: ask again
     later. It may ask at once.
@@ -79,7 +79,7 @@ class Fence:
             shard.submit([], frames=0, sync=True, waiting=self)
 
     def close(self) -> None:
-        """Nobody is to be told any more."""
+        """Stop notifying."""
         self._is_closed = True
 
     def committed(self, entry: Entry, position: LogPosition) -> None:
@@ -180,7 +180,7 @@ class Feed:
         )
 
     def fence(self, tell: Callable[[bool], None]) -> Fence:
-        """What keeps those back who want synced records only; see `Fence` for `tell`."""
+        """The watermark for readers that want synced records only; see `Fence` for `tell`."""
         return Fence(self._topic, self._shards, tell)
 
     def listen(self, tell: Callable[[], None]) -> None:

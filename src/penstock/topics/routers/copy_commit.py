@@ -43,7 +43,7 @@ PASS_RECORDS_MAX: Final = ROUTER_PASS_RECORDS_MAX
 PASS_BYTES_MAX: Final = 1024**2
 """Accounted bytes of one pass, unless a single record has more."""
 PASS_ROWS_MAX: Final = 1024
-"""Rows that one pass looks at, however few of them it takes: meanwhile nobody else gets a turn."""
+"""Rows that one pass looks at, however few of them it takes: other work waits meanwhile."""
 _COLD_ROWS: Final = 256
 _REFERABLE: Final = (Durability.DISK, Durability.FSYNC)
 """Classes that never give a sequence number to a second record."""
@@ -83,11 +83,11 @@ class ColdBytes(NamedTuple):
 
 @dataclass(slots=True)
 class CopySelection:
-    """What one pass does. `cursor` is where the router stands after it."""
+    """What one pass does. `cursor` is the router's cursor after it."""
 
     cursor: int
     lost: int = 0
-    """Records that are gone; they come before the copies."""
+    """Records that were lost; they come before the copies."""
     records: list[StoredRecord] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     hops: list[int] = field(default_factory=list)
@@ -111,7 +111,7 @@ def style_of(router: Router) -> CopyStyle:
 
 
 def select(router: Router, room: Room, fetched: ColdBytes | None = None) -> CopySelection:
-    """The records that the router deals with next; retention of both topics comes before.
+    """The records that the router copies next. Apply retention to both topics before.
 
     Those that do not pass the filter, went through too many routers, or are gone by intent are passed over,
     and for `exactly_once` those whose origin stands in the destination already.
@@ -223,7 +223,7 @@ def _passes(match: Predicate | None, tag: bytes | None) -> bool:
 
 
 class CopyCommit:
-    """A pass that is on its way into the destination; `outcome` says whether it got there."""
+    """A pass that is being committed to the destination; `outcome` says whether it was."""
 
     __slots__ = ("_base", "_batch", "_forward", "_now_ms", "_on_published", "_reserved", "_router", "outcome")
 

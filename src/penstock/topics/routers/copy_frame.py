@@ -237,7 +237,7 @@ def _flags(record: StoredRecord) -> int:
 
 
 def _told_from(record: StoredRecord, style: CopyStyle) -> StoredRecord:
-    """The record with where it comes from in its meta."""
+    """The record with its origin in its meta."""
     data, meta = split_payload(record.payload) if record.has_meta else (record.payload[5:-1], None)
     told = _with_origin(meta, _origin(record.seq, style))
     accounted = record.accounted - (0 if meta is None else _measured(meta)) + _measured(told)

@@ -35,7 +35,7 @@ from penstock.topics.topic.topic import Topic
 
 
 class LostOriginals(NamedTuple):
-    """Records of a source, one behind the other, that copies were made of and that are nowhere."""
+    """Consecutive records of a source that were copied and that cannot be found."""
 
     source_id: int
     first_seq: int
@@ -62,7 +62,7 @@ class SourceFrames:
                 at += 1
 
     def _from_log(self, first_seq: int, end_seq: int) -> list[StoredRecord | None]:
-        """The records from `first_seq` on that stand one behind the other in one file."""
+        """The records from `first_seq` on that are consecutive in one file."""
         for table, seqs in zip(self._tables, self._seqs, strict=True):
             low, high = np.searchsorted(seqs, np.array([first_seq, end_seq], np.uint64)).tolist()
             if low == high or int(seqs[low]) != first_seq:
@@ -88,7 +88,7 @@ class SourceFrames:
 
 
 class CopyReplay:
-    """Makes copies again. `frames_of` gives what there is of a topic, `lost` is told what is not."""
+    """Makes copies again. `frames_of` returns the records of a topic, `lost` is called for missing ones."""
 
     def __init__(
         self, frames_of: Callable[[int], SourceFrames], lost: Callable[[Topic, LostOriginals], None]

@@ -50,7 +50,7 @@ from penstock.topics.workers import Workers
 REST_MIN_S: Final = 0.05
 REST_MAX_S: Final = 2.0
 _RISEN_MAX: Final = 256
-"""So many try again at once; the others have their turn soon after."""
+"""How many try again at once; the others follow soon after."""
 
 _Look: TypeAlias = tuple[int, int, TopicConfig]
 
@@ -60,7 +60,7 @@ class RouterBackoff:
 
     def __init__(self) -> None:
         self._resting: dict[Router, tuple[float, _Look]] = {}
-        """Until when, and how the destination looked when it did not go on."""
+        """Until when, and the state of the destination when the router failed."""
         self._pauses: dict[Router, float] = {}
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class RouterBackoff:
         return router in self._resting
 
     def fail(self, router: Router, now_s: float) -> None:
-        """It tried, and could not go on. Whoever made it try out of turn does not make it rest longer."""
+        """Note a failed attempt. An attempt out of turn does not make the pause longer."""
         if router in self._resting:
             until_s = self._resting[router][0]
         else:
@@ -80,12 +80,12 @@ class RouterBackoff:
         self._resting[router] = until_s, _look(router)
 
     def forget(self, router: Router) -> None:
-        """It got on, or has nothing to do any more."""
+        """Reset the pause: the router made progress, or has nothing to do."""
         self._resting.pop(router, None)
         self._pauses.pop(router, None)
 
     def due(self, now_s: float) -> list[Router]:
-        """Those that may try again: their time is over, or their destination may have room now."""
+        """Routers that may try again: their pause is over, or their destination may have room now."""
         ready = (
             router
             for router, (until_s, look) in self._resting.items()
@@ -107,7 +107,11 @@ _RECOUNT_EVERY_S: Final = 0.05
 
 
 class ReplicaMemoryLimit:
-    """The bytes of the destinations of one engine. Time is passed in, in seconds."""
+    """Limits the bytes of copies that are in memory until a checkpoint. Time is passed in, in seconds.
+
+    As long as checkpoints succeed that is little more than what gathers between two of them. When they fail,
+    routers wait: what is not copied yet stays in the source, where the source's caps bound it.
+    """
 
     def __init__(self, checkpoint_bytes: int) -> None:
         self._bound = max(2 * checkpoint_bytes, COPIES_BYTES_MIN)
@@ -117,7 +121,7 @@ class ReplicaMemoryLimit:
         self._recounted_s = 0.0
 
     def look(self, dest: Topic) -> None:
-        """Copies came into a destination. Those of an ephemeral one are in memory for good, and not meant."""
+        """Recount a destination after copies came in. Those of an ephemeral one do not count."""
         size = 0 if dest.deleted or dest.is_ephemeral else dest.chunk_bytes
         self._total += size - self._sizes.pop(dest, 0)
         if size:
@@ -125,7 +129,7 @@ class ReplicaMemoryLimit:
 
     @contextmanager
     def coming(self, dest: Topic, size: int) -> Iterator[None]:
-        """A time in which copies of this size are on their way into a destination; they count already."""
+        """Count copies of this size while they are being committed to a destination."""
         self._total += size
         try:
             yield
@@ -146,9 +150,9 @@ class ReplicaMemoryLimit:
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
 _BREATH_S: Final = 0.005
-"""Under pressure, the time that everybody else has between two passes that nobody waits for."""
+"""Under pressure, the time for other work between two passes that nobody waits for."""
 _CURSOR_EVERY: Final = 8192
-"""So many records may be passed over before the log is told, if none of them is copied."""
+"""How many records may be skipped before the cursor is logged, if none of them is copied."""
 _HOPS_KEPT: Final = 64
 _TOLD_MAX: Final = 256
 
@@ -175,9 +179,9 @@ class Routing:
         self._waiting: ReadySet[Router] = ReadySet()
         """Routers that the next tick looks at."""
         self._backoff = RouterBackoff()
-        """Routers that could not go on."""
+        """Routers whose last pass failed."""
         self._idle: dict[int, dict[Router, None]] = {}
-        """By the id of their source, routers that are through with it: only they have to be told of more."""
+        """By the id of their source, routers at its head: only they have to be notified of more."""
         self._ticking: asyncio.Task[None] | None = None
         self._on_their_way: set[asyncio.Future[bool]] = set()
         self._still = 0
@@ -186,13 +190,13 @@ class Routing:
         self.is_closed = True
 
     def open(self, entries: Iterable[RouterEntry]) -> None:
-        """Begin with what a start found."""
+        """Enter the routers that a start found."""
         for entry in entries:
             source, dest = self._catalog.get(entry.source), self._catalog.get(entry.dest)
             self.enter(Router(entry, source, dest))
 
     def start(self) -> None:
-        """Get to work."""
+        """Start copying."""
         self.is_closed = False
         for router in self.table:
             if router.is_behind:
@@ -219,7 +223,7 @@ class Routing:
         return [router.entry() for router in self.table]
 
     def enter(self, router: Router) -> None:
-        """A router is durably there."""
+        """A router was created, durably."""
         self.table.add(router)
         self._memory.look(router.dest)
         source = router.source
@@ -229,7 +233,7 @@ class Routing:
         self._go_on(router)
 
     def leave(self, router: Router) -> None:
-        """A router is durably gone."""
+        """A router was removed, durably."""
         if self.table.find(router.name) is not router:
             return  # a topic of it went first
         self.table.remove(router)
@@ -242,7 +246,7 @@ class Routing:
             self._idle.pop(source.id, None)
 
     def topic_left(self, topic: Topic) -> None:
-        """A topic is durably gone, and with it the routers that it is an end of."""
+        """A topic was deleted durably, and with it the routers that begin or end there."""
         ends = {*self.table.leaving(topic.name), *self.table.entering(topic.name)}
         for router in ends:
             self.leave(router)
@@ -255,7 +259,7 @@ class Routing:
         return bool(self.table.entering(topic))
 
     def refresh(self, topic: str) -> None:
-        """Begin to copy what belongs into the topic. Whoever listens to it is told when it is there."""
+        """Begin to copy what belongs into the topic. Its listeners are notified when it arrives."""
         if self.table.entering(topic):
             for router in self.table.upstream(topic):
                 self._start(router)
@@ -275,12 +279,12 @@ class Routing:
                 return
 
     async def drain_from(self, topic: str) -> None:
-        """Return when the routers that begin at the topic are through with it, or cannot go on."""
+        """Return when the routers that begin at the topic have copied everything, or cannot continue."""
         for router in self.table.leaving(topic):
             await self.catch_up(router)
 
     async def catch_up(self, router: Router) -> bool:
-        """Whether the router got anywhere on its way to what is the head of its source now."""
+        """Copy up to what is the head of the source now; return whether the router made progress."""
         target, began = router.source.index.head_seq, router.cursor
         while router.cursor < target and not router.stopped:
             before = router.cursor
@@ -300,7 +304,7 @@ class Routing:
             self._tell(iter(idle))
 
     def _tell(self, routers: Iterator[Router]) -> None:
-        """Many have to be told: others have their turn between them."""
+        """Notify many routers, with other work between them."""
         told = 0
         for router in islice(routers, _TOLD_MAX):
             self._go_on(router)
@@ -309,7 +313,7 @@ class Routing:
             asyncio.get_running_loop().call_soon(self._tell, routers)
 
     def _go_on(self, router: Router) -> None:
-        """What there is to do is done at once if somebody waits for it, else by the tick."""
+        """Start the router at once if a reader waits for its copies, else leave it to the tick."""
         if not router.is_behind:
             if not router.stopped:
                 self._idle.setdefault(router.source.id, {})[router] = None
@@ -416,7 +420,7 @@ class Routing:
         return outcome
 
     async def _select(self, router: Router) -> CopySelection | None:
-        """What to do next; None if that cannot be told, as the router or a topic of it is on its way out."""
+        """What to do next; None while the router or one of its topics is being removed."""
         fetched: ColdBytes | None = None
         while True:
             await self._moving.wait()
@@ -460,7 +464,7 @@ class Routing:
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """A time in which no pass is on its way: a cut taken now has all of every pass, or nothing."""
+        """Hold back passes: a cut taken meanwhile has all of every pass, or nothing."""
         self._still += 1
         self._moving.clear()
         try:

@@ -44,7 +44,7 @@ class DedupWindow:
     def __init__(self, dest: Topic) -> None:
         self._seen_seq = dest.index.first_log_seq - 1
         self._places: dict[int, int] = {}
-        """Where in the destination the origin of a record of the source stands."""
+        """Where in the destination the origin of a record of the source is."""
         self._order: list[int] = []
         """The same records of the source, as a heap."""
 
@@ -92,7 +92,7 @@ _NONE: Final[tuple[Router, ...]] = ()
 
 
 class Router:
-    """One router between two topics that exist. `cursor` is behind nothing that is not committed."""
+    """One router between two topics that exist. `cursor` covers only what is committed."""
 
     __slots__ = (
         "config",
@@ -176,7 +176,7 @@ class RouterTable:
         self._into[dest] = (*self._into.get(dest, ()), router)
 
     def remove(self, router: Router) -> None:
-        """The router is gone."""
+        """Remove a router."""
         router.stopped = True
         del self._routers[router.name]
         del self._names[bisect_left(self._names, router.name)]

@@ -135,7 +135,7 @@ class ReadySet(Generic[T]):
         return bool(self._bands[band]) and not (band == _LOWEST and self.is_lowest_paused)
 
     def _next_band(self) -> None:
-        """On to the band below; after the last one a new round begins, with new credit for who has work."""
+        """Turn to the band below. After the last one a new round gives new credit to bands with work."""
         self._credit[self._at] = 0
         self._at += 1
         if self._at == len(BANDS):
@@ -157,7 +157,7 @@ class ReadySet(Generic[T]):
                 self._enter_in_order(place)
 
     def _enter_in_order(self, place: _Place[T]) -> None:
-        """Who rises has usually waited longest of all there: its place is near the front."""
+        """A topic that rises has usually waited longest of all there: its place is near the front."""
         queue = self._bands[place.band]
         at = next((n for n, other in enumerate(queue) if other.since_ms > place.since_ms), len(queue))
         queue.insert(at, place)

@@ -187,7 +187,7 @@ class _Leaving:
 
 
 class Relocation:
-    """The cold side of one engine's upkeep. After a failure the cold tier is left alone for a while."""
+    """The cold side of one engine's maintenance. After a failure the cold tier is left alone for a while."""
 
     def __init__(self, *, tiers: Tiers, config: EngineConfig, clock: Clock, run: RunCold) -> None:
         self._tiers = tiers
@@ -210,7 +210,7 @@ class Relocation:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing goes on, and something may."""
+        """Whether nothing is in progress and the cold tier may be used."""
         return not self._turn.locked() and self._may_try()
 
     @property
@@ -242,7 +242,7 @@ class Relocation:
             await self._let_go()
 
     async def remove_topic(self, topic: Topic) -> None:
-        """Remove what a topic that is durably gone has in the cold tier. Raises what the tier raises."""
+        """Remove what a deleted topic has in the cold tier. Raises what the tier raises."""
         await self._run(partial(self._checked, partial(self._tiers.remove_cold, topic.id)))
         for key in [key for key in self._copied if key[0] == topic.id]:
             del self._copied[key]

@@ -49,7 +49,7 @@ HAS_TAG: Final = 1
 HAS_NODE: Final = 2
 HAS_META: Final = 8
 HOLE: Final = 16
-"""Only in the index: there is no frame, and nobody misses it."""
+"""Only in the index: there is no frame, and no record is missing."""
 LOST: Final = 64
 """Only in the index: there is no frame, though there was a record. Reading it is an error, not a gap."""
 

@@ -142,7 +142,7 @@ class SegmentProcess:
         self._failed = False
 
     def grow(self, growth: Growth, files: Mapping[int, str]) -> list[SegmentEntry] | None:
-        """As `segment_growth.grow`, from log files by path; None when it has to be done here instead."""
+        """As `grow`, from log files by path; None when it must be done in this process instead."""
         if self._failed or growth.rows.count < ROWS_MIN:
             return None
         if self._pool is None:

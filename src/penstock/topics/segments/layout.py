@@ -23,7 +23,7 @@ WAL: Final = "wal"
 MANIFEST: Final = "backup.json"
 """Where it is, a backup is whole."""
 UNFINISHED: Final = "backup.unfinished"
-"""Held by who writes a backup, and there until it is whole."""
+"""Locked by the process that writes a backup, and present until the backup is complete."""
 RESTORING: Final = "restoring"
 """The folder for what is not in place yet; there until a restore is complete."""
 
@@ -52,7 +52,7 @@ def check_data_directory(fs: FileSystem, directory: str) -> None:
 
 
 def check_complete(fs: FileSystem, directory: str) -> None:
-    """Raises `Rejected` for what a backup or a restore that did not come to its end left behind."""
+    """Raises `Rejected` for what an unfinished backup or restore left."""
     if _exists(fs, directory, UNFINISHED) and not _exists(fs, directory, MANIFEST):
         raise Rejected(f"{directory} is a backup that was not finished; take it again, or remove it")
     if _exists(fs, directory, RESTORING):

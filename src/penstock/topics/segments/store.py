@@ -269,7 +269,7 @@ def _whole(view: memoryview, first_seq: int, part: Part, length: int) -> memoryv
 
 
 OWNER_FILE: Final = "owner.json"
-"""What tells whose a tier is, beside the folders of the topics."""
+"""The marker of a tier's owner, beside the folders of the topics."""
 
 _FOLDER: Final = "topics"
 _OWNER_LOCK: Final = "owner.lock"

@@ -47,7 +47,7 @@ class SegmentTags(Protocol):
 
 
 class _FrozenTags(Sequence[bytes]):
-    """Tags in order, one behind the other in one buffer, and the sequence numbers of each."""
+    """Sorted tags in one buffer, and the sequence numbers of each."""
 
     __slots__ = ("_ends", "_seq_ends", "_seqs", "_text", "last_seq")
 
@@ -132,11 +132,11 @@ class LogTags:
         self._held = sum(map(len, kept.values())) + sum(table.records for table in self._frozen)
 
     def __len__(self) -> int:
-        """How many sequence numbers are held, those of records that are gone included."""
+        """How many sequence numbers are held, including those of removed records."""
         return self._held
 
     def keep(self, are_live: Callable[[Seqs], npt.NDArray[np.bool_]]) -> None:
-        """Lets go of records that are gone; `are_live` tells of ascending sequence numbers which are not."""
+        """Forget removed records; `are_live` says which of ascending sequence numbers are live."""
         seqs_by_tag: dict[bytes, array[int]] = {}
         for tag, seqs in chain(*(table.items() for table in self._frozen), self._map_items()):
             alive = seqs[are_live(seqs)]

@@ -71,7 +71,7 @@ class TopicTier:
         self._check_cold = check_cold
 
     def start(self, built: BuiltRows, created_ms: int) -> SegmentEntry:
-        """A new segment of these rows; durable on return. Replaces files that nobody counts."""
+        """Write a new segment of these rows; durable on return. Replaces files that nothing refers to."""
         self._views.forget(self._key(built.first_seq))
         self._hot.put(built.first_seq, built.data, built.idx)
         return SegmentEntry(
@@ -117,7 +117,7 @@ class TopicTier:
             return None  # it is told to whoever looks for tags; the segment must not stay open because of it
 
     def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
-        """Somebody else wrote these segments: what is open of them may be a file that was replaced."""
+        """Close segments that another process wrote: an open one may be a file that was replaced."""
         for entry in entries:
             self._views.forget(self._key(entry.first_seq))
 
@@ -148,7 +148,7 @@ class TopicTier:
         )
 
     def as_it_is_now(self, entry: SegmentEntry) -> SegmentEntry | None:
-        """What became of an entry of an older snapshot: it may have moved since, or be gone (None).
+        """Find an entry of an older snapshot: it may have moved since, or be gone (None).
 
         For a start whose newest snapshot cannot be read; that one may not have needed the segment any more.
         """
@@ -272,7 +272,7 @@ class Tiers:
         return TopicTier(self._hot.topic(topic_id), cold, self._views, self._check_cold)
 
     def remove_topic(self, topic_id: int) -> None:
-        """Remove every segment of a topic that is durably gone; nothing there is fine."""
+        """Remove every segment of a deleted topic, if there are any."""
         # The hot files last: they are what tells, after a crash, that there is something left to remove.
         self.remove_cold(topic_id)
         self.remove_hot(topic_id)
@@ -287,7 +287,7 @@ class Tiers:
         self._hot.remove_topic(topic_id)
 
     def tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
-        """Remove what a crash left behind: everything but the segments of `known`, by topic id.
+        """Remove what a crash left: everything but the segments of `known`, by topic id.
 
         A removal that fails does not keep the others from being tried.
         """

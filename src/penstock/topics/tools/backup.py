@@ -197,7 +197,7 @@ def _heads(logs: Mapping[str, LogScan], sources: set[int]) -> dict[int, int]:
 
 
 def _until(log: LogScan, end: LogPosition) -> LogScan:
-    """The log without what stands at `end` and behind it."""
+    """The log without what is at `end` and after it."""
     files = [file for file in log.files if file.number <= end.file]
     last = files[-1]
     runs = [
@@ -288,7 +288,7 @@ def _copy_in_rounds(
 def _await_newer(
     fs: FileSystem, directory: str, number: int, why: str, sleep: Callable[[float], None]
 ) -> None:
-    """Return when there is a newer snapshot. Raises `Damaged` if there is nobody to write one."""
+    """Return when there is a newer snapshot. Raises `Damaged` if no server writes one."""
     waited_s = 0.0
     while max(snapshot_numbers(fs, directory), default=0) <= number:
         if waited_s >= _NEWER_SNAPSHOT_S or not is_in_use(fs, directory):

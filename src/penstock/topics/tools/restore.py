@@ -59,7 +59,7 @@ def _restore(
 
 
 def _check_empty(fs: FileSystem, directory: str, manifest: BackupManifest) -> None:
-    """Raises `LockHeld` if somebody works there, else `Rejected` unless it is as good as empty."""
+    """Raises `LockHeld` if the directory is in use, else `Rejected` unless it is as good as empty."""
     try:
         _check_strangers(fs, directory, manifest)
     except Rejected:

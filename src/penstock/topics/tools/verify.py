@@ -171,7 +171,7 @@ class LogCheck:
             self._add(Severity.NOTE, group, last.number, text, last.end, last.size)
 
     def _check_beginning(self, group: LogGroup, found: LogScan) -> None:
-        """A log that goes on where a snapshot ended needs that snapshot."""
+        """A log that continues where a snapshot ended needs that snapshot."""
         if self._snapshot is not None or not found.files:
             return
         first = found.files[0]

@@ -48,7 +48,7 @@ class Catalog:
         """Accounted bytes of all live records, and of those on their way."""
 
     def open(self, wal: Wal, topics: Iterable[Topic], next_topic_id: int) -> None:
-        """Begin with what a start found."""
+        """Enter the routers that a start found."""
         self._wal = wal
         self.next_topic_id = next_topic_id
         for topic in topics:
@@ -57,7 +57,7 @@ class Catalog:
             self._enter(topic)
 
     def on_removed(self, tell: Callable[[Topic], None]) -> None:
-        """Whom to tell of a topic that is durably gone."""
+        """Called with a topic that was deleted durably."""
         self._on_removed = tell
 
     def on_entered(self, tell: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class Catalog:
         return name in self._topics
 
     def find(self, name: str) -> Topic | None:
-        """The topic, unless it is not there or on its way out."""
+        """The topic, or None if it does not exist or is being deleted."""
         topic = self._topics.get(name)
         return None if topic is None or topic.deleting is not None else topic
 
@@ -91,7 +91,7 @@ class Catalog:
         return taken
 
     async def settled(self, name: str) -> Topic | None:
-        """The topic or None, once no deletion or creation of it is under way."""
+        """The topic or None, once no deletion or creation of it is in progress."""
         while True:
             topic = self._topics.get(name)
             under_way = self._creating.get(name) if topic is None else topic.deleting
@@ -100,7 +100,7 @@ class Catalog:
             await asyncio.wait([under_way])
 
     def give_up_in_flight(self, shard: WalShard) -> None:
-        """A commit failed: no write that was under way on this shard will be published."""
+        """Drop the writes in flight of a shard whose commit failed: none of them will be published."""
         for topic in self._topics.values():
             if topic.shard is shard:
                 topic.give_up_in_flight()
@@ -126,7 +126,7 @@ class Catalog:
         return PutResult(topic=name, created=False, config=config)
 
     def check_count(self, more: int) -> None:
-        """Raises `Throttled` when so many new topics would be too many."""
+        """Raises `Throttled` when this many new topics would be too many."""
         cap = self._config.max_topics
         if cap and len(self._topics) + len(self._creating) + more > cap:
             raise Throttled(
@@ -135,7 +135,7 @@ class Catalog:
             )
 
     async def create(self, name: str, config: TopicConfig) -> Topic:
-        """A new topic; nobody else may be creating it. Raises `Throttled` when there are too many."""
+        """Create a topic that nobody else is creating. Raises `Throttled` when there are too many."""
         self.check_count(1)
         assert self._wal is not None
         topic_id = self.take_id()
@@ -262,7 +262,7 @@ class Catalog:
         return max(cap - self.total_bytes, 0) if cap else None
 
     def check_total(self, size: int) -> None:
-        """Raises `Throttled` when all topics together have no room for so many bytes more."""
+        """Raises `Throttled` when all topics together have no room for this many bytes more."""
         cap = self._config.max_total_bytes
         if cap and self.total_bytes + size > cap:
             raise Throttled(

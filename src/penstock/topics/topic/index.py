@@ -89,7 +89,7 @@ class TopicIndex:
             self._seek(self.earliest_seq)
 
     def append_damaged(self, count: int, ts_ms: int) -> None:
-        """The next `count` records exist but cannot be read: a reader that meets them is told so."""
+        """The next `count` records exist but cannot be read; a reader gets that as an error."""
         self.append_rows(pack_row(0, 0, ts_ms, DAMAGED, 0) * count, file=NO_FILE)
 
     def skip_to(self, head_seq: int) -> None:

@@ -1,4 +1,4 @@
-"""One topic: its records, what was lost of them, and what is on its way into it.
+"""One topic: its records, what was lost of them, and the writes in flight.
 
 Everything happens on the event loop's thread, so a method is one step for everybody else. `next_seq` runs
 ahead of the published head by what was submitted and is not decided yet; readers see what is published.
@@ -35,7 +35,7 @@ from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
 
 
 class Waiters:
-    """The waiters of one topic, of which every one is woken once, and its listeners, who are always told."""
+    """The waiters of one topic, each woken once, and its listeners, called at every change."""
 
     __slots__ = ("_listening", "_waiting")
 
@@ -63,7 +63,7 @@ class Waiters:
             waiter.cancel()
 
     def wake(self) -> None:
-        """Something was published, or the topic is gone."""
+        """Notify all: something was published, or the topic was deleted."""
         if self._waiting:
             woken, self._waiting = self._waiting, set()
             for waiter in woken:
@@ -119,7 +119,7 @@ CHUNKS_FROM: Final = 1 << 63
 """File numbers from here on are chunks of memory, the records of an ephemeral topic."""
 RESERVE_MIN: Final = 256
 RESERVE_BATCHES: Final = 16
-"""How far ahead sequence numbers are reserved: one sync for at least so many writes of the same size."""
+"""How far ahead sequence numbers are reserved: one sync for at least this many writes of the same size."""
 _PRUNE_AT: Final = 64
 _PRUNE_AT_BYTES: Final = 256 * 1024
 _NO_BYTES: Final = memoryview(b"")
@@ -152,20 +152,20 @@ class Topic:
         """Writes with an idempotency key that are not decided yet."""
         self.waiters = Waiters()
         self.leases = LeaseTable() if config.type == "queue" else None
-        """Who works on which of its jobs; None for a log."""
+        """The leases of its jobs; None for a log."""
         self.segments: list[SegmentEntry] = []
         self.delete_below = 0
         self.kept_through = self.index.head_seq
         """Up to here records belong into segments; only an ephemeral topic runs ahead of it."""
         self.reserved_seq = 0
-        """Durably reserved: a start after a crash continues behind it."""
+        """Durably reserved: a start after a crash continues after it."""
         self.last_ts_ms = 0
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.last_consumed_ms: int | None = None
         self.deleted = False
         self.deleting: asyncio.Future[None] | None = None
-        """Done when a deletion of the topic that is under way is decided."""
+        """Done when the deletion in progress is decided; None without one."""
         self._making_durable = 0
         self.tally_bytes = 0
         """What the engine's total has of this topic."""
@@ -235,7 +235,7 @@ class Topic:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way that will take a sequence number."""
+        """Whether no write in flight will take a sequence number."""
         return self.next_seq == self.index.head_seq + 1 and not self.in_flight
 
     def make_durable(self, decided: asyncio.Future[None]) -> None:
@@ -253,11 +253,11 @@ class Topic:
 
     @property
     def epoch(self) -> int:
-        """Rises with every topic that is created, also under the same name."""
+        """Rises with every topic that is created, even under the same name."""
         return self.id
 
     def admit(self, count: int, size: int) -> None:
-        """Refuses a write that a topic with `discard: reject` has no room for; nothing is appended then."""
+        """Raises `TopicFull` or `RecordTooLarge` if `discard` is `reject` and the write has no room."""
         config = self.config
         if config.discard != "reject":
             return
@@ -281,11 +281,11 @@ class Topic:
             )
 
     def stay(self) -> None:
-        """A deletion that was under way is decided."""
+        """The deletion in progress failed: the topic stays."""
         self.deleting = None
 
     def reserve_seqs(self, count: int, accounted_bytes: int, ts_ms: int) -> None:
-        """So many records are on their way."""
+        """Give the next sequence numbers to records in flight."""
         self.ages.stamped(self.next_seq, ts_ms, self.steady_ms(ts_ms), self.config.ttl_ms)
         self.next_seq += count
         self.in_flight += count
@@ -293,7 +293,7 @@ class Topic:
         self.last_ts_ms = ts_ms
 
     def release_seqs(self, count: int, accounted_bytes: int) -> None:
-        """The last ones that took off are not submitted after all."""
+        """Take back the last numbers: their records are not submitted after all."""
         self.next_seq -= count
         self.in_flight -= count
         self.in_flight_bytes -= accounted_bytes
@@ -322,13 +322,13 @@ class Topic:
         return [encode_control(FrameType.EVICT_WATERMARK, self.id, marks.encode())]
 
     def _kept_something(self) -> bool:
-        """Whether the log has records that the floors last written do not tell to be gone."""
+        """Whether the log has records above the floors that were written last."""
         return not self.is_ephemeral or max(self._logged_floors) <= self.kept_through
 
     # ---- what is published ---------------------------------------------------------------------------
 
     def publish(self, batch: EncodedBatch, *, file: int, base: int, now_ms: int) -> None:
-        """Records that are committed become visible, and those that they push out go."""
+        """Make committed records visible, and evict what they push out."""
         self.captured = None
         self.index.append(batch, file=file, base=base)
         if batch.tags:
@@ -350,7 +350,7 @@ class Topic:
         self.publish(batch, file=self._next_chunk, base=0, now_ms=now_ms)
 
     def mark_lost(self, count: int) -> None:
-        """The next sequence numbers are of records that the topic they were to be copied from has lost."""
+        """Mark the next sequence numbers as lost: their originals were lost before they were copied."""
         self.captured = None
         first_seq = self.index.head_seq + 1
         self.index.skip_to(first_seq + count - 1)
@@ -368,7 +368,7 @@ class Topic:
         self.mark_lost(count)
 
     def restore_copies(self, batch: EncodedBatch) -> None:
-        """Copies as they were before a crash."""
+        """Append copies as they were before a crash."""
         self._next_chunk += 1
         self._chunks[self._next_chunk] = memoryview(batch.buffer)
         self._chunk_bytes += batch.byte_count
@@ -378,7 +378,7 @@ class Topic:
         self.last_ts_ms = max(self.last_ts_ms, batch.ts_ms)
 
     def retain(self, now_ms: int) -> None:
-        """Let go of what is too old or too much. Floors tell readers what they missed."""
+        """Evict what is too old or too much. Floors tell readers what they missed."""
         config, index = self.config, self.index
         removed = 0
         if config.ttl_ms and index.live:
@@ -446,17 +446,17 @@ class Topic:
         return paths
 
     def attach_file(self, file: int, view: StoredBytes) -> None:
-        """Rows point into a file that the topic's own log does not have."""
+        """Attach a file that rows point into and that the topic's own log does not have."""
         self._chunks[file] = view
 
     @property
     def has_chunks(self) -> bool:
-        """Whether bytes of it are not in its own log: those of copies, until a segment has them."""
+        """Whether some of its bytes are not in its own log: copies, until a segment has them."""
         return bool(self._chunks)
 
     @property
     def chunk_bytes(self) -> int:
-        """How many bytes of records are in memory, those of some that are gone included."""
+        """How many bytes of records are in memory, including some that were removed."""
         return self._chunk_bytes
 
     def segment_of(self, run: Columns) -> Segment:
@@ -465,7 +465,7 @@ class Topic:
         return run.source
 
     def reconfigure(self, config: TopicConfig, now_ms: int) -> None:
-        """A new config takes effect, caps at once."""
+        """Apply a new config, caps at once."""
         self.captured = None
         was_ephemeral, self.config = self.is_ephemeral, config
         if was_ephemeral and not self.is_ephemeral:
@@ -474,7 +474,7 @@ class Topic:
         self.retain(now_ms)
 
     def promote(self, segments: Sequence[Segment], entries: list[SegmentEntry]) -> None:
-        """Records are now in these segments; `entries` are all that the topic has."""
+        """Point the index to these segments; `entries` are all that the topic has."""
         for segment in segments:
             run = Columns.of_segment(segment.first_seq, segment.rows, source=segment)
             run.mark(np.flatnonzero(segment.deleted), DELETED)
@@ -489,7 +489,7 @@ class Topic:
     def delete(
         self, deletion: Deletion, tables: Mapping[tuple[int, int], TagTable] | None = None
     ) -> DeleteResult:
-        """Remove the records that are meant, none at or above `bound_head`.
+        """Remove the matching records, none at or above `bound_head`.
 
         `tables` are tag tables of segments that were loaded ahead, by first sequence number.
         """
@@ -537,11 +537,11 @@ class Topic:
     # ---- looking -------------------------------------------------------------------------------------
 
     def touch(self, now_ms: int) -> None:
-        """Somebody read: the topic counts as in use."""
+        """Note a read: the topic counts as in use."""
         self.last_read_ms = self.last_consumed_ms = now_ms
 
     def state(self, now_ms: int) -> TopicState:
-        """Everything about the topic now; `retain` comes before."""
+        """Everything about the topic now. Call `retain` before."""
         index, config = self.index, self.config
         return TopicState(
             topic=self.name,
@@ -562,7 +562,7 @@ class Topic:
         )
 
     def queue_counts(self, now_ms: int) -> QueueCounts | None:
-        """Where the jobs are now; `retain` comes before. None for a log."""
+        """The counts of the jobs now. Call `retain` before. None for a log."""
         if self.leases is None:
             return None
         self.leases.refresh(self.index, self.steady_ms(now_ms))

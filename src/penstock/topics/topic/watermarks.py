@@ -69,7 +69,7 @@ class LowWatermarks:
 
 
 def tombstone_for(floors: LowWatermarks, from_seq: int, earliest_seq: int, head_seq: int) -> Tombstone | None:
-    """What a reader that has seen everything up to `from_seq` must be told before it reads on."""
+    """The tombstone for a reader that has seen everything up to `from_seq`, before it continues."""
     if from_seq > head_seq:
         return Tombstone(
             gap_from=1,
@@ -127,6 +127,6 @@ class LostRanges:
             floors.merge(trim=self.ranges.pop(0)[1])
 
     def after(self, seq: int) -> tuple[int, int] | None:
-        """The first range that a reader who knows everything up to `seq` was not told of in full."""
+        """The first range that a reader at `seq` has not been told of in full."""
         place = bisect_right(self.ranges, seq + 1, key=itemgetter(1))
         return self.ranges[place] if place < len(self.ranges) else None

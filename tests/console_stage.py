@@ -44,6 +44,7 @@ from penstock.services.relay_config import RelayConfig
 from penstock.topics.client import Client
 from penstock.topics.config import TopicConfig
 from penstock.topics.model import NewRecord
+from penstock.topics.routers.model import RouterConfig
 from penstock.up import (
     DatabasePlace,
     FleetEvent,
@@ -59,7 +60,6 @@ from penstock.up import (
     RelayPlace,
     TopicsPlace,
 )
-from penstock.topics.routers.model import RouterConfig
 from penstock.vector.model import Vector
 from penstock.vector.records import UPSERT_METADATA, encode_upserts
 

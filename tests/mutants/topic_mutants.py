@@ -961,28 +961,28 @@ TOPIC_MUTANTS = (
     # Synced records only
     Mutant(
         name="what is not synced is pushed",
-        where="topics:Fence.ask",
+        where="topics:DurableWatermark.ask",
         old="    self._asked_seq = topic.index.head_seq\n    self._pending,",
         new="    self._synced_seq = self._asked_seq = topic.index.head_seq\n    self._pending,",
         test=f"{STRONG}::test_a_record_is_pushed_when_it_is_synced_and_no_later",
     ),
     Mutant(
         name="a sync counts for what came behind it",
-        where="topics:Fence._decided",
+        where="topics:DurableWatermark._decided",
         old="        self._synced_seq = self._asked_seq\n",
         new="        self._synced_seq = self._topic.index.head_seq\n",
         test=f"{STRONG}::test_what_is_written_behind_the_sync_waits_for_the_next",
     ),
     Mutant(
         name="a sync that failed counts",
-        where="topics:Fence.failed",
+        where="topics:DurableWatermark.failed",
         old="    self._failed = True\n",
         new="    self._failed = False\n",
         test=f"{STRONG}::test_a_sync_that_fails_is_asked_for_again_after_a_second_and_nothing_is_pushed_before",
     ),
     Mutant(
         name="a copy counts as synced before its source is",
-        where="topics:Fence.ask",
+        where="topics:DurableWatermark.ask",
         old="self._shards if topic.has_chunks else (topic.shard,)",
         new="(topic.shard,)",
         test=f"{STRONG}::test_a_copy_waits_for_what_it_is_a_copy_of",

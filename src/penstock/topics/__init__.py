@@ -88,7 +88,7 @@ if TYPE_CHECKING:
         names_in,
     )
     from penstock.topics.queues.api import WorkStream
-    from penstock.topics.read.subscription import Feed, Fence, Want
+    from penstock.topics.read.subscription import DurableWatermark, Feed, SubscriptionFilter
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.schedule.pressure import RETRY_AFTER_MS, Scheduler
     from penstock.topics.schedule.ready_set import ReadySet, band_of
@@ -135,12 +135,12 @@ __all__ = [
     "Damaged",
     "DeleteResult",
     "Durability",
+    "DurableWatermark",
     "Engine",
     "EngineConfig",
     "EngineStats",
     "ExtendResult",
     "Feed",
-    "Fence",
     "Finding",
     "FreeText",
     "Health",
@@ -171,6 +171,7 @@ __all__ = [
     "SegmentRoot",
     "Severity",
     "ShuttingDown",
+    "SubscriptionFilter",
     "Throttled",
     "Tombstone",
     "TopicConfig",
@@ -185,7 +186,6 @@ __all__ = [
     "UnreadableRecord",
     "VerifyReport",
     "WalStats",
-    "Want",
     "WatchEvent",
     "WorkStream",
     "WriteResult",
@@ -245,7 +245,7 @@ if not TYPE_CHECKING:
             ),
             "names": "FreeText TopicName check_router_name check_topic_name is_topic_name names_in",
             "queues.api": "WorkStream",
-            "read.subscription": "Feed Fence Want",
+            "read.subscription": "DurableWatermark Feed SubscriptionFilter",
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "schedule.pressure": "RETRY_AFTER_MS Scheduler",
             "schedule.ready_set": "ReadySet band_of",

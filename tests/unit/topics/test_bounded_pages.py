@@ -9,7 +9,7 @@ from tests.unit.topics.engine_doubles import World, rec, seqs
 
 from penstock.topics import TopicConfig
 from penstock.topics.model import Page, Predicate
-from penstock.topics.read.subscription import Want
+from penstock.topics.read.subscription import SubscriptionFilter
 
 COUNT = 40
 
@@ -40,7 +40,7 @@ async def _write(world: World, count: int) -> None:
         await world.engine.write("x", [rec(number, tag=tag, node="me" if number % 3 == 0 else None)])
 
 
-async def page(world: World, from_seq: int, want: Want, until_seq: int, at_hand: bool) -> Page:
+async def page(world: World, from_seq: int, want: SubscriptionFilter, until_seq: int, at_hand: bool) -> Page:
     feed = world.engine.feed("x")
     if not at_hand:
         return await feed.page(from_seq, want, until_seq=until_seq)
@@ -49,7 +49,9 @@ async def page(world: World, from_seq: int, want: Want, until_seq: int, at_hand:
     return found
 
 
-async def told(world: World, want: Want, until_seq: int, at_hand: bool) -> tuple[list[int], list[int], int]:
+async def told(
+    world: World, want: SubscriptionFilter, until_seq: int, at_hand: bool
+) -> tuple[list[int], list[int], int]:
     """The records and the numbers in gaps, page by page up to the bound, and where that ends."""
     found: list[int] = []
     lost: list[int] = []
@@ -75,7 +77,7 @@ async def told(world: World, want: Want, until_seq: int, at_hand: bool) -> tuple
 async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
     world: World, limit: int, want: dict[str, object], at_hand: bool
 ) -> None:
-    wanted = Want.of(limit=limit, **want)  # type: ignore[arg-type]
+    wanted = SubscriptionFilter.of(limit=limit, **want)  # type: ignore[arg-type]
     everything, lost, end = await told(world, wanted, 0, at_hand)
     assert end == COUNT
     assert lost, "the setting has gaps"
@@ -86,7 +88,7 @@ async def test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there(
 
 
 async def test_a_bound_beyond_the_head_is_none(world: World) -> None:
-    want = Want.of(limit=1000)
+    want = SubscriptionFilter.of(limit=1000)
     assert await told(world, want, 0, True) == (await told(world, want, COUNT, True))
     got = await page(world, 0, want, COUNT + 5, True)
     assert got.next_from_seq == (await page(world, 0, want, 0, True)).next_from_seq
@@ -94,12 +96,12 @@ async def test_a_bound_beyond_the_head_is_none(world: World) -> None:
 
 async def test_a_reader_at_the_bound_gets_nothing_and_stays_there(world: World) -> None:
     for until_seq in (3, 12, 22, 30):
-        got = await page(world, until_seq, Want.of(), until_seq, True)
+        got = await page(world, until_seq, SubscriptionFilter.of(), until_seq, True)
         assert (got.fragments, got.tombstone, got.next_from_seq) == ([], None, until_seq)
 
 
 async def test_a_reader_of_another_topic_of_that_name_begins_anew_up_to_the_bound(world: World) -> None:
-    got = await page(world, 10**6, Want.of(limit=1000), 30, True)
+    got = await page(world, 10**6, SubscriptionFilter.of(limit=1000), 30, True)
     assert got.tombstone is not None
     assert got.tombstone.reason == "recreated"
     assert got.next_from_seq <= 30

@@ -11,7 +11,7 @@ from tests.unit.topics.engine_doubles import World, rec, recs, seqs, settle
 from penstock.topics import TopicConfig
 from penstock.topics.errors import TopicNotFound
 from penstock.topics.model import Predicate
-from penstock.topics.read.subscription import Want
+from penstock.topics.read.subscription import SubscriptionFilter
 
 TAGS = ["web", "web.eu", None, "app", "webb"]
 COUNT = 100
@@ -80,7 +80,7 @@ async def test_a_tag_and_a_node_are_both_respected(world: World) -> None:
 
 async def test_records_without_data_have_everything_else(world: World) -> None:
     feed = world.engine.feed("x")
-    page = feed.page_at_hand(0, Want.of(limit=1000, include_data=False, include_tags=True))
+    page = feed.page_at_hand(0, SubscriptionFilter.of(limit=1000, include_data=False, include_tags=True))
     assert page is not None
     shown = [json.loads(fragment) for fragment in page.fragments]
     assert [one["$seq"] for one in shown] == list(range(1, COUNT + 1))
@@ -109,7 +109,7 @@ async def test_a_feed_is_told_of_every_publish_and_of_the_end(world: World) -> N
     with pytest.raises(TopicNotFound):
         world.engine.feed("x")
     with pytest.raises(TopicNotFound):
-        await feed.page(0, Want())
+        await feed.page(0, SubscriptionFilter())
 
 
 async def test_a_feed_that_listens_no_longer_is_told_nothing(world: World) -> None:
@@ -139,6 +139,8 @@ async def test_a_topic_of_the_same_name_is_another_one(world: World) -> None:
 
 
 async def test_wants_within_the_limits() -> None:
-    assert Want.of() == Want()
-    assert Want.of(limit=5000, max_batch_bytes=2**40) == Want(limit=1000, max_batch_bytes=8 * 1024**2)
-    assert hash(Want.of(nodes=["a", "b"])) == hash(Want.of(nodes=["b", "a"]))
+    assert SubscriptionFilter.of() == SubscriptionFilter()
+    assert SubscriptionFilter.of(limit=5000, max_batch_bytes=2**40) == SubscriptionFilter(
+        limit=1000, max_batch_bytes=8 * 1024**2
+    )
+    assert hash(SubscriptionFilter.of(nodes=["a", "b"])) == hash(SubscriptionFilter.of(nodes=["b", "a"]))

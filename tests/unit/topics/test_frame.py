@@ -15,7 +15,6 @@ from tests.unit.topics.log_doubles import NOW, TOPIC_ID, encoded, record
 from xxhash import xxh3_64_intdigest
 
 from penstock.storage.log_layout import chase
-from penstock.topics import frame as frame_module
 from penstock.topics.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from penstock.topics.limits import BATCH_RECORDS_MAX, META_BYTES_MAX, RECORD_BYTES_MAX
 from penstock.topics.log import frame as frame_module

@@ -21,9 +21,9 @@ from penstock.topics import (
     FreeText,
     InvalidRequest,
     NewRecord,
+    SubscriptionFilter,
     TopicConfig,
     TopicName,
-    Want,
     parse_match,
 )
 
@@ -357,7 +357,7 @@ class WatchBody(msgspec.Struct):
 _WATCH: Final = msgspec.json.Decoder(WatchBody)
 
 
-def read_watch(request: Request) -> tuple[WatchBody, Want]:
+def read_watch(request: Request) -> tuple[WatchBody, SubscriptionFilter]:
     """Raises `UnsupportedMediaType` or `InvalidRequest`."""
     body = read_json(_WATCH, request)
     prefixes = sum(name.endswith("*") for name in body.topics)
@@ -394,14 +394,14 @@ def want_of(
     include_tags: bool,
     match: object,
     strong: bool = False,
-) -> Want:
+) -> SubscriptionFilter:
     """Raises `InvalidRequest` for a node or a predicate that can be none."""
     nodes = [node] if isinstance(node, str) else node or []
     if any(len(one.encode()) > NODE_BYTES_MAX for one in nodes):
         raise InvalidRequest(f"a node has at most {NODE_BYTES_MAX} bytes")
     if max_batch_bytes > SEQ_MAX:
         raise InvalidRequest("max_batch_bytes must be below 2^64")
-    return Want.of(
+    return SubscriptionFilter.of(
         limit=limit,
         max_batch_bytes=max_batch_bytes,
         nodes=nodes,

@@ -21,7 +21,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.servers.topics.scheduler import Delays, DeliveryScheduler
 from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
-from penstock.topics import Feed, Fence, Scheduler, Want
+from penstock.topics import DurableWatermark, Feed, Scheduler, SubscriptionFilter
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ class Channel:
     def __init__(self, feed: Feed, mark: Callable[[Channel], None], turn: _Turn) -> None:
         self.feed = feed
         self.subscriptions: dict[Subscription, None] = {}
-        self.fence: Fence | None = None
+        self.fence: DurableWatermark | None = None
         """What holds those back who want synced records only, if there are such."""
         self.is_waiting = False
         self.priority = 0
         self.served_s = float("-inf")
         self._mark = mark
         self._turn = turn
-        self._steps: dict[tuple[int, Want], RenderedPage] = {}
+        self._steps: dict[tuple[int, SubscriptionFilter], RenderedPage] = {}
         feed.listen(self.mark)
 
     def mark(self) -> None:
@@ -95,7 +95,7 @@ class Channel:
             self.fence.close()
             self.fence = None
 
-    def read(self, from_seq: int, want: Want) -> RenderedPage | None:
+    def read(self, from_seq: int, want: SubscriptionFilter) -> RenderedPage | None:
         """What comes after `from_seq`, as some subscription has read it; None if it must be fetched."""
         key = (from_seq, want)
         step = self._steps.get(key)
@@ -126,7 +126,7 @@ class Broadcaster:
         """Channels whose sync failed, until it is asked for again."""
         self._warned: set[Subscriber] = set()
         self._this_turn = _Turn()
-        self._wants: dict[Want, Want] = {}
+        self._wants: dict[SubscriptionFilter, SubscriptionFilter] = {}
         self._fresh: deque[Subscription] = deque()
         """Those whose topic has changed, in the order of its priority."""
         self._behind: deque[Subscription] = deque()
@@ -171,7 +171,9 @@ class Broadcaster:
             self._dispatch.close()
             self._unsynced.close()
 
-    def follow(self, subscriber: Subscriber, feed: Feed, cursor: int, want: Want) -> Subscription:
+    def follow(
+        self, subscriber: Subscriber, feed: Feed, cursor: int, want: SubscriptionFilter
+    ) -> Subscription:
         """Send what the topic has after `cursor`, and whatever comes, to this subscriber."""
         want = self._same(want)
         key = (feed.name, feed.epoch)
@@ -188,7 +190,7 @@ class Broadcaster:
         self.put(subscription)
         return subscription
 
-    def _fence(self, channel: Channel) -> Fence:
+    def _fence(self, channel: Channel) -> DurableWatermark:
         def tell(is_synced: bool) -> None:
             if is_synced:
                 channel.mark()
@@ -199,7 +201,7 @@ class Broadcaster:
             channel.fence = channel.feed.fence(tell)
         return channel.fence
 
-    def _same(self, want: Want) -> Want:
+    def _same(self, want: SubscriptionFilter) -> SubscriptionFilter:
         """One object for equal wants: they are compared at every delivery."""
         if len(self._wants) >= _WANTS_MAX:
             self._wants.clear()

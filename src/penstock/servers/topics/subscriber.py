@@ -12,7 +12,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.http import Principal, StreamWriter
 from penstock.servers.limits import StreamLimiter
-from penstock.topics import Feed, Fence, Page, Tombstone, TopicNotFound, Want
+from penstock.topics import DurableWatermark, Feed, Page, SubscriptionFilter, Tombstone, TopicNotFound
 
 if TYPE_CHECKING:
     from penstock.servers.topics.broadcaster import Broadcaster
@@ -81,7 +81,7 @@ def _behind(gap: Tombstone) -> int:
     return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
 
 
-ReadStep: TypeAlias = Callable[[int, Want], RenderedPage | None]
+ReadStep: TypeAlias = Callable[[int, SubscriptionFilter], RenderedPage | None]
 
 
 class Subscription:
@@ -108,8 +108,8 @@ class Subscription:
         feed: Feed,
         read: ReadStep,
         cursor: int,
-        want: Want,
-        fence: Fence | None = None,
+        want: SubscriptionFilter,
+        fence: DurableWatermark | None = None,
     ) -> None:
         self.subscriber = subscriber
         self.feed = feed

@@ -20,7 +20,14 @@ from penstock.servers.topics.bodies import HEARTBEAT_MS_MAX, Start, WatchBody, p
 from penstock.servers.topics.broadcaster import Broadcaster
 from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.sse import HEADERS, SseStream, read_id
-from penstock.topics import SEQ_MAX, WATCH_TOPICS_MAX, InvalidRequest, Throttled, TopicNotFound, Want
+from penstock.topics import (
+    SEQ_MAX,
+    WATCH_TOPICS_MAX,
+    InvalidRequest,
+    SubscriptionFilter,
+    Throttled,
+    TopicNotFound,
+)
 
 SESSION_TTL_MS: Final = 300_000
 _ID_BYTES: Final = 16
@@ -44,7 +51,7 @@ class Session:
         broadcaster: Broadcaster,
         clock: Clock,
         principal: Principal,
-        want: Want,
+        want: SubscriptionFilter,
         heartbeat_ms: int,
         places: dict[str, Place],
         prefixes: tuple[str, ...] = (),
@@ -298,7 +305,7 @@ class WatchApi:
         self,
         principal: Principal,
         body: WatchBody,
-        want: Want,
+        want: SubscriptionFilter,
         starts: dict[str, Start],
         prefixes: tuple[str, ...],
     ) -> Session:

@@ -26,7 +26,7 @@ from penstock.topics.schedule.ready_set import effective_priority
 from penstock.topics.topic.topic import Topic
 
 
-class Fence:
+class DurableWatermark:
     """How much of one topic is synced. Ask after every publish: one sync at a time is in progress.
 
     `tell` is called with True when more is synced than before, and with False when that failed: ask again
@@ -98,7 +98,7 @@ class Fence:
         self._tell(not self._failed)
 
 
-class Want(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What a watcher wants of every page; watchers that want the same share what is made for them."""
 
     limit: int = DIFF_LIMIT_DEFAULT
@@ -124,7 +124,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         include_data: bool = True,
         match: Predicate | None = None,
         strong: bool = False,
-    ) -> Want:
+    ) -> SubscriptionFilter:
         """With defaults for zeros, and values above the limits lowered to them."""
         within = DiffRequest.of(limit=limit, max_batch_bytes=max_batch_bytes)
         return cls(
@@ -179,9 +179,9 @@ class Feed:
             last_consumed_ms=self._topic.last_consumed_ms,
         )
 
-    def fence(self, tell: Callable[[bool], None]) -> Fence:
-        """The watermark for readers that want synced records only; see `Fence` for `tell`."""
-        return Fence(self._topic, self._shards, tell)
+    def fence(self, tell: Callable[[bool], None]) -> DurableWatermark:
+        """The watermark for readers that want synced records only; see `DurableWatermark` for `tell`."""
+        return DurableWatermark(self._topic, self._shards, tell)
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call this whenever records are published and when the topic goes; it must not raise."""
@@ -194,14 +194,14 @@ class Feed:
         """Bring in what others feed into the topic and is not there yet."""
         self._refresh()
 
-    def page_at_hand(self, from_seq: int, want: Want, *, until_seq: int = 0) -> Page | None:
+    def page_at_hand(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page | None:
         """The records after `from_seq`; None if some have to be fetched, which `page` does.
 
         With `until_seq` none behind it. Raises `Damaged` when the next record cannot be read.
         """
         return self._reader.page_at_hand(self._topic, self._request(from_seq, want, until_seq))
 
-    async def page(self, from_seq: int, want: Want, *, until_seq: int = 0) -> Page:
+    async def page(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page:
         """As `page_at_hand`, from wherever the records are. Raises also `TopicNotFound` and `Unavailable`."""
         try:
             request = self._request(from_seq, want, until_seq)
@@ -214,7 +214,7 @@ class Feed:
             raise TopicNotFound(self.name)
         return page
 
-    def _request(self, from_seq: int, want: Want, until_seq: int) -> DiffRequest:
+    def _request(self, from_seq: int, want: SubscriptionFilter, until_seq: int) -> DiffRequest:
         return DiffRequest.of(
             from_seq,
             limit=want.limit,

@@ -14,8 +14,6 @@ from penstock.topics.errors import InvalidRequest
 from penstock.topics.limits import SEQ_MAX
 from penstock.topics.names import TopicName, is_topic_name
 
-__all__ = ["WAL_SHARDS_MAX", "Durability", "EngineConfig", "TopicConfig"]
-
 WAL_SHARDS_MAX: Final = 64
 """Each shard has a thread and two preallocated files."""
 

@@ -69,8 +69,6 @@ from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
 
-__all__ = ["Engine"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -4,33 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "BATCH_BYTES_DEFAULT",
-    "BATCH_BYTES_MAX",
-    "BATCH_RECORDS_MAX",
-    "CLAIM_MAX",
-    "DIFF_LIMIT_DEFAULT",
-    "DIFF_LIMIT_MAX",
-    "KEY_BYTES_MAX",
-    "LEASE_MS_MAX",
-    "LEASE_MS_MIN",
-    "META_BYTES_MAX",
-    "META_KEYS_MAX",
-    "NACK_DELAY_MS_MAX",
-    "NODE_BYTES_MAX",
-    "PAGE_SIZE_DEFAULT",
-    "PAGE_SIZE_MAX",
-    "RECORD_BYTES_MAX",
-    "ROUTER_HOPS_MAX",
-    "ROUTER_PASS_RECORDS_MAX",
-    "SEQS_MAX",
-    "SEQ_MAX",
-    "TAG_BYTES_MAX",
-    "WAIT_MS_MAX",
-    "WATCH_BATCH_BYTES_DEFAULT",
-    "WATCH_TOPICS_MAX",
-]
-
 BATCH_RECORDS_MAX: Final = 10_000
 """Records in one write: they are committed together or not at all."""
 RECORD_BYTES_MAX: Final = 1024**2

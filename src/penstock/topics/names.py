@@ -12,8 +12,6 @@ import msgspec.inspect
 
 from penstock.topics.errors import InvalidRequest
 
-__all__ = ["FreeText", "TopicName", "check_router_name", "check_topic_name", "is_topic_name", "names_in"]
-
 TopicName: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "topic name"})]
 """Text in a request that names a topic. `names_in` finds it, so that a server checks it against the key."""
 FreeText: TypeAlias = Annotated[str, msgspec.Meta(extra={"text": "free"})]

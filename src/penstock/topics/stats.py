@@ -11,8 +11,6 @@ from penstock.topics.config import Durability
 from penstock.topics.log.wal import WalShard
 from penstock.topics.topic.topic import Topic
 
-__all__ = ["SYNC_BUCKETS_US", "EngineStats", "SyncTimes", "TopicStats", "WalStats", "collect_stats"]
-
 SYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1000, 5000, 10_000, 50_000, 100_000)
 """Upper bounds of the sync latency histogram; one more bucket is above all of them."""
 

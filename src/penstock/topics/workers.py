@@ -16,8 +16,6 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.topics.errors import ShuttingDown
 
-__all__ = ["LooseThreads", "ThreadWorkers", "Workers"]
-
 T = TypeVar("T")
 
 _COLD_READS: Final = 4

@@ -42,8 +42,6 @@ from penstock.topics.model import (
 from penstock.topics.names import check_topic_name
 from penstock.units import DurationLike, parse_duration
 
-__all__ = ["DEFAULT_URL", "KEY_VARIABLE", "Client"]
-
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 KEY_VARIABLE: Final = "TOPICS_API_KEY"
 _RETRY_FLOOR_S: Final = 0.05

@@ -14,8 +14,6 @@ from penstock.topics.segments.layout import LOCK_FILE, META, RESTORING, TOPICS, 
 from penstock.topics.tools.backup import BackupManifest, CopiedFile, read_manifest
 from penstock.topics.tools.verify import verify_files
 
-__all__ = ["restore"]
-
 
 def restore(
     fs: FileSystem, backup: str, directory: str, *, on_progress: Callable[[str], None] = lambda _: None

@@ -37,7 +37,13 @@ _META: Final = msgspec.json.Decoder(_Meta)
 
 
 class DedupWindow:
-    """Which records of the source one router need not copy any more, although it has not come to them."""
+    """Origins that are in a destination before their copy was made: an `exactly_once` router skips those.
+
+    A router's own copies carry origins at or below its cursor. Only a client that writes to the destination
+    directly, or another router, can bring one above it. So each record that the router did not write is
+    looked at once, if it has meta. At a start that is what the log of the destination has, which a
+    checkpoint bounds: what is in segments by then is not searched again.
+    """
 
     __slots__ = ("_order", "_places", "_seen_seq")
 

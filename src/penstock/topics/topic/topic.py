@@ -35,7 +35,11 @@ from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
 
 
 class Waiters:
-    """The waiters of one topic, each woken once, and its listeners, called at every change."""
+    """The waiters of one topic, each woken once, and its listeners, called at every change.
+
+    A waiter is registered before the first look at the topic, so that a record published between the look and
+    the wait wakes it: there is no moment in which a wake-up can be lost.
+    """
 
     __slots__ = ("_listening", "_waiting")
 
@@ -82,7 +86,10 @@ class Waiters:
 
 
 class HopCounts:
-    """Ranges of sequence numbers with one count each; what no range covers was written directly."""
+    """How many routers the records of a topic went through, so that copies in a cycle come to an end.
+
+    Ranges of sequence numbers have one count each; what no range covers was written directly.
+    """
 
     __slots__ = ("_ends", "_hops", "_starts")
 

@@ -66,7 +66,7 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="how far the log is durable is not noted before a bundle is accepted",
-        where="quiver:Intake._deliver",
+        where="quiver:Appender._deliver",
         old="        self._logged_file.reach(*self._logged)\n",
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
@@ -197,8 +197,11 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="numbers begin again when the log is cut to nothing",
         where="quiver:recover",
-        old="        numbers.append(replay.end)\n",
-        new="        pass\n",
+        old=(
+            "        numbers.append(replay.end)\n"
+            "    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))\n"
+        ),
+        new="        pass\n    found.next_wal_seq = 1 + max(numbers)\n",
         test="tests/crash/quiver/test_admission_crash.py::test_a_crash_at_every_call_loses_and_doubles_nothing",
     ),
     Mutant(

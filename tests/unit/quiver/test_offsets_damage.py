@@ -199,11 +199,11 @@ def test_a_record_comes_back_as_it_was() -> None:
         kind=RecordKind.OUTCOME,
         outcome=Outcome.REJECTED,
         subscriber=65_535,
-        segment_seq=2**64 - 1,
+        segment_seq=2**63 - 1,
         bundle=2**32 - 1,
         attempt=7,
         ts_ns=-1,
-        number=2**64 - 1,
+        number=2**63 - 1,
     )
     assert len(encode_record(record)) == RECORD_BYTES
     assert decode_record(encode_record(record)) == record

@@ -61,6 +61,15 @@ def test_every_module_can_be_imported_and_has_what_it_lists(name: str) -> None:
     assert [public for public in LISTED.get(name, []) if not hasattr(module, public)] == []
 
 
+LAZY = [name for name, path in MODULES.items() if "lazy_exports(" in path.read_text() and is_public(name)]
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_no_name_of_a_lazy_interface_is_a_module(name: str) -> None:
+    """The import of such a module would replace the name."""
+    assert [public for public in LISTED[name] if f"{name}.{public}" in MODULES] == []
+
+
 @pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.name == "__init__.py"])
 def test_every_package_states_its_promise(name: str) -> None:
     assert importlib.import_module(name).__doc__

@@ -124,6 +124,13 @@ MUTANTS = (
         test=f"{FAULTS}::test_a_producer_stopped_during_its_manifest_write_says_that_the_outcome_is_unknown",
     ),
     Mutant(
+        name="tasks that a loop cancels leave their callers waiting",
+        where="buffer:Producer._on_done",
+        old="    elif task.cancelled():\n",
+        new="    elif task.cancelled():\n        return\n    elif False:\n",
+        test="tests/unit/buffer/test_producer.py::test_a_program_whose_other_task_fails_ends_with_its_producer",
+    ),
+    Mutant(
         name="a producer accepts calls while it closes",
         where="buffer:Producer.close",
         old="        return\n    self._closing = True\n",

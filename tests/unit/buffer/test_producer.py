@@ -624,6 +624,52 @@ async def test_a_defect_in_a_task_leaves_nobody_waiting(q: Queue) -> None:
         await producer.close()
 
 
+@pytest.mark.timeout(10)
+def test_a_program_whose_other_task_fails_ends_with_its_producer() -> None:
+    handles = []
+
+    async def producing(ready: asyncio.Event) -> None:
+        async with Producer(ProducerConfig(store=MemoryStore(), flush_interval="1h")) as producer:
+            handles.append(await producer.produce([b"a"]))
+            ready.set()
+            await asyncio.Event().wait()
+
+    async def failing(ready: asyncio.Event) -> None:
+        await ready.wait()
+        raise ValueError("the other task")
+
+    async def both() -> None:
+        ready = asyncio.Event()
+        await asyncio.gather(producing(ready), failing(ready))
+
+    with pytest.raises(ValueError, match="the other task"):
+        asyncio.run(both())
+    outcome = handles[0].watcher.result()
+    assert outcome is not None
+    assert isinstance(outcome.error, StorageError)
+
+
+async def test_a_loop_that_cancels_every_task_leaves_nobody_waiting(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h", flush_size_bytes=5)
+    q.store.gate = lambda op, key: asyncio.Event() if key.endswith(".batch") else None
+    uploading = await producer.produce([b"12345"])
+    collecting = await producer.produce([b"1"])
+    flushing = asyncio.create_task(producer.flush())
+    await turns()
+    for task in asyncio.all_tasks() - {asyncio.current_task(), flushing}:
+        task.cancel()
+    closing = asyncio.create_task(producer.close())
+    for waiter in (flushing, closing):
+        with pytest.raises(StorageError, match="were cancelled"):
+            await asyncio.wait_for(waiter, 5)
+    for handle in (uploading, collecting):
+        with pytest.raises(StorageError, match="were cancelled"):
+            await handle.watcher.await_durable()
+    with pytest.raises(ProducerClosed):
+        await producer.produce([b"b"])
+    assert producer._tasks == []
+
+
 async def test_a_store_that_fails_in_a_way_nobody_expects_is_not_taken_for_success(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 

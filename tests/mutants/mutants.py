@@ -176,6 +176,14 @@ MUTANTS = (
         test=_promise("test_a_definite_conflict_is_no_unknown_outcome_under_a_foreign_consumer"),
     ),
     Mutant(
+        name="under contention an append starts from the cached manifest",
+        where="buffer:ManifestAppender._base",
+        old="    if not self._contended:\n",
+        new="    if True:\n",
+        test="tests/unit/buffer/test_producer.py"
+        "::test_after_a_conflict_appends_start_from_a_fresh_manifest_while_others_write",
+    ),
+    Mutant(
         name="no backpressure",
         where="buffer:Admission.enter",
         old="    if not self._waiting and self._fits(size):\n",

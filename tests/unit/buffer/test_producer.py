@@ -21,12 +21,13 @@ from penstock.buffer import (
     WriteHandle,
 )
 from penstock.buffer import producer as producers
+from penstock.buffer.append import CONTENDED_READS
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.errors import StorageUnavailable
 from penstock.buffer.side_objects import Floor, write_floor
 from penstock.ids import ulid_ms
 from penstock.metrics import Registry
-from penstock.objects import MemoryStore
+from penstock.objects import Blob, MemoryStore, Version
 
 
 async def records_of(q: Queue) -> list[list[bytes]]:
@@ -1108,3 +1109,43 @@ async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
         await handle.watcher.await_durable()
     assert await q.sequences() == []
     assert held_bytes(producer) == 0
+
+
+# Contention
+
+
+class CountingStore(MemoryStore):
+    """Counts the looks at whether the manifest has changed."""
+
+    looks = 0
+
+    async def get_if_changed(self, key: str, version: Version) -> Blob | None:
+        self.looks += 1
+        return await super().get_if_changed(key, version)
+
+
+async def append(producer: Producer) -> None:
+    handle = await producer.produce([b"x"])
+    await handle.watcher.await_durable()
+
+
+async def test_after_a_conflict_appends_start_from_a_fresh_manifest_while_others_write() -> None:
+    config = ProducerConfig(store=CountingStore(), flush_interval="0s")
+    async with Producer(config) as one, Producer(config) as other:
+        for _ in range(6):
+            await append(one)
+            await append(other)
+        conflicts = [producer._appender.conflicts for producer in (one, other)]
+    assert conflicts == [1, 1], "the first outdated manifest of each, and none after it"
+
+
+async def test_a_producer_that_is_alone_again_appends_without_a_read() -> None:
+    store = CountingStore()
+    config = ProducerConfig(store=store, flush_interval="0s")
+    async with Producer(config) as one, Producer(config) as other:
+        for producer in (one, other, one):
+            await append(producer)
+        assert store.looks == 0
+        for _ in range(10):
+            await append(one)
+    assert store.looks == CONTENDED_READS

@@ -115,13 +115,6 @@ COORDINATOR_MUTANTS = (
         test=f"{PRESSURE}::test_nobody_slips_in_before_those_who_wait",
     ),
     Mutant(
-        name="a cache applies a delta wherever it stands",
-        where="coordinator:IncrementalCache._follow",
-        old="    if event.epoch_range.lo == self.epoch:\n",
-        new="    if event.epoch_range.hi > self.epoch:\n",
-        test=f"{READERS}::test_a_lagging_cache_equals_one_that_keeps_up",
-    ),
-    Mutant(
         name="a subscriber that lags is not told",
         where="coordinator:Subscription.offer",
         old="        self._missed += len(self._ring)\n",

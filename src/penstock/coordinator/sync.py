@@ -27,7 +27,6 @@ __all__ = [
     "BlockingDatabase",
     "Channel",
     "FlushHandle",
-    "IncrementalCache",
     "Subscription",
     "WriteCoordinator",
     "WriteHandle",
@@ -226,50 +225,6 @@ class WriteCoordinator(Generic[W, D, S]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class IncrementalCache(Generic[D, S, T]):
-    """Blocking twin of `penstock.coordinator.IncrementalCache`; `rebuild` is awaited on the loop."""
-
-    def __init__(self, inner: _async.IncrementalCache[D, S, T], loop: LoopThread) -> None:
-        """Use `open`."""
-        self._inner = inner
-        self._loop = loop
-
-    @classmethod
-    def open(
-        cls,
-        subscription: Subscription[D, S],
-        *,
-        rebuild: Callable[[S], Awaitable[T]],
-        apply: Callable[[T, D], T],
-    ) -> IncrementalCache[D, S, T]:
-        """A cache of the subscription's first view."""
-        loop = loop_thread()
-        made = _async.IncrementalCache.open(subscription.inner, rebuild=rebuild, apply=apply)
-        return cls(loop.run(made), loop)
-
-    @property
-    def state(self) -> T:
-        """What `rebuild` would make of the snapshot at `epoch`."""
-        return self._inner.state
-
-    @property
-    def epoch(self) -> int:
-        """The last epoch in `state`."""
-        return self._inner.epoch
-
-    def step(self) -> bool:
-        """Wait for the next event and follow it. False when there will be none."""
-        return self._loop.run(self._inner.step())
-
-    def run(self) -> None:
-        """Follow until the coordinator is closed: for a thread of its own."""
-        self._loop.run(self._inner.run())
-
-    def wait(self, epoch: int, timeout_s: float | None = None) -> None:
-        """Return when `state` holds `epoch`."""
-        self._loop.run(self._inner.wait(epoch), timeout_s)
 
 
 async def _call(function: Callable[[], T]) -> T:

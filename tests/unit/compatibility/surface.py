@@ -26,6 +26,7 @@ from typing import Any, Final
 import click
 
 import penstock
+from penstock.blocking import BlockingContext, BlockingProxy
 from penstock.cli.failure import ExitCode
 from penstock.cli.main import cli
 
@@ -70,6 +71,9 @@ PACKAGES: Final = (
 """The modules that docs/reference/api.md and docs/how-to name; everything else is internal."""
 
 
+_PROXIES: Final = (BlockingProxy, BlockingContext)
+"""The bases of the blocking classes, which bring their `__init__`."""
+
 Surface = dict[str, object]
 
 
@@ -108,7 +112,7 @@ def _class(cls: type) -> Surface:
         found["is"] = sorted(set(kinds))
     if dataclasses.is_dataclass(cls):
         found["fields"] = {field.name: _default(field) for field in dataclasses.fields(cls) if field.init}
-    elif "__init__" in vars(cls):
+    elif any("__init__" in vars(base) for base in cls.__mro__ if base is cls or base in _PROXIES):
         found["call"] = _parameters(cls)
     members: Surface = {}
     for name in dir(cls):

@@ -30,7 +30,7 @@ from penstock.timeseries.promql.limits import (
     TooManySamples,
     UnsupportedQuery,
 )
-from penstock.timeseries.promql.syntax import QUERY_CHARACTERS_MAX, is_read_at_once
+from penstock.timeseries.promql.parser import QUERY_CHARACTERS_MAX, is_read_at_once
 from penstock.timeseries.promql.tree import Selection
 
 __all__ = [

@@ -24,7 +24,7 @@ from penstock.timeseries.promql.aggregation import AGGREGATIONS
 from penstock.timeseries.promql.binary import SET_OPERATORS
 from penstock.timeseries.promql.functions import FUNCTIONS, call
 from penstock.timeseries.promql.limits import BadRange, Budget, ParseError, labels_cost
-from penstock.timeseries.promql.syntax import bad_expression, out_of_range, parse
+from penstock.timeseries.promql.parser import out_of_range, parse
 from penstock.timeseries.promql.tree import (
     Grid,
     OutOfRange,
@@ -347,7 +347,7 @@ class Engine:
         config, budget = self._config, self.budget(timeout_s)
         tree = unwrapped(parse(query))
         if not instant and isinstance(tree, ast.MatrixSelector | ast.SubqueryExpr | ast.StringLiteral):
-            raise ParseError("a range query has to be a scalar or an instant vector", 1, 1)
+            raise ParseError("a range query has to be a scalar or an instant vector")
         check_supported(tree, FUNCTIONS, frozenset(AGGREGATIONS) | PARAMETRIC_AGGREGATIONS)
         placement = Placement(
             query=grid,
@@ -360,7 +360,7 @@ class Engine:
         except (OutOfRange, OverflowError):  # the parser's own durations overflow when they are looked at
             raise out_of_range(query) from None
         except InvalidInput as error:
-            raise bad_expression(query, str(error)) from None
+            raise ParseError(str(error)) from None
 
     def budget(self, timeout_s: float | None = None) -> Budget:
         """What a query may take, or whatever else is read; its time runs from now."""
@@ -422,14 +422,14 @@ def parse_selector(text: str) -> tuple[Matcher, ...]:
     """The matchers of a `match[]` parameter. Raises `ParseError` if it is no plain selector."""
     tree = parse(text)
     if not isinstance(tree, ast.VectorSelector):
-        raise ParseError("a series selector is expected", 1, 1)
+        raise ParseError("a series selector is expected")
     if _has_modifiers(tree):
-        raise ParseError("offset and @ have no meaning in a series selector", 1, 1)
+        raise ParseError("offset and @ have no meaning in a series selector")
     check_supported(tree, frozenset(), frozenset())
     try:
         return matchers_of(tree)
     except InvalidInput as error:
-        raise bad_expression(text, str(error)) from None
+        raise ParseError(str(error)) from None
 
 
 def _has_modifiers(tree: ast.VectorSelector) -> bool:

@@ -1,7 +1,7 @@
 """What can be wrong with a query.
 
 InvalidInput
-├── ParseError          the text is no query; the message starts with line and column
+├── ParseError          the text is not a query; the message is the parser's
 └── BadRange            the steps asked for cannot be evaluated
 Unsupported
 └── UnsupportedQuery    a query, but of a part of the language that is not here
@@ -24,12 +24,10 @@ from penstock.units import format_count, format_duration
 
 
 class ParseError(InvalidInput):
-    """The text is no query. `line` and `column` count from 1 and point at what does not fit."""
+    """The text is not a query. The message is the parser's and names the offending part where it can."""
 
-    def __init__(self, message: str, line: int, column: int) -> None:
-        super().__init__(f"{line}:{column}: parse error: {message}")
-        self.line = line
-        self.column = column
+    def __init__(self, message: str) -> None:
+        super().__init__(f"parse error: {message}")
 
 
 class BadRange(InvalidInput):

@@ -36,7 +36,7 @@ class Grid:
 
 
 class OutOfRange(InvalidInput):
-    """A duration, or a time behind `@`, does not fit a timestamp."""
+    """A duration, or a time after `@`, does not fit a timestamp."""
 
 
 DEPTH_MAX: Final = 200
@@ -114,7 +114,7 @@ class Placement:
         except (OverflowError, ValueError):
             moment = None
         if moment is None:
-            raise OutOfRange("the time behind @ is out of range")
+            raise OutOfRange("the time after @ is out of range")
         return (moment - _EPOCH) // _MILLISECOND
 
 
@@ -165,7 +165,7 @@ def check_supported(tree: ast.Expr, functions: frozenset[str], aggregations: fro
     while waiting:
         node, depth = waiting.pop()
         if depth > DEPTH_MAX:
-            raise ParseError(f"the expression is nested deeper than {DEPTH_MAX}", 1, 1)
+            raise ParseError(f"the expression is nested deeper than {DEPTH_MAX}")
         _check_node(node, functions, aggregations)
         waiting += [(child, depth + 1) for child in children(node)]
 

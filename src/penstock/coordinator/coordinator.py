@@ -27,12 +27,16 @@ from penstock.coordinator.events import (
     View,
 )
 from penstock.coordinator.flush import Delta, Flusher, FlushQueue
-from penstock.coordinator.instruments import Instruments
 from penstock.coordinator.queues import BatchSizer, Channel, WriteQueues
-from penstock.coordinator.watermarks import Durability, EpochRange, FlushHandle, Watermarks, WriteHandle
+from penstock.coordinator.watermarks import (
+    Durability,
+    EpochRange,
+    FlushHandle,
+    Instruments,
+    Watermarks,
+    WriteHandle,
+)
 from penstock.metrics import Registry
-
-__all__ = ["DEFAULT_CHANNEL", "WriteCoordinator"]
 
 DEFAULT_CHANNEL = "default"
 _EARLY_S = 1e-6

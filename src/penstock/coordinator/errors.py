@@ -17,19 +17,6 @@ from __future__ import annotations
 
 from penstock import errors
 
-__all__ = [
-    "ApplyError",
-    "Backpressure",
-    "CoordinatorError",
-    "EpochNotAssigned",
-    "FlushError",
-    "FlushFenced",
-    "Lagged",
-    "Shutdown",
-    "WriteTimeout",
-    "flush_error",
-]
-
 
 class CoordinatorError(errors.PenstockError):
     """Anything the coordinator raises on purpose."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from penstock.clock import Clock
 from penstock.coordinator.errors import flush_error
 from penstock.coordinator.events import Frozen
-from penstock.coordinator.instruments import Instruments
+from penstock.coordinator.watermarks import Instruments
 
 W = TypeVar("W")
 I = TypeVar("I")  # noqa: E741 - the image

@@ -16,8 +16,6 @@ from typing import Final
 
 from penstock.errors import Corrupt, InvalidInput
 
-__all__ = ["FedSource", "Position"]
-
 _SEQUENCE: Final = struct.Struct("<Q")
 SEQUENCE_MAX: Final = 2**64 - 1
 _SOURCE_BYTES_MAX: Final = 65_535

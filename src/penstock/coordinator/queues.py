@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 
 from penstock.clock import Clock
 from penstock.coordinator.errors import Backpressure, WriteTimeout
-from penstock.coordinator.instruments import Instruments
-from penstock.coordinator.watermarks import Failure, Watermarks, WriteHandle
+from penstock.coordinator.watermarks import Failure, Instruments, Watermarks, WriteHandle
 from penstock.errors import ConfigError
 
 

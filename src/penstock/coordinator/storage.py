@@ -10,19 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = [
-    "KEY_BYTES_MAX",
-    "Delete",
-    "KeyValue",
-    "Merge",
-    "MergeOperator",
-    "Operation",
-    "Put",
-    "Storage",
-    "StorageRead",
-    "pairs",
-]
-
 KEY_BYTES_MAX: Final = 65_535
 """Keys have 1 byte to this many. Who makes keys of what others say has to check it before taking a write."""
 

@@ -1,4 +1,4 @@
-"""How far each level of durability has come, and handles that wait for a level."""
+"""Levels of durability: how far each has come, handles that wait for one, and the metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import heapq
 from collections.abc import Callable, Coroutine
 from enum import IntEnum
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from penstock.coordinator.errors import ApplyError
+from penstock.metrics import DEFAULT_REGISTRY, SECONDS_BUCKETS, Registry
+
+_FINE: Final = (0.00001, 0.0001, *SECONDS_BUCKETS)
+"""Buckets from a write without a wait to a flush that takes far too long."""
 
 
 class Durability(IntEnum):
@@ -308,3 +312,45 @@ class FlushHandle(_Sequenced):
         DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there by itself.
         """
         await self._reach(level)
+
+
+class Instruments:
+    """The metrics of a coordinator in one registry; `product` and a dot go before their names."""
+
+    def __init__(self, registry: Registry | None = None, product: str = "") -> None:
+        self.registry = r = registry or DEFAULT_REGISTRY
+        prefix = f"{product}.write_coordinator" if product else "write_coordinator"
+        self.send_duration = r.histogram(
+            f"{prefix}.send_duration_seconds",
+            "Until a call was taken or refused.",
+            ("command", "status"),
+            _FINE,
+        )
+        self.backpressure = r.counter(
+            f"{prefix}.queue_backpressure_total", "Calls that met no room.", ("command", "reason")
+        )
+        self.queue_depth = r.gauge(f"{prefix}.queue_depth", "Writes that wait to be applied.", ("channel",))
+        self.apply_duration = r.histogram(
+            f"{prefix}.delta_apply_duration_seconds", "Applying one batch of writes.", (), _FINE
+        ).labels()
+        self.estimated_bytes = r.gauge(
+            f"{prefix}.delta_estimated_bytes", "Size of the current delta, in the unit of its threshold."
+        ).labels()
+        marks = r.gauge(f"{prefix}.watermark", "The last epoch that has reached a level.", ("level",))
+        self.marks = {level: marks.labels(level=level.name.lower()) for level in Durability}
+        self.freeze_duration = r.histogram(
+            f"{prefix}.delta_freeze_duration_seconds", "Freezing a delta and starting the next.", (), _FINE
+        ).labels()
+        self.event_send_duration = r.histogram(
+            f"{prefix}.flush_event_send_duration_seconds", "Until a frozen delta's flush began.", (), _FINE
+        ).labels()
+        self.event_queue_depth = r.gauge(
+            f"{prefix}.flush_event_queue_depth", "Frozen deltas that wait for their flush."
+        ).labels()
+        self.flushes = r.counter(f"{prefix}.flush_total", "Deltas frozen for a flush.", ("reason",))
+        self.flush_duration = r.histogram(
+            f"{prefix}.flush_delta_duration_seconds", "Storing one delta.", (), _FINE
+        ).labels()
+        self.sync_duration = r.histogram(
+            f"{prefix}.flush_storage_duration_seconds", "Persisting what was stored.", (), _FINE
+        ).labels()

@@ -65,8 +65,6 @@ from penstock.timeseries.records import load_families, load_position, merge_reco
 from penstock.timeseries.series_index import SeriesIndex
 from penstock.units import parse_duration
 
-__all__ = ["TimeSeries"]
-
 _NAME = "timeseries"
 _ALL_TIME = (0, 2**62)
 

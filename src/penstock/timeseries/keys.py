@@ -21,24 +21,6 @@ from typing import Final
 from penstock.errors import Corrupt, InvalidInput
 from penstock.timeseries.model import Bucket, Fingerprint, SeriesId
 
-__all__ = [
-    "FAMILY_PREFIX",
-    "FINGERPRINT_BYTES",
-    "GLOBAL_PREFIX",
-    "SUBSYSTEM_PREFIX",
-    "DictionaryKey",
-    "ForwardKey",
-    "InvertedKey",
-    "RecordType",
-    "SamplesKey",
-    "bucket_prefix",
-    "decode_key",
-    "inverted_prefix",
-    "record_prefix",
-    "terminated",
-    "unterminated",
-]
-
 SUBSYSTEM_PREFIX: Final = b"\x01\x02"
 GLOBAL_PREFIX: Final = SUBSYSTEM_PREFIX + b"\xff\xff\xff\xff\x00"
 """What belongs to the whole database stands under a bucket start that is no hour."""
@@ -46,7 +28,6 @@ FAMILY_PREFIX: Final = GLOBAL_PREFIX + b"\x07"
 FINGERPRINT_BYTES: Final = 16
 _BUCKET: Final = struct.Struct(">IB")
 _ID: Final = struct.Struct(">I")
-_TYPE_AT: Final = len(SUBSYSTEM_PREFIX) + _BUCKET.size
 _ESCAPES: Final = {0x00: b"\x01\x01", 0x01: b"\x01\x02", 0xFF: b"\x01\x03"}
 _UNESCAPES: Final = {0x01: 0x00, 0x02: 0x01, 0x03: 0xFF}
 _SERIES_ID_MAX: Final = 2**32 - 1
@@ -125,17 +106,6 @@ def inverted_prefix(bucket: Bucket, label: str) -> bytes:
     return record_prefix(bucket, RecordType.INVERTED) + terminated(label.encode())
 
 
-def decode_key(key: bytes) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
-    """The key that these bytes are. Raises `Corrupt` if they are none."""
-    if not key.startswith(SUBSYSTEM_PREFIX) or len(key) <= _TYPE_AT:
-        raise Corrupt(f"{key[:32].hex()} is not a key of the time series")
-    try:
-        bucket = Bucket(*_BUCKET.unpack_from(key, len(SUBSYSTEM_PREFIX)))
-        return _decode_suffix(bucket, RecordType(key[_TYPE_AT]), key[_TYPE_AT + 1 :])
-    except (InvalidInput, ValueError, struct.error) as error:
-        raise Corrupt(f"{key[:32].hex()} is not a key of the time series: {error}") from None
-
-
 def terminated(text: bytes) -> bytes:
     """`text` with 00, 01 and FF escaped, and 00 behind it."""
     if not any(byte in text for byte in _ESCAPES):
@@ -161,21 +131,6 @@ def unterminated(data: bytes) -> tuple[bytes, bytes]:
             code = plain
         text.append(code)
     return bytes(text), rest
-
-
-def _decode_suffix(
-    bucket: Bucket, record_type: RecordType, suffix: bytes
-) -> DictionaryKey | ForwardKey | InvertedKey | SamplesKey:
-    if record_type is RecordType.DICTIONARY:
-        if len(suffix) != FINGERPRINT_BYTES:
-            raise ValueError("its fingerprint has the wrong length")
-        return DictionaryKey(bucket, Fingerprint(suffix))
-    if record_type is RecordType.FORWARD:
-        return ForwardKey(bucket, SeriesId(*_ID.unpack(suffix)))
-    text, rest = unterminated(suffix)
-    if record_type is RecordType.INVERTED:
-        return InvertedKey(bucket, text.decode(), rest.decode())
-    return SamplesKey(bucket, text.decode(), SeriesId(*_ID.unpack(rest)))
 
 
 def _series_id(series_id: SeriesId) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -163,11 +163,6 @@ class Matcher:
 
     def __str__(self) -> str:
         return f'{self.name}{self.op.value}"{self.value}"'
-
-
-def matches_all(matchers: Iterable[Matcher], labels: Labels) -> bool:
-    """Whether one series satisfies all of the matchers."""
-    return all(matcher.accepts([labels.value(matcher.name)])[0] for matcher in matchers)
 
 
 def select_labels(

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pyroaring import BitMap
@@ -109,11 +109,6 @@ def decode_forward(value: bytes) -> tuple[Labels, Metadata]:
     if at != len(value) or label_count != pair_count or names != sorted(set(names)):
         raise Corrupt("a forward record breaks its format: its labels are not what it counts")
     return Labels(pairs), metadata
-
-
-def encode_series_ids(ids: Iterable[SeriesId]) -> bytes:
-    """A set of ids."""
-    return BitMap(ids).serialize()
 
 
 def decode_series_ids(value: bytes) -> BitMap:
@@ -221,10 +216,6 @@ def block_prefix(bucket: Bucket) -> bytes:
 
 def block_key(bucket: Bucket, number: int) -> bytes:
     return block_prefix(bucket) + _NUMBER.pack(number)
-
-
-def family_prefix() -> bytes:
-    return FAMILY_PREFIX
 
 
 def bucket_of(key: bytes) -> Bucket | None:

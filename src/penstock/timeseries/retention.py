@@ -22,8 +22,6 @@ from penstock.errors import Corrupt
 from penstock.timeseries.keys import GLOBAL_PREFIX
 from penstock.timeseries.model import MINUTE_MS, Bucket
 
-__all__ = ["RETENTION_KEY", "Retention", "Span", "load_retention"]
-
 RETENTION_KEY: Final = GLOBAL_PREFIX + b"\x09"
 _HOUR_MINUTES: Final = 60
 _OPEN: Final = 2**32 - 1

@@ -15,25 +15,8 @@ from penstock.errors import InvalidInput
 from penstock.jsontext import check_json
 from penstock.vector.delta import Write
 from penstock.vector.filters import Filter, parse_filter
+from penstock.vector.index import Recall
 from penstock.vector.model import VECTOR_FIELD, Hit, Hits, Scalar, Vector
-from penstock.vector.recall import Recall
-
-__all__ = [
-    "RecallRequest",
-    "SearchRequest",
-    "decoded_size",
-    "deleted_answer",
-    "error_answer",
-    "parse_delete",
-    "parse_recall",
-    "parse_search",
-    "parse_write",
-    "recall_answer",
-    "search_answer",
-    "search_bytes_max",
-    "upserted_answer",
-    "vector_answer",
-]
 
 _T = TypeVar("_T")
 _Attribute: TypeAlias = str | int | float | bool | list[float]

@@ -12,8 +12,6 @@ from penstock.errors import Corrupt
 from penstock.metrics import Registry
 from penstock.vector.keys import record_type
 
-__all__ = ["Damage"]
-
 _LOG = logging.getLogger(__name__)
 
 _TOLD_MAX: Final = 20

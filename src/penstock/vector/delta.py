@@ -10,8 +10,6 @@ from penstock.coordinator import Delta, FedSource, Position
 from penstock.errors import InvalidInput
 from penstock.vector.model import Collection, Vector, check_id
 
-__all__ = ["ITEM_BYTES", "TOMBSTONE", "Entry", "VectorDelta", "Write"]
-
 Entry: TypeAlias = Vector | None
 TOMBSTONE: Final = None
 """What stands in a delta for a vector that is deleted."""

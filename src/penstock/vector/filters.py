@@ -19,8 +19,6 @@ from penstock.vector.codec import index_value, normal
 from penstock.vector.model import Collection, FieldType, Scalar, fits, utf8_length
 from penstock.vector.rows import Codes
 
-__all__ = ["And", "Eq", "Filter", "In", "IndexedColumn", "Neq", "Or", "check_filter", "mask", "parse_filter"]
-
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _DEPTH_MAX: Final = 32
 _TERMS_MAX: Final = 10_000

@@ -57,6 +57,9 @@ _PICKING: Final = 2
 """How much more a row costs that is picked than one in a pass over all rows."""
 _PICKED_CELLS: Final = 64 * 1024
 """Components compared at once where rows are picked: the copy of them stays near the core."""
+SAMPLE_MAX: Final = 1000
+_SLACK: Final = 1e-9
+"""What the scores of one vector may differ by, relatively, because it was compared in other company."""
 _UNIT: Final = 2.0**-24
 """What one operation of 32-bit floats may be off, relatively."""
 
@@ -356,3 +359,55 @@ class IndexState:
         self.rows, places = self.rows.compacted()
         self.partition.moved(places)
         self.slot_of = {name: int(places[slot]) for name, slot in self.slot_of.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """The share of the `k` best that searches find, over `sample` queries."""
+
+    recall: float
+    k: int
+    sample: int
+    vectors: int
+    """In the collection."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Hits that were found, of those that were there."""
+
+    found: int = 0
+    wanted: int = 0
+
+    @property
+    def share(self) -> float:
+        """1 where nothing was to be found."""
+        return self.found / self.wanted if self.wanted else 1.0
+
+
+def sampled(index: Index, sample: int) -> Slots:
+    """Living rows, drawn evenly; the same ones for the same index."""
+    living = np.flatnonzero(index.alive[: index.count])
+    rng = np.random.default_rng(0)
+    return rng.choice(living, min(sample, len(living)), replace=False)
+
+
+def compare(
+    index: Index, slot: int, k: int, *, filter: Filter | None = None, nprobe: int | None = None
+) -> Tally:
+    """Ask for one row by lists and exactly."""
+    query = index.matrix[slot]
+    wanted = _others(index.exact(query, k + 1, filter=filter), slot, k)
+    found = _others(index.search(query, k + 1, filter=filter, nprobe=nprobe), slot, k)
+    if not len(wanted.slots):
+        return Tally()
+    sign = -1.0 if index.collection.metric is Metric.DOT else 1.0
+    worst = sign * float(wanted.scores[-1])
+    good = sign * found.scores <= worst + _SLACK * abs(worst)
+    return Tally(int(good.sum()), len(wanted.slots))
+
+
+def _others(found: Found, slot: int, k: int) -> Found:
+    """The `k` best without the row itself."""
+    others = found.slots != slot
+    return Found(found.slots[others][:k], found.scores[others][:k])

@@ -13,22 +13,6 @@ from typing import Final
 from penstock.coordinator import Subsystem, read_terminated, terminated
 from penstock.errors import Corrupt
 
-__all__ = [
-    "BLOCK_SIZE",
-    "CENTROID_LEVEL",
-    "RecordType",
-    "centroid_key",
-    "data_key",
-    "dictionary_key",
-    "metadata_key",
-    "posting_key",
-    "read_dictionary_key",
-    "read_id_key",
-    "read_metadata_key",
-    "record_prefix",
-    "record_type",
-]
-
 _ID: Final = struct.Struct(">Q")
 _VERSION: Final = 1
 _PREFIX_BYTES: Final = 4

@@ -16,23 +16,6 @@ from penstock.coordinator import KEY_BYTES_MAX
 from penstock.errors import ConfigError, InvalidInput
 from penstock.vector.keys import metadata_key
 
-__all__ = [
-    "COMPONENT_MAX",
-    "ID_BYTES_MAX",
-    "VECTOR_FIELD",
-    "Claim",
-    "Collection",
-    "Components",
-    "Field",
-    "FieldType",
-    "Floats",
-    "Hit",
-    "Hits",
-    "Metric",
-    "Scalar",
-    "Vector",
-]
-
 Scalar: TypeAlias = str | int | float | bool
 Floats: TypeAlias = npt.NDArray[np.float32]
 Components: TypeAlias = Sequence[float] | npt.NDArray[np.floating]

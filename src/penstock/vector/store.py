@@ -30,7 +30,7 @@ from penstock.vector.config import VectorConfig
 from penstock.vector.delta import VectorDelta, Write
 from penstock.vector.filters import Filter, check_filter
 from penstock.vector.flush import Snapshot, VectorFlusher
-from penstock.vector.index import Found, Index
+from penstock.vector.index import SAMPLE_MAX, Found, Index, Recall, Tally, compare, sampled
 from penstock.vector.keys import RecordType, data_key, dictionary_key, record_prefix
 from penstock.vector.load import agreed_collection, load
 from penstock.vector.model import (
@@ -43,7 +43,6 @@ from penstock.vector.model import (
     check_id,
     components,
 )
-from penstock.vector.recall import SAMPLE_MAX, Recall, Tally, compare, sampled
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,10 +24,17 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Labels, Metadata, MetricType, Samples, Series, TimeSeries
-from penstock.timeseries.keys import DictionaryKey, ForwardKey, RecordType, bucket_prefix, record_prefix
+from penstock.timeseries.keys import (
+    FAMILY_PREFIX,
+    DictionaryKey,
+    ForwardKey,
+    RecordType,
+    bucket_prefix,
+    record_prefix,
+)
 from penstock.timeseries.model import Bucket, SeriesId
 from penstock.timeseries.promql import StaticSource, TooManySamples, parse_selector
-from penstock.timeseries.records import block_prefix, family_prefix, merge_records
+from penstock.timeseries.records import block_prefix, merge_records
 from penstock.timeseries.series_index import BucketSeries
 
 FIRST = Bucket.at(START_MS)
@@ -282,7 +289,7 @@ async def test_what_writers_say_of_metrics_is_kept() -> None:
 
 
 async def test_a_name_as_long_as_a_key_can_hold_is_stored_and_a_longer_one_is_refused() -> None:
-    longest = "m" * (KEY_BYTES_MAX - len(family_prefix()))
+    longest = "m" * (KEY_BYTES_MAX - len(FAMILY_PREFIX))
     about = Metadata(metric_type=MetricType.GAUGE)
     async with await opened(disk().open()) as database:
         with pytest.raises(InvalidInput, match="metadata"):

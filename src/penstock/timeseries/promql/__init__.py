@@ -11,16 +11,13 @@ from __future__ import annotations
 from penstock.timeseries.promql.engine import (
     Engine,
     EngineConfig,
-    FetchedSource,
     Prepared,
     QueryResult,
     ResultSeries,
     ResultType,
-    SelectedSeries,
-    SeriesSource,
-    StaticSource,
     parse_selector,
 )
+from penstock.timeseries.promql.evaluation import FetchedSource, SelectedSeries, SeriesSource, StaticSource
 from penstock.timeseries.promql.limits import (
     BadRange,
     Budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from penstock.timeseries.model import (
 )
 from penstock.timeseries.promql import range_functions
 from penstock.timeseries.promql.aggregation import histogram_quantile
+from penstock.timeseries.promql.evaluation import Evaluation
 from penstock.timeseries.promql.limits import Budget, ExecutionError
 from penstock.timeseries.promql.tree import literal_text, matchers_of, unwrapped
 from penstock.timeseries.promql.vectors import (
@@ -35,9 +36,6 @@ from penstock.timeseries.promql.vectors import (
     checked_labels,
     merged,
 )
-
-if TYPE_CHECKING:
-    from penstock.timeseries.promql.engine import Evaluation
 
 _DAY_S: Final = 86400
 

@@ -55,7 +55,7 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="queued writes have no size",
         where="coordinator:Channel._enter",
-        old="        self._hold(handle.size)\n    self._queue",
+        old="        self._add_size(handle.size)\n    self._queue",
         new="    self._queue",
         test=f"{PRESSURE}::test_queued_writes_count_by_their_size",
     ),
@@ -89,7 +89,7 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="a flush without a ticket",
         where="coordinator:WriteCoordinator.flush",
-        old="ticket = self._intake.ticket() if epoch is None else {}",
+        old="ticket = self._queues.ticket() if epoch is None else {}",
         new="ticket: dict[str, int] = {}",
         test=f"{FLUSHES}::test_a_flush_covers_every_write_that_returned_before_it",
     ),
@@ -103,8 +103,8 @@ COORDINATOR_MUTANTS = (
     Mutant(
         name="close drops what is queued",
         where="coordinator:WriteCoordinator.close",
-        old="        self._intake.close(_shut_down)\n",
-        new="        self._intake.drop(_shut_down)\n",
+        old="        self._queues.close(_shut_down)\n",
+        new="        self._queues.drop(_shut_down)\n",
         test=f"{FLUSHES}::test_close_applies_flushes_and_syncs_what_is_queued",
     ),
     Mutant(

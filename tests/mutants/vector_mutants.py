@@ -120,8 +120,8 @@ VECTOR_MUTANTS = (
     Mutant(
         name="dot products are searched by centroids alone",
         where="vector:Index._ordered",
-        old="        reach = np.float32(length) * self.spreads\n",
-        new="        reach = np.float32(0) * self.spreads\n",
+        old="        reach = np.float32(length) * self.radii\n",
+        new="        reach = np.float32(0) * self.radii\n",
         test=f"{RECALL}::test_dot_products_of_vectors_of_very_different_lengths_are_found",
     ),
     Mutant(
@@ -134,7 +134,7 @@ VECTOR_MUTANTS = (
     Mutant(
         name="lists that may hold something better are not looked at",
         where="vector:Index._probed",
-        old="rest[hopes[rest] < bound]",
+        old="rest[bounds[rest] < bound]",
         new="rest[:0]",
         test=f"{RECALL}::test_the_usual_search_finds_nineteen_of_twenty_also_where_there_are_no_groups",
     ),

@@ -201,7 +201,7 @@ class BucketReader:
             parts += await asyncio.to_thread(within, self._of_streams(ids, streams))
         async for page in self._pages(block_prefix(self._bucket)):
             parts += await asyncio.to_thread(within, self._of_blocks(page, wanted))
-        # What was written later stands later: blocks win over what was folded, later blocks over earlier.
+        # In the order of writing: blocks win over compacted samples, later blocks over earlier ones.
         return await asyncio.to_thread(_in_order, parts)
 
     async def add_values(self, found: set[str], label: str, limit: int | None) -> None:
@@ -342,7 +342,7 @@ class BucketReader:
             yield {one: self._decoded(one, value) for one, value in ids if among is None or one in among}
 
     async def _streams(self, series: dict[int, Labels]) -> AsyncIterator[tuple[list[int], list[bytes]]]:
-        """Ids and streams of those that were folded, in pieces of bounded size."""
+        """Yield ids and compacted streams, in pieces of bounded size."""
         metrics: dict[str, list[int]] = {}
         for series_id, labels in series.items():
             metrics.setdefault(labels.metric, []).append(series_id)

@@ -10,8 +10,8 @@ and under the bucket start FFFFFFFF, which is no hour, for the whole database
     08 position    the last sequence of the queue that the database is fed from, and its name
     09 retention   see `retention`
 
-A flush puts one block for each bucket. `folding` takes the blocks of a bucket into the streams of its series
-and deletes them; so a series is one record without operands, and a flush is few records.
+A flush puts one block for each bucket. `compaction` moves the blocks of a bucket into the streams of its
+series and deletes them; so a series is one record without operands, and a flush is few records.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ So many lists are compared whatever they hold. Without an `nprobe` from the call
 something better than the `k`-th best of those follow, up to the rows of `_NPROBE_MAX` lists.
 """
 _PROBE_MARGIN: Final = 0.7
-"""How far towards the query, in spreads of its list, the best row of a list is thought to lie.
+"""How far towards the query, in radii of its list, the best row of a list is thought to lie.
 
 Measured: groups are answered from the nearest lists alone, vectors in 24 directions reach a recall of 0.98.
 """
-_HOPE_OF_PRODUCTS: Final = 1.2
+_PROBE_MARGIN_DOT: Final = 1.2
 """The same for dot products, where rows of all lengths may stand in one list.
 
 Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
@@ -87,7 +87,7 @@ class Index:
     columns: Mapping[str, IndexedColumn]
     centroids: Floats
     lists: Sequence[Slots]
-    spreads: Floats
+    radii: Floats
     """How far the rows of each list are from its centroid, as the root of the mean square."""
 
     def search(
@@ -129,14 +129,14 @@ class Index:
         self, query: Floats, allowed: npt.NDArray[np.bool_], k: int, nprobe: int | None
     ) -> tuple[Slots, Floats]:
         """The rows of the nearest lists that are allowed, and their quick scores."""
-        order, hopes = self._ordered(query)
+        order, bounds = self._ordered(query)
         count, slots = self._nearest(order, allowed, k, self._usual_nprobe(k) if nprobe is None else nprobe)
         quick = self._quick(query, slots)
         if nprobe is None and count < len(order):
             bound = np.partition(quick, k - 1)[k - 1]
             rest = order[count:]
             rows_max = _NPROBE_MAX * self.live // len(self.lists) - len(slots)
-            more = self._rows_of(rest[hopes[rest] < bound], allowed, rows_max)
+            more = self._rows_of(rest[bounds[rest] < bound], allowed, rows_max)
             slots, quick = np.concatenate((slots, more)), np.concatenate((quick, self._quick(query, more)))
         return slots, quick
 
@@ -145,11 +145,11 @@ class Index:
         length = float(np.sqrt(query.astype(np.float64) @ query))
         if self.collection.metric is Metric.DOT:
             far = -(self.centroids @ query)
-            reach = np.float32(length) * self.spreads
-            return np.argsort(far, kind="stable"), far - _HOPE_OF_PRODUCTS * reach
-        far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.spreads
+            reach = np.float32(length) * self.radii
+            return np.argsort(far, kind="stable"), far - _PROBE_MARGIN_DOT * reach
+        far = distances(query[None, :], self.centroids)[0] if len(self.lists) else self.radii
         apart = np.sqrt(np.maximum(far + np.float32(length**2), 0))
-        return np.argsort(far, kind="stable"), far + self.spreads * (self.spreads - 2 * _PROBE_MARGIN * apart)
+        return np.argsort(far, kind="stable"), far + self.radii * (self.radii - 2 * _PROBE_MARGIN * apart)
 
     def _nearest(
         self, order: Slots, allowed: npt.NDArray[np.bool_], k: int, nprobe: int
@@ -348,7 +348,7 @@ class IndexState:
             },
             centroids=centroids,
             lists=[one.slots for one in lists.values()],
-            spreads=np.array([one.spread(rows) for one in lists.values()], np.float32),
+            radii=np.array([one.radius(rows) for one in lists.values()], np.float32),
         )
 
     def compact(self) -> None:

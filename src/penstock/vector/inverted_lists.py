@@ -33,19 +33,19 @@ class PostingList:
     """Merges of the stored record since it was stored as a whole, at least."""
     removed: int = 0
     """Entries of the stored record that only say that a row left."""
-    _spread: float | None = None
+    _radius: float | None = None
 
     def hold(self, slots: Slots) -> None:
         """These rows are in the list now."""
         self.slots = slots
-        self._spread = None
+        self._radius = None
 
-    def spread(self, rows: Rows) -> float:
+    def radius(self, rows: Rows) -> float:
         """How far its rows are from the centroid, as the root of the mean square."""
-        if self._spread is None:
+        if self._radius is None:
             apart = rows.matrix[self.slots] - self.centroid
-            self._spread = float(np.sqrt(squares(apart).mean())) if len(apart) else 0.0
-        return self._spread
+            self._radius = float(np.sqrt(squares(apart).mean())) if len(apart) else 0.0
+        return self._radius
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ def take(source: FedSource, sequence: int, name: str = "q", error: Exception | N
 def test_a_position_never_goes_back() -> None:
     source = FedSource(Position(3, "q"))
     for sequence in (2, 3):
-        with pytest.raises(InvalidInput, match="is not behind 3, which is stored"):
+        with pytest.raises(InvalidInput, match="is not after 3, which is stored"):
             take(source, sequence)
     take(source, 4)
     assert source.position == Position(4, "q")

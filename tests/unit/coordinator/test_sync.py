@@ -36,7 +36,19 @@ from penstock.vector.sync import VectorStore
 APPLIED, FLUSHED, DURABLE = Durability
 Words = sync.WriteCoordinator[str, WordDelta, StorageRead]
 OF_THE_LOOP = {
-    *("start", "settle", "fail", "accept", "refuse", "take", "admit", "turn_away", "drop", "offer", "end"),
+    *(
+        "start",
+        "settle",
+        "fail",
+        "accept",
+        "refuse",
+        "take",
+        "admit",
+        "refuse_waiters",
+        "drop",
+        "offer",
+        "end",
+    ),
     *("entered", "size"),
 }
 """What the coordinator calls on its own parts."""

@@ -553,7 +553,7 @@ class Stopped(Crowded):
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
         self.offers.append(position.sequence)
-        raise OutcomeUnknown("the database has stopped for good: open it anew")
+        raise OutcomeUnknown("the database has stopped for good: open it again")
 
 
 async def test_a_database_that_has_stopped_for_good_is_not_offered_the_batch_again(

@@ -269,7 +269,7 @@ async def test_an_expired_hour_that_cannot_be_read_stays_and_later_ones_are_drop
     assert not any(key.startswith(second) for key in there.persisted)
 
 
-async def test_an_hour_that_could_not_be_folded_is_dropped_when_its_time_is_over() -> None:
+async def test_an_hour_that_could_not_be_compacted_is_dropped_when_it_expires() -> None:
     clock = ManualClock(START_MS)
     there = MemoryDisk(merge=merge_records, clock=clock)
     async with await TimeSeries.open(there.open(), config(), clock=clock) as database:
@@ -287,7 +287,7 @@ async def test_an_hour_that_could_not_be_folded_is_dropped_when_its_time_is_over
     assert not any(key.startswith(bucket_prefix(FIRST)) for key in there.persisted)
 
 
-async def test_the_hour_and_the_record_that_keep_a_fold_from_happening_are_named(
+async def test_the_hour_and_the_record_that_prevent_a_compaction_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for key, what in ((forward(1), "labels of series 1"), (block_key(FIRST, 0), "block 0")):
@@ -300,13 +300,13 @@ async def test_the_hour_and_the_record_that_keep_a_fold_from_happening_are_named
                 for at in range(3):
                     await database.write([series("up", (2 * HOUR_MS + at, 1.0))])
                     await database.sync()
-        told = lines(caplog, "is not folded")
+        told = lines(caplog, "is not compacted")
         assert len(told) == 1
         assert HOUR in told[0]
         assert what in told[0]
 
 
-async def test_damaged_labels_keep_nobody_from_folding_the_samples_of_others() -> None:
+async def test_damaged_labels_do_not_stop_the_compaction_of_other_series() -> None:
     there = disk()
     await folded(there)
     damage(there, forward(1))

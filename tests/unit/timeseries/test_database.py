@@ -146,7 +146,7 @@ async def test_a_flush_stores_one_block_for_a_bucket_and_no_merge_of_samples() -
         assert (len(blocks), len(streams)) == (3, 0)
 
 
-async def test_folded_samples_are_what_they_were_in_blocks() -> None:
+async def test_compacted_samples_are_what_they_were_in_blocks() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         rng = random.Random(4)
@@ -172,7 +172,7 @@ async def test_folded_samples_are_what_they_were_in_blocks() -> None:
     assert after == before
 
 
-async def test_a_late_sample_wins_over_a_folded_one_and_folds_again() -> None:
+async def test_a_late_sample_wins_over_a_compacted_one_and_is_compacted_again() -> None:
     there = disk()
     async with await opened(there.open(), fold_blocks=1) as database:
         for value in (1.0, 2.0, 3.0, 4.0):
@@ -405,7 +405,7 @@ async def test_a_sequence_is_stored_with_its_write_and_never_goes_back() -> None
         await database.write([series("up", (0, 1.0))], sequence=0)
         assert await database.stored_sequence() == 0
         again = await database.write([series("up", (0, 2.0))], sequence=0)
-        with pytest.raises(ApplyError, match="not behind 0"):
+        with pytest.raises(ApplyError, match="not after 0"):
             await again.epoch()
         await database.write([], sequence=7)
     async with await opened(there.open()) as database:
@@ -482,7 +482,7 @@ async def test_a_dictionary_that_lost_a_record_is_noticed() -> None:
             await contents(database, "up")
 
 
-async def test_a_bucket_that_cannot_be_folded_is_left_as_it_is_and_writes_go_on() -> None:
+async def test_a_bucket_that_cannot_be_compacted_is_left_as_it_is_and_writes_continue() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0)), series("down", (0, 2.0))])

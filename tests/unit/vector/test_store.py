@@ -313,7 +313,7 @@ async def test_a_flusher_that_failed_does_not_go_on() -> None:
     with pytest.raises(FlushError):
         await handle.wait(Durability.DURABLE)
     with pytest.raises(OutcomeUnknown):
-        await store._coordinator._line._flusher.flush(store._coordinator.view().current)
+        await store._coordinator._flush_queue._flusher.flush(store._coordinator.view().current)
     await store.abort()
 
 

@@ -13,7 +13,7 @@ from penstock.metrics import Registry
 from penstock.testing import ManualClock
 from penstock.testing.memory_storage import MemoryDisk
 from penstock.timeseries import Samples, Series, TimeSeries
-from penstock.timeseries.compaction import fold_operations, plan_fold
+from penstock.timeseries.compaction import compaction_operations, plan_compaction
 from penstock.timeseries.delta import Rows, encode_block
 from penstock.timeseries.gorilla import decode, decode_many
 from penstock.timeseries.keys import RecordType, record_prefix
@@ -65,26 +65,26 @@ def test_a_plan_names_the_series_of_all_blocks_in_the_order_of_their_streams() -
         KeyValue(block_key(FIRST, 4), encode_block(rows_of((0, 1, 1.0), (2, 1, 1.0)))),
         KeyValue(block_key(FIRST, 5), encode_block(rows_of((2, 2, 1.0), (7, 1, 1.0)))),
     ]
-    fold = plan_fold(FIRST, blocks, {0: "z", 2: "m", 5: "unused", 7: "a"})
-    assert [key[-4:] for key in fold.streams] == [b"\0\0\0\7", b"\0\0\0\2", b"\0\0\0\0"]
-    assert list(fold.streams) == sorted(fold.streams)
-    assert list(fold.counts) == [1, 2, 1]
-    assert list(fold.blocks) == [block_key(FIRST, 4), block_key(FIRST, 5)]
+    compaction = plan_compaction(FIRST, blocks, {0: "z", 2: "m", 5: "unused", 7: "a"})
+    assert [key[-4:] for key in compaction.streams] == [b"\0\0\0\7", b"\0\0\0\2", b"\0\0\0\0"]
+    assert list(compaction.streams) == sorted(compaction.streams)
+    assert list(compaction.counts) == [1, 2, 1]
+    assert list(compaction.blocks) == [block_key(FIRST, 4), block_key(FIRST, 5)]
 
 
 @pytest.mark.parametrize("metrics", [{}, {0: "a"}, {0: "a", 5: "b"}])
-def test_samples_of_a_series_that_has_no_name_are_not_folded(metrics: dict[int, str]) -> None:
+def test_samples_of_a_series_without_a_name_are_not_compacted(metrics: dict[int, str]) -> None:
     blocks = [KeyValue(block_key(FIRST, 0), encode_block(rows_of((0, 1, 1.0), (3, 1, 1.0))))]
     with pytest.raises(Corrupt, match=r"labels of series \d are missing or damaged"):
-        plan_fold(FIRST, blocks, metrics)
+        plan_compaction(FIRST, blocks, metrics)
 
 
 def test_the_last_step_takes_the_blocks_away_and_no_other() -> None:
     rows = rows_of((0, 1, 1.0), (1, 1, 1.0), (2, 1, 1.0))
     blocks = [KeyValue(block_key(FIRST, 0), encode_block(rows))]
-    fold = plan_fold(FIRST, blocks, {0: "a", 1: "a", 2: "a"})
-    assert all(isinstance(one, Put) for one in fold_operations(fold, 2, blocks, [], None))
-    assert len(fold_operations(fold, 3, blocks, [], None)) == 4
+    compaction = plan_compaction(FIRST, blocks, {0: "a", 1: "a", 2: "a"})
+    assert all(isinstance(one, Put) for one in compaction_operations(compaction, 2, blocks, [], None))
+    assert len(compaction_operations(compaction, 3, blocks, [], None)) == 4
 
 
 def test_a_block_wins_over_a_stream_and_a_later_block_over_an_earlier() -> None:
@@ -92,9 +92,9 @@ def test_a_block_wins_over_a_stream_and_a_later_block_over_an_earlier() -> None:
         KeyValue(block_key(FIRST, 0), encode_block(rows_of((0, 1, 1.0), (0, 2, 1.0)))),
         KeyValue(block_key(FIRST, 1), encode_block(rows_of((0, 2, 2.0)))),
     ]
-    fold = plan_fold(FIRST, blocks, {0: "a"})
+    compaction = plan_compaction(FIRST, blocks, {0: "a"})
     before = rows_of((0, 0, 0.0), (0, 1, 0.0), (0, 2, 0.0))
-    put, *_ = fold_operations(fold, 1, blocks, [before], None)
+    put, *_ = compaction_operations(compaction, 1, blocks, [before], None)
     assert isinstance(put, Put)
     assert decode(put.value).values.tolist() == [0.0, 1.0, 2.0]
 
@@ -157,7 +157,7 @@ def stored(there: MemoryDisk) -> list[list[float]]:
     return [one.values.tolist() for one in decode_many(streams)]
 
 
-async def test_a_load_does_not_leave_folds_behind() -> None:
+async def test_compaction_keeps_up_with_a_load() -> None:
     there = disk()
     async with await opened(there.open(), fold_samples=1, fold_size=200) as database:
         for number in range(60):
@@ -184,7 +184,7 @@ async def test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once() -> N
         assert blocks_in(there) == 1
 
 
-async def test_a_fold_takes_the_oldest_blocks_of_a_size_and_leaves_the_others_to_the_next() -> None:
+async def test_a_compaction_takes_the_oldest_blocks_of_a_size_and_leaves_the_others_to_the_next() -> None:
     there = disk()
     await filled(there, flushes=3)
     async with await opened(there.open(), fold_size=1) as database:
@@ -210,8 +210,8 @@ async def test_hours_that_are_due_take_turns() -> None:
 def test_ids_may_be_far_apart() -> None:
     far = 2**31 + 5
     blocks = [KeyValue(block_key(FIRST, 0), encode_block(rows_of((0, 1, 1.0), (far, 1, 1.0))))]
-    fold = plan_fold(FIRST, blocks, {0: "a", far: "a"})
-    assert [key[-4:] for key in fold.streams] == [bytes(4), far.to_bytes(4)]
+    compaction = plan_compaction(FIRST, blocks, {0: "a", far: "a"})
+    assert [key[-4:] for key in compaction.streams] == [bytes(4), far.to_bytes(4)]
 
 
 def test_many_blocks_are_added_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +220,8 @@ def test_many_blocks_are_added_up_in_between(monkeypatch: pytest.MonkeyPatch) ->
         KeyValue(block_key(FIRST, number), encode_block(rows_of((0, number, 1.0), (1 + number % 2, 1, 1.0))))
         for number in range(9)
     ]
-    fold = plan_fold(FIRST, blocks, {0: "a", 1: "a", 2: "a"})
-    assert list(fold.counts) == [9, 5, 4]
+    compaction = plan_compaction(FIRST, blocks, {0: "a", 1: "a", 2: "a"})
+    assert list(compaction.counts) == [9, 5, 4]
 
 
 async def test_samples_that_come_between_two_steps_win_and_stay() -> None:
@@ -248,7 +248,7 @@ def late() -> dict[int, float]:
 
 
 @pytest.mark.parametrize("steps", range(1, 6))
-async def test_a_fold_that_was_cut_off_begins_again(steps: int) -> None:
+async def test_an_interrupted_compaction_begins_again(steps: int) -> None:
     there = disk()
     await filled(there)
     async with await opened(there.open(), fold_blocks=3, fold_samples=1) as database:
@@ -262,7 +262,7 @@ async def test_a_fold_that_was_cut_off_begins_again(steps: int) -> None:
         assert await contents(database, KEPT) == before
 
 
-async def test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the_next_one_folded() -> None:
+async def test_an_hour_that_expires_during_its_compaction_is_dropped_and_the_next_one_compacted() -> None:
     clock = ManualClock(START_MS)
     there = MemoryDisk(
         merge=merge_records, clock=ManualClock(START_MS)
@@ -285,7 +285,7 @@ async def test_an_hour_that_is_over_in_the_middle_of_its_fold_is_dropped_and_the
     assert registry.value("timeseries.folds_given_up") == 0
 
 
-async def test_a_stream_that_does_not_decode_ends_the_fold_and_loses_nothing_else(
+async def test_a_stream_that_does_not_decode_ends_the_compaction_and_loses_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     there = disk()
@@ -308,7 +308,7 @@ async def test_a_stream_that_does_not_decode_ends_the_fold_and_loses_nothing_els
     assert registry.value("timeseries.folds_given_up") == 1
     assert sorted(len(one.values) for one in result.series) == [2, 5, 5, 5, 5, 5]
     assert len(warnings) == 1
-    (told,) = (one.message for one in caplog.records if "is not folded" in one.message)
+    (told,) = (one.message for one in caplog.records if "is not compacted" in one.message)
     assert "samples of series 4" in told
 
 

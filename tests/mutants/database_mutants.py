@@ -371,7 +371,7 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a damaged inverted index fails the query",
         where="timeseries:BucketReader._candidates",
-        old="            continue  # the labels will tell, which takes longer\n",
+        old="            continue  # the labels decide, which takes longer\n",
         new="            raise\n",
         test=f"{DAMAGE}::test_a_damaged_record_of_the_inverted_index_changes_no_answer",
     ),

@@ -38,11 +38,11 @@ from penstock.vector.model import FieldType, Vector
 from penstock.vector.rows import NO_LIST, Column, Slots, comparable
 
 _INLINE_MAX: Final = 64
-"""Entries that are planned at once; more are planned on a thread, and searches go on."""
+"""Entries planned on the loop; more are planned in a thread, so that searches continue."""
 _STALE_MAX: Final = 64
 _REWRITES_MIN: Final = 8
 _REWRITES_SHARE: Final = 16
-"""So many changed lists, or one of so many, are stored as a whole by a flush only to have fewer merges."""
+"""Number, or fraction, of changed lists that a flush rewrites as a whole to limit the number of merges."""
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -56,9 +56,9 @@ class Snapshot:
 
 
 class VectorFlusher(Flusher[VectorDelta, Snapshot]):
-    """Keeps posting lists of a size while it stores.
+    """Stores deltas, and keeps posting lists within their sizes.
 
-    It changes what it holds before the storage has answered, so after a failure it refuses to go on.
+    It changes its state before the storage has answered, so it refuses to continue after a failure.
     """
 
     def __init__(self, storage: Storage, state: IndexState) -> None:
@@ -70,7 +70,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         self._thread = Workers("vector-flush", 1)
 
     async def snapshot(self) -> Snapshot:
-        """What is stored now."""
+        """The state as stored."""
         return await self._snapshot(await self._thread.run(self._state.index))
 
     async def _snapshot(self, index: Index) -> Snapshot:
@@ -79,7 +79,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
     async def flush(self, delta: VectorDelta) -> Snapshot:
         """See `Flusher.flush`."""
         if self._is_poisoned:
-            raise OutcomeUnknown("an earlier flush failed: open the collection anew")
+            raise OutcomeUnknown("an earlier flush failed: open the collection again")
         self._is_poisoned = True
         if len(delta.entries) <= _INLINE_MAX:
             operations, index = self._prepare(delta)
@@ -97,7 +97,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         self._thread.close()
 
     def _prepare(self, delta: VectorDelta) -> tuple[list[Operation], Index]:
-        """The batch of a delta, and what readers see once it is stored."""
+        """Return the batch of a delta, and the index that readers see once it is stored."""
         return self._plan(delta), self._state.index()
 
     def _plan(self, delta: VectorDelta) -> list[Operation]:
@@ -213,7 +213,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
                     yield Merge(key, encode_metadata(ids[more].tolist(), ids[less].tolist()))
 
     def _having(self, column: Column, code: int) -> Slots:
-        """Living rows with this value."""
+        """Return the living rows with this value."""
         count = self._state.rows.count
         return np.flatnonzero((column.codes[:count] == code) & self._state.rows.alive[:count])
 
@@ -243,7 +243,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
 
 
 def _normalised(vector: Vector, kinds: dict[str, FieldType]) -> Vector:
-    """With every attribute as its field stores it."""
+    """Return the vector with every attribute as its field stores it."""
     if FieldType.FLOAT64 not in kinds.values():
         return vector
     attributes = {name: normal(value, kinds.get(name)) for name, value in vector.attributes.items()}
@@ -256,7 +256,7 @@ def _joined(parts: Iterable[Slots]) -> Slots:
 
 
 def _by_code(column: Column, slots: Slots) -> dict[int, Slots]:
-    """The slots that have each value."""
+    """Return the slots that have each value."""
     codes = column.codes[slots]
     order = np.argsort(codes, kind="stable")
     found, starts = np.unique(codes[order], return_index=True)

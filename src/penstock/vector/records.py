@@ -1,4 +1,4 @@
-"""What producers put into a queue for a collection: protobuf messages, and three bytes that say which.
+"""Records that producers put into a queue for a collection: protobuf messages, and three bytes of metadata.
 
     WriteRequest  { repeated Vector vectors = 1; }
     DeleteRequest { repeated string ids = 1; }
@@ -6,8 +6,8 @@
     Value         { oneof { string = 1; int64 = 2; double = 3; bool = 4; FloatVector = 5; } }
     FloatVector   { repeated float values = 1; }
 
-Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Nobody knows who wrote a record: whatever is
-wrong with it is `InvalidInput`, and no more memory is taken than it has bytes.
+Metadata: version 1, operation (1 upsert, 2 delete), encoding 1. Records are untrusted: every error in one is
+`InvalidInput`, and decoding takes no more memory than the record has bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Operation(IntEnum):
-    """What a record asks for."""
+    """The operation of a record."""
 
     UPSERT = 1
     DELETE = 2
@@ -54,7 +54,7 @@ _MASK: Final = 2**64 - 1
 
 
 def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
-    """The entries of a write. Raises `InvalidInput` if the record, or what it is said to be, is unknown."""
+    """Decode the entries of a write. Raises `InvalidInput` if the record or its metadata is invalid."""
     if metadata == UPSERT_METADATA:
         vectors = [_vector(_payload(value, kind)) for _, kind, value in _fields(record, only=1)]
         return [(vector.id, vector) for vector in vectors]
@@ -67,12 +67,12 @@ def decode_record(record: bytes, metadata: bytes) -> list[tuple[str, Entry]]:
 
 
 def encode_upserts(vectors: Iterable[Vector]) -> bytes:
-    """A record for `UPSERT_METADATA`."""
+    """Encode a record for `UPSERT_METADATA`."""
     return b"".join(_field(1, _encoded(vector)) for vector in vectors)
 
 
 def encode_deletes(ids: Iterable[str]) -> bytes:
-    """A record for `DELETE_METADATA`."""
+    """Encode a record for `DELETE_METADATA`."""
     return b"".join(_field(1, external_id.encode()) for external_id in ids)
 
 

@@ -1,4 +1,4 @@
-"""PromQL: queries over series, every step of a range at once.
+"""PromQL: queries over series, all steps of a range together.
 
 `Engine` prepares a query, a `SeriesSource` provides its samples, and the answer is a `QueryResult`.
 Semantics are those Prometheus documents: samples up to five minutes old count, windows are open at

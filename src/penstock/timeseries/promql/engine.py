@@ -46,7 +46,7 @@ class EngineConfig:
     """Limits and defaults of queries. Raises `ConfigError` for a value out of its range."""
 
     lookback: DurationLike = "5m"
-    """How old a sample may be to stand for now; what Prometheus uses."""
+    """Maximum age of a sample that counts as current; the default of Prometheus."""
     subquery_step: DurationLike = "1m"
     """The step of a subquery that names none."""
     samples_max: int = 20_000_000
@@ -55,7 +55,7 @@ class EngineConfig:
     """Steps between the first and the last point of a range query: a point per pixel of any screen, and a
     week by the minute. Clients divide their range by this."""
     timeout: DurationLike = "2m"
-    """How long a query may take."""
+    """Time limit of a query."""
 
     def __post_init__(self) -> None:
         for name in ("lookback", "subquery_step", "timeout"):
@@ -66,7 +66,7 @@ class EngineConfig:
 
 
 class ResultType(enum.Enum):
-    """What an answer holds, in the words of the HTTP API."""
+    """The type of an answer, as named in the HTTP API."""
 
     MATRIX = "matrix"
     VECTOR = "vector"
@@ -102,7 +102,7 @@ class Engine:
         self._clock = clock
 
     def instant(self, query: str, at_ms: int, *, timeout_s: float | None = None) -> Prepared:
-        """A query at one time.
+        """Prepare a query at one time.
 
         Raises `ParseError`, `UnsupportedQuery`, or `InvalidInput` for a time out of range.
         """
@@ -111,9 +111,9 @@ class Engine:
     def range(
         self, query: str, start_ms: int, end_ms: int, step_ms: int, *, timeout_s: float | None = None
     ) -> Prepared:
-        """A query at every step from start to end, both included.
+        """Prepare a query at every step from start to end, both included.
 
-        Raises `BadRange`, and what `instant` raises. The expression has to be a vector or a number.
+        Raises `BadRange`, and as `instant` does. The expression has to be a vector or a number.
         """
         if end_ms < start_ms:
             raise BadRange("end timestamp must not be before start time")
@@ -147,7 +147,7 @@ class Engine:
             raise ParseError(str(error)) from None
 
     def budget(self, timeout_s: float | None = None) -> Budget:
-        """What a query may take, or whatever else is read; its time runs from now."""
+        """Return the budget of a query or another read; its time starts now."""
         limit = parse_duration(self._config.timeout)
         return Budget(
             samples_max=self._config.samples_max,
@@ -167,11 +167,11 @@ class Prepared:
         self._placement = placement
         self._instant = instant
         self.budget = budget
-        """What is left of what the query may take. Who reads for it charges it."""
+        """The rest of the query's budget. Readers charge it."""
         self.selections: tuple[Selection, ...] = shared_selections(selections(tree, grid, placement))
 
     def evaluate(self, source: SeriesSource, *, charged: bool = False) -> QueryResult:
-        """The answer, of what `source` gives for each of `selections` and parts of them.
+        """Return the answer over the series that `source` returns for `selections` and parts of them.
 
         `charged` says that its samples were charged to `budget` when they were read. Raises
         `ExecutionError`, `TooManySamples` or `QueryTimeout`.
@@ -203,7 +203,7 @@ class Prepared:
 
 
 def parse_selector(text: str) -> tuple[Matcher, ...]:
-    """The matchers of a `match[]` parameter. Raises `ParseError` if it is no plain selector."""
+    """Return the matchers of a `match[]` parameter. Raises `ParseError` if it is no plain selector."""
     tree = parse(text)
     if not isinstance(tree, ast.VectorSelector):
         raise ParseError("a series selector is expected")
@@ -238,7 +238,7 @@ def _points_of(vectors: Vectors, times: Times) -> list[ResultSeries]:
 
 
 def _samples_of(windows: Windows) -> list[ResultSeries]:
-    """The samples of each row's only window."""
+    """Return the samples of each row's only window."""
     rows = windows.rows
     bounds = np.stack((windows.low[:, 0], windows.high[:, 0]), axis=1).tolist()
     return [

@@ -22,10 +22,10 @@ SelectedSeries: TypeAlias = tuple[Labels, Times, Floats]
 
 
 class SeriesSource(Protocol):
-    """Answers selectors. It is asked from the thread that evaluates, and may be asked twice for the same."""
+    """Returns series for selectors. Called on the evaluating thread, possibly twice for one selector."""
 
     def select(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[SelectedSeries]:
-        """Every series that satisfies all matchers, with its samples in `[start_ms, end_ms]`.
+        """Return every series that satisfies all matchers, with its samples in `[start_ms, end_ms]`.
 
         Each label set comes once; stale markers are included.
         """
@@ -34,9 +34,9 @@ class SeriesSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """What was read beforehand, selection by selection: for storage that has to be awaited.
+    """Series that were read before, by selection, for storage that has to be awaited.
 
-    A selection answers for every one that it covers.
+    A selection serves every selection that it covers.
     """
 
     answers: Mapping[Selection, list[SelectedSeries]]
@@ -69,7 +69,7 @@ class StaticSource:
 
 
 def _between(series: Sequence[SelectedSeries], start_ms: int, end_ms: int) -> list[SelectedSeries]:
-    """What lies within the times, as views; series without any of it are left out."""
+    """Return the samples within the times, as views; series without any are left out."""
     found: list[SelectedSeries] = []
     for labels, timestamps, values in series:
         low, high = np.searchsorted(timestamps, (start_ms, end_ms + 1)).tolist()
@@ -107,7 +107,7 @@ class Evaluation:
         self._charged = charged
 
     def value(self, node: ast.Expr) -> Value:
-        """What the node is worth. Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`."""
+        """Return the value of a node. Raises `ExecutionError`, `TooManySamples` or `QueryTimeout`."""
         node = unwrapped(node)
         if isinstance(node, ast.VectorSelector):
             return self.latest(node)[0]
@@ -126,26 +126,26 @@ class Evaluation:
         return self._call(self, node.func.name, list(node.args))
 
     def vectors(self, node: ast.Expr) -> Vectors:
-        """A node that the parser has checked to be a vector."""
+        """Return the value of a node that the parser has checked to be a vector."""
         value = self.value(node)
         assert isinstance(value, Vectors)
         return value
 
     def scalars(self, node: ast.Expr) -> Scalars:
-        """A node that the parser has checked to be a number."""
+        """Return the value of a node that the parser has checked to be a number."""
         value = self.value(node)
         assert isinstance(value, Scalars)
         return value
 
     def latest(self, node: ast.VectorSelector) -> tuple[Vectors, Times]:
-        """The newest sample of each series within the lookback, and when it was taken."""
+        """Return the newest sample of each series within the lookback, and when it was taken."""
         lookback_ms = self._placement.lookback_ms
         rows = self._rows(node, lookback_ms)
         self.budget.charge(len(rows.labels) * self.grid.count)
         return latest(rows, self._placement.times(node, self.grid), lookback_ms)
 
     def windows(self, node: ast.Expr) -> Windows:
-        """The samples that each step of a range vector sees."""
+        """Return the samples in the window of each step."""
         node = unwrapped(node)
         if isinstance(node, ast.SubqueryExpr):
             rows = self._subquery(node)
@@ -166,7 +166,7 @@ class Evaluation:
         return Rows.of(series)
 
     def _subquery(self, node: ast.SubqueryExpr) -> Rows:
-        """The inner expression at its own steps, as if each step had been a sample."""
+        """Evaluate the inner expression at its own steps, each of which becomes a sample."""
         grid = self._placement.inner_grid(node, self.grid)
         if not grid.count:
             return Rows.of([])

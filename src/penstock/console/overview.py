@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import penstock
 from penstock.buffer import Severity
-from penstock.console.books import BooksReading
 from penstock.console.http_poller import Exposition
 from penstock.console.poller import Reading
 from penstock.console.queues import QueueReading
@@ -14,6 +14,9 @@ from penstock.console.sources import LINES_SHOWN, PipelineSource, QueueWatch, So
 from penstock.console.topics_source import TopicsReading
 from penstock.console.topology import EdgeKey, Figures, state_of, topology_of, url_of
 from penstock.up import DatabasePlace, PartState, PartStatus, PipelinePlace, RelayPlace
+
+if TYPE_CHECKING:
+    from penstock.spark import BooksReading
 
 _RATE_WINDOW_MS = 60_000
 _FINDINGS_MAX = 20

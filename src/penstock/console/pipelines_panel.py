@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.console.app import Call, json_answer, number_of
-from penstock.console.books import BooksReading, Letter
 from penstock.console.overview import backlog_of, balance_of, lines_rate
 from penstock.console.payload import payload_fields
 from penstock.console.sources import PipelineSource, Sources
@@ -16,7 +15,7 @@ from penstock.errors import InvalidInput
 from penstock.http import Response
 
 if TYPE_CHECKING:
-    from penstock.spark import BatchLine
+    from penstock.spark import BatchLine, BooksReading, Letter
 
 _LETTERS: Final = 100
 _LETTERS_MAX: Final = 500

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar
 
 from penstock.clock import Clock
-from penstock.console.books import BooksReading, PipelineBooks
 from penstock.console.http_poller import Exposition, HttpSource
 from penstock.console.poller import Meter, Pollable, Poller, Trail
 from penstock.console.queues import QueueReading, QueueSource
@@ -34,7 +33,7 @@ from penstock.up import (
 )
 
 if TYPE_CHECKING:
-    from penstock.spark import AuditReport
+    from penstock.spark import AuditReport, BooksReading
 
 LINES_SHOWN: Final = 200
 COUNTERS: Final = ("collector_receiver_bytes", "feed_records")
@@ -187,6 +186,8 @@ class PipelineSource:
     """A pipeline's books, each kind of question in a thread of its own."""
 
     def __init__(self, place: PipelinePlace, clock: Clock, environment: Mapping[str, str]) -> None:
+        from penstock.spark import PipelineBooks
+
         self.place = place
         self.books = PipelineBooks(Path(place.file), environment)
         self._reader = Workers(f"books-{place.name}", 1)

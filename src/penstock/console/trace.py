@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.buffer import BatchDescriptor, Entry, entry_time_ms, find_tag
 from penstock.console.app import Call, json_answer
-from penstock.console.books import Letter, SinkCommit
 from penstock.console.overview import feed_position
 from penstock.console.payload import text_fields
 from penstock.console.poller import reason_of
@@ -26,7 +25,7 @@ from penstock.topics import Page, check_topic_name
 from penstock.up import PipelinePlace, RelayPlace
 
 if TYPE_CHECKING:
-    from penstock.spark import BatchLine
+    from penstock.spark import BatchLine, Letter, SinkCommit
 
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBER_MAX: Final = 2**63 - 1

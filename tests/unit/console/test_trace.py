@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.console.books import Letter, SinkCommit
 from penstock.console.relayed import run_of, sequences_in
 from penstock.console.trace import (
     database_step,
@@ -12,7 +11,7 @@ from penstock.console.trace import (
     table_step,
     verdict,
 )
-from penstock.spark import BatchLine
+from penstock.spark import BatchLine, Letter, SinkCommit
 
 LINE = BatchLine(batch=3, at_ms=9, start={0: 4}, end={0: 6}, read=40, dead=1, rows={"lake": 39})
 LETTER = Letter(shard=0, sequence=4, index=1, reason="bad", at_ms=5, value=b"\xff", redriven=True)

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -49,7 +49,16 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Conflict, Corrupt, InvalidInput, NotFound, OutcomeUnknown
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.objects import ObjectStore, StoreConfig, open_store
-from penstock.spark.pipeline.dead_letters import BODIES, HEADS, read_letters
+from penstock.spark.pipeline.dead_letters import (
+    BODIES,
+    HEADS,
+    Letters,
+    Position,
+    distinct_letters,
+    letters_at,
+    letters_without,
+    read_letters,
+)
 from penstock.spark.pipeline.outputs import table_of
 from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.tables.spec import TableSpec
@@ -308,7 +317,7 @@ class RedriveDriver:
     async def _append(self, config: ProducerConfig, transaction: Transaction, plan: _Plan) -> int | None:
         sequences = [place[1] for place in plan.letters]
         bodies = await asyncio.to_thread(self._read, self._table, BODIES, (min(sequences), max(sequences)))
-        letters = pick(bodies, self._spec.name, plan.letters)
+        letters = letters_at(bodies, self._spec.name, plan.letters)
         if letters.num_rows < len(plan.letters):
             raise Corrupt(
                 f"{len(plan.letters) - letters.num_rows} of the {len(plan.letters)} letters of redrive "
@@ -370,18 +379,10 @@ def _plan_key(number: int) -> str:
     return f"{_FOLDER}/{number:08}.json"
 
 
-Position: TypeAlias = tuple[int, int, int]
-"""Shard, sequence, index: the place that a record had in the queue."""
-
-POSITION: Final = ("shard", "sequence", "index")
-_SCHEMA: Final = pa.schema([("shard", pa.int32()), ("sequence", pa.int64()), ("index", pa.int32())])
 _FRAMING_BYTES: Final = 8
 _ITEM_BYTES: Final = 16
 _METADATA_BYTES_MAX: Final = 1 << 20
 """What one batch may add to the manifest, which every append transfers whole."""
-
-Letters: TypeAlias = pa.Table
-"""Letters with the columns `penstock.spark.pipeline.dead_letters.HEADS` or `BODIES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,44 +416,10 @@ def choose(heads: Letters, pipeline: str, taken: Iterable[Position], wanted: Wan
     if wanted.since_ms is not None:
         since = pa.scalar(wanted.since_ms * 1000, pa.timestamp("us", "UTC"))
         rows = rows.filter(pc.greater_equal(rows["at"].cast(pa.timestamp("us", "UTC")), since))
-    rows = _without(_distinct(rows), taken)
+    rows = letters_without(distinct_letters(rows), taken)
     if wanted.positions is not None:
-        rows = pick(rows, pipeline, sorted(wanted.positions))
+        rows = letters_at(rows, pipeline, sorted(wanted.positions))
     return rows if wanted.limit is None else rows.slice(0, wanted.limit)
-
-
-def _distinct(rows: Letters) -> Letters:
-    ordered = rows.sort_by([(name, "ascending") for name in POSITION])
-    if ordered.num_rows < 2:
-        return ordered
-    columns = [ordered[name].to_numpy() for name in POSITION]
-    differs = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return ordered.filter(pa.array(np.concatenate([[True], differs])))
-
-
-def _without(rows: Letters, taken: Iterable[Position]) -> Letters:
-    table = _positions(taken)
-    if not table.num_rows:
-        return rows
-    typed = rows.select(POSITION).cast(_SCHEMA).append_column("_row", pa.array(np.arange(rows.num_rows)))
-    left = typed.join(table, list(POSITION), join_type="left anti")
-    return rows.take(left["_row"].sort())
-
-
-def _positions(places: Iterable[Position]) -> pa.Table:
-    listed = list(places)
-    columns = zip(*listed, strict=True) if listed else ((), (), ())
-    return pa.table(dict(zip(POSITION, map(list, columns), strict=True)), schema=_SCHEMA)
-
-
-def pick(bodies: Letters, pipeline: str, places: Sequence[Position]) -> Letters:
-    """The letters at `places`, in their order; fewer if some are not there any more."""
-    if not bodies.num_rows:
-        return bodies
-    rows = _distinct(bodies.filter((pc.field("pipeline") == pipeline) & (pc.field("index") >= 0)))
-    typed = rows.select(POSITION).cast(_SCHEMA).append_column("_row", pa.array(np.arange(rows.num_rows)))
-    found = typed.join(_positions(places), list(POSITION), join_type="left semi")
-    return rows.take(found["_row"].sort())
 
 
 def reasons_of(heads: Letters) -> dict[str, int]:

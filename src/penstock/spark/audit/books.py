@@ -1,8 +1,10 @@
-"""The books of a pipeline for the console: read from durable state alone, without Spark or Java."""
+"""The books of a pipeline for a display: progress, sinks, commits, dead letters and the audit.
+
+Read from durable state alone, without Spark or Java.
+"""
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 import threading
@@ -10,24 +12,29 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import Corrupt, PenstockError, Unsupported
-
-if TYPE_CHECKING:
-    from penstock.spark import AuditReport, BatchLine, Checkpoint, Ledger, PipelineSpec, SinkSpec
+from penstock.spark.audit.audit import AuditReport, audit_pipeline
+from penstock.spark.audit.inputs import apps_in_ledger, query_of
+from penstock.spark.pipeline.checkpoint import Checkpoint
+from penstock.spark.pipeline.dead_letters import Letter, LetterPage, LetterReader, Letters, Position
+from penstock.spark.pipeline.ledger import BatchLine, Ledger
+from penstock.spark.pipeline.outputs import last_version_of, table_of
+from penstock.spark.pipeline.redrive import redriven_places
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec, load_spec
+from penstock.spark.tables.delta_commits import find_commit
 
 _SINKS_KEPT_S: Final = 10.0
 _LETTERS_KEPT_S: Final = 5.0
-_POSITION: Final = ("shard", "sequence", "index")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
-    """Where rows go, and how far it has them."""
+class SinkProgress:
+    """A sink and the last micro-batch that it has."""
 
     name: str
     kind: str
@@ -41,47 +48,22 @@ class Sink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooksReading:
-    """How far a pipeline is, by its durable books."""
+    """A pipeline's progress according to its durable books."""
 
     query: str | None
-    """None: it never ran."""
+    """None if it has never run."""
     batches: Sequence[BatchLine]
     """The last ones, oldest first."""
     checkpoint: str
     planned: int | None
     """The last micro-batch that the checkpoint has a plan for; None if there is none or it is elsewhere."""
     done: int | None
-    sinks: Sequence[Sink]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter with its bytes."""
-
-    shard: int
-    sequence: int
-    index: int
-    """Its place in the batch; -1 for a hole in the queue."""
-    reason: str
-    at_ms: int
-    value: bytes | None
-    redriven: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterPage:
-    """Letters in the order of their positions. `following` is where the next page begins, if there is one."""
-
-    letters: Sequence[Letter]
-    following: tuple[int, int, int] | None
-    total: int
-    left: int
-    """Of `total`, not redriven yet."""
+    sinks: Sequence[SinkProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkCommit:
-    """What a sink says of one micro-batch."""
+    """What a sink's own history says about one micro-batch."""
 
     sink: str
     kind: str
@@ -97,7 +79,7 @@ class SinkCommit:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What the file of a pipeline leads to."""
+    """A pipeline's file, with its ledger and its checkpoint."""
 
     spec: PipelineSpec
     ledger: Ledger
@@ -105,11 +87,11 @@ class _Opened:
 
 
 class PipelineBooks:
-    """Reads the durable books of the pipeline in a file, which needs the extra `spark`.
+    """Reads the durable books of the pipeline in a file; tables of Delta need the extra `spark`.
 
-    Every call blocks, and is made in a thread: `audit` may run in one thread while the others are called, one
-    at a time, in another. Raises `PenstockError` where a book cannot be read, and `ConfigError` for a file
-    that is wrong. The file is read by the first call, and again as long as that fails: it may be corrected.
+    Every call blocks. `audit` may run in one thread while the other methods are called, one at a time, in
+    another. Raises `PenstockError` if a book cannot be read, and `ConfigError` if the file is wrong. The
+    first call reads the file; while that fails, the next call reads it again, as it may have been corrected.
     """
 
     def __init__(self, file: Path, environ: Mapping[str, str] = os.environ) -> None:
@@ -117,12 +99,12 @@ class PipelineBooks:
         self._environ = environ
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
-        self._sinks: tuple[float, list[Sink]] | None = None
-        self._heads: tuple[float, pa.Table] | None = None
+        self._sinks: tuple[float, list[SinkProgress]] | None = None
+        self._heads: tuple[float, Letters] | None = None
         self._app: str | None = None
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the ledger."""
         with self._lock:
             if self._opened is not None:
                 self._opened.ledger.close()
@@ -131,8 +113,6 @@ class PipelineBooks:
     def _books(self) -> _Opened:
         with self._lock:
             if self._opened is None:
-                from penstock.spark import Checkpoint, Ledger, load_spec
-
                 spec = load_spec(self._file, self._environ)
                 self._opened = _Opened(spec, Ledger(spec.ledger_config), Checkpoint(spec.checkpoint_path))
             return self._opened
@@ -152,8 +132,6 @@ class PipelineBooks:
     @property
     def _query(self) -> str | None:
         """The pipeline's query, which stays the same for the life of its checkpoint."""
-        from penstock.spark import apps_in_ledger, query_of
-
         if self._checkpoint.is_local:
             return self._checkpoint.query_id or self._app
         if self._app is None:
@@ -161,7 +139,7 @@ class PipelineBooks:
         return self._app
 
     def read(self, last: int) -> BooksReading:
-        """How far it is, with its `last` micro-batches."""
+        """Return the pipeline's progress with its `last` micro-batches."""
         query = self._query
         lines = [] if query is None else self._ledger.last(query, last)
         is_near = self._checkpoint.is_local
@@ -174,7 +152,7 @@ class PipelineBooks:
             sinks=self._sinks_now(query),
         )
 
-    def _sinks_now(self, query: str | None) -> list[Sink]:
+    def _sinks_now(self, query: str | None) -> list[SinkProgress]:
         now = time.monotonic()
         if self._sinks is None or now - self._sinks[0] > _SINKS_KEPT_S:
             sinks = [_sink(name, sink, query) for name, sink in self._spec.outputs.items()]
@@ -184,137 +162,77 @@ class PipelineBooks:
         return self._sinks[1]
 
     def micro_batch(self, number: int) -> BatchLine | None:
-        """The line of a micro-batch."""
+        """Return the ledger line of a micro-batch."""
         query = self._query
         return None if query is None else self._ledger.line(query, number)
 
     def find(self, shard: int, sequence: int) -> BatchLine | None:
-        """The line of the micro-batch that read this sequence; a few reads, however many lines there are."""
+        """Return the line of the micro-batch that read this sequence, in a few reads of any ledger."""
         query = self._query
         return None if query is None else self._ledger.find(query, shard, sequence)
 
     def commits(self, number: int) -> Sequence[SinkCommit]:
-        """What each sink says of a micro-batch."""
+        """Return what each sink says about a micro-batch."""
         query = self._query
         if query is None:
             return []
         return [_commit(name, sink, query, number) for name, sink in self._spec.outputs.items()]
 
     def letter(self, shard: int, sequence: int, index: int) -> Letter | None:
-        """The dead letter at a position."""
-        if self._spec.letters is None:
+        """Return the dead letter at a position."""
+        reader = self._letter_reader
+        if reader is None:
             return None
         with self._whole_files():
-            heads = self._letters()
-            found = heads.filter(
-                (pc.field("shard") == shard)
-                & (pc.field("sequence") == sequence)
-                & (pc.field("index") == index)
-            )
-            letters = self._with_bytes(found)
-        return letters[0] if letters else None
+            return reader.find(self._letters(reader), (shard, sequence, index), redriven_places(self._spec))
+
+    def letters(self, after: Position | None, limit: int) -> LetterPage | None:
+        """Return the dead letters after a position; None if the pipeline keeps none."""
+        reader = self._letter_reader
+        if reader is None:
+            return None
+        with self._whole_files():
+            return reader.page(self._letters(reader), after, limit, redriven_places(self._spec))
+
+    @property
+    def _letter_reader(self) -> LetterReader | None:
+        table = None if self._spec.letters is None else table_of(self._spec.letters)
+        return None if table is None else LetterReader(table, self._spec.name)
+
+    def _letters(self, reader: LetterReader) -> Letters:
+        now = time.monotonic()
+        if self._heads is None or now - self._heads[0] > _LETTERS_KEPT_S:
+            self._heads = (now, reader.heads())
+        return self._heads[1]
 
     @contextlib.contextmanager
     def _whole_files(self) -> Iterator[None]:
-        """Raises `Corrupt` for a file of a table that is none."""
+        """Raise `Corrupt` for a file of a table that cannot be decoded."""
         try:
             yield
         except pa.ArrowException as error:
             why = str(error).partition("\n")[0]
             raise Corrupt(f"a table of {self._spec.name} cannot be read: {why}. Restore it") from error
 
-    def letters(self, after: tuple[int, int, int] | None, limit: int) -> LetterPage | None:
-        """Dead letters after a position; None if the pipeline keeps none."""
-        if self._spec.letters is None:
-            return None
-        with self._whole_files():
-            heads = self._letters()
-            places = list(zip(*(heads[name].to_pylist() for name in _POSITION), strict=True))
-            start = 0 if after is None else bisect.bisect_right(places, after)
-            letters = self._with_bytes(heads.slice(start, limit))
-        taken = self._taken()
-        left = sum(place[2] >= 0 and place not in taken for place in places)
-        more = start + limit < len(places)
-        return LetterPage(
-            letters=letters,
-            following=places[start + limit - 1] if more else None,
-            total=len(places),
-            left=left,
-        )
-
-    def _letters(self) -> pa.Table:
-        """All letters of this pipeline without their bytes, in the order of their positions, each once."""
-        from penstock.spark import HEADS, read_letters, table_of
-
-        now = time.monotonic()
-        if self._heads is None or now - self._heads[0] > _LETTERS_KEPT_S:
-            assert self._spec.letters is not None
-            table = table_of(self._spec.letters)
-            assert table is not None
-            heads = read_letters(table, HEADS)
-            if heads.num_rows:
-                heads = heads.filter(pc.field("pipeline") == self._spec.name)
-                heads = heads.sort_by([(name, "ascending") for name in _POSITION])
-            self._heads = (now, heads)
-        return self._heads[1]
-
-    def _with_bytes(self, heads: pa.Table) -> list[Letter]:
-        from penstock.spark import read_letters, table_of
-
-        if not heads.num_rows:
-            return []
-        assert self._spec.letters is not None
-        table = table_of(self._spec.letters)
-        assert table is not None
-        within = (pc.min(heads["sequence"]).as_py(), pc.max(heads["sequence"]).as_py())
-        bodies = read_letters(table, ("pipeline", *_POSITION, "value"), within)
-        values = {
-            (row["shard"], row["sequence"], row["index"]): row["value"]
-            for row in bodies.to_pylist()
-            if row["pipeline"] == self._spec.name
-        }
-        taken = self._taken()
-        return [
-            Letter(
-                shard=row["shard"],
-                sequence=row["sequence"],
-                index=row["index"],
-                reason=row["reason"] or "",
-                at_ms=int(row["at"].timestamp() * 1000),
-                value=values.get((row["shard"], row["sequence"], row["index"])),
-                redriven=(row["shard"], row["sequence"], row["index"]) in taken,
-            )
-            for row in heads.to_pylist()
-        ]
-
-    def _taken(self) -> set[tuple[int, int, int]]:
-        from penstock.spark import redriven_places
-
-        return redriven_places(self._spec)
-
     def audit(self) -> AuditReport:
-        """The account of every sink, from queue, checkpoint, ledger and tables."""
-        from penstock.spark import audit_pipeline
-
+        """Audit every sink against queue, checkpoint, ledger and tables."""
         with self._whole_files():
             return audit_pipeline(self._spec)
 
 
-def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> Sink:
-    from penstock.spark import last_version_of
-
+def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> SinkProgress:
     last = error = None
     try:
         last = None if query is None else last_version_of(sink, query)
     except (PenstockError, OSError) as failure:
         error = str(failure)
-    return Sink(name=name, kind=sink.kind, place=sink.place, last=last, error=error, is_letters=is_letters)
+    return SinkProgress(
+        name=name, kind=sink.kind, place=sink.place, last=last, error=error, is_letters=is_letters
+    )
 
 
 def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
-    """What a sink says of a micro-batch; one that cannot be read says why."""
-    from penstock.spark import last_version_of
-
+    """Return what a sink says about a micro-batch, or why it cannot be read."""
     try:
         if sink.kind == "delta":
             return _delta_commit(name, sink, query, number)
@@ -327,11 +245,11 @@ def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
 
 
 def _delta_commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
-    from penstock.spark import find_commit, load_delta, table_of
+    from penstock.spark.tables.delta import load_delta
 
     spec = table_of(sink)
     if spec is None:
-        raise Unsupported(f"{sink.place} is no table")
+        raise Unsupported(f"{sink.place} is not a table")
     table = load_delta(spec)
     last = None if table is None else table.transaction_version(query)
     if table is None or last is None or last < number:

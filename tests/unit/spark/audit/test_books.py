@@ -1,4 +1,4 @@
-"""The books of a pipeline for the console, over tables and a ledger that the real code wrote."""
+"""The books of a pipeline, over tables and a ledger that the real code wrote."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.console_books import QUERY, deliver, pipeline_settings
 
 from penstock.buffer import Producer, ProducerConfig
 from penstock.cli.pipeline_file import read_pipeline
-from penstock.console.books import PipelineBooks
 from penstock.errors import Corrupt, NotFound
 from penstock.objects import StoreConfig, open_store
+from penstock.spark.audit.books import PipelineBooks
 from penstock.spark.pipeline.ledger import BatchLine, Ledger, encode_lines
 from penstock.spark.tables.delta_commits import DeltaCommit, commit_in, search
 

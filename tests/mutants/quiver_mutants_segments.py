@@ -14,7 +14,7 @@ UPLOAD = "tests/unit/quiver/test_upload.py"
 INBOX = "tests/unit/quiver/test_external_acks.py"
 OPEN = "tests/unit/quiver/test_memtable.py"
 READERS = "tests/unit/quiver/test_segment_readers.py"
-OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
+OFFSETS = "tests/unit/spark/sources/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
     Mutant(
@@ -117,7 +117,7 @@ SEGMENT_MUTANTS = (
     ),
     Mutant(
         name="another directory passes under an old checkpoint",
-        where="spark:check_identity",
+        where="spark:SegmentOffsets.check_identity",
         old="        if (is_last and info.xxh3 != checksum) or (\n",
         new="        if (\n",
         test=f"{OFFSETS}::test_the_last_segment_that_was_read_is_known_again",

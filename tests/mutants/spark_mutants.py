@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["SPARK_MUTANTS"]
 
-ENDING = "tests/unit/spark/test_java_ending.py"
+ENDING = "tests/unit/spark/session/test_java_ending.py"
 START = "tests/process/test_java_start.py"
 SUPERVISOR = "tests/unit/cli/test_run_supervisor.py"
 LINES = "tests/unit/up/test_log.py"

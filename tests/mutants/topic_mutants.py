@@ -606,7 +606,7 @@ TOPIC_MUTANTS = (
         where="spark:chunk_key",
         old="    digest.update(body)\n",
         new="",
-        test="tests/unit/spark/test_topic_rows.py::test_a_key_tells_steps_and_contents_apart_and_fits",
+        test="tests/unit/spark/sinks/test_topic.py::test_a_key_differs_by_step_and_contents_and_fits",
     ),
     # Queues
     Mutant(

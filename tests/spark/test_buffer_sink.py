@@ -21,8 +21,8 @@ from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.sharded import shard_of
 from penstock.buffer.transactions import find_tag
 from penstock.objects import LocalStore
+from penstock.spark.formats import BufferSource
 from penstock.spark.sinks.buffer import BufferStreamWriter, Uploaded
-from penstock.spark.sources.buffer import BufferSource
 
 OUT = "out/manifest"
 

@@ -190,7 +190,7 @@ def test_another_directory_under_an_old_checkpoint_is_refused(place: Directory) 
     place.stream()
     place.core().remove(1)
     place.add(1, batch(7))
-    with pytest.raises(Exception, match="made anew") as caught:
+    with pytest.raises(Exception, match="created again") as caught:
         place.stream()
     assert isinstance(explain(caught.value), SegmentGap)
 

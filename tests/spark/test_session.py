@@ -5,8 +5,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, Unsupported
 from penstock.spark import build_session, register
-from penstock.spark.session.formats import check_spark
-from penstock.spark.session.session import is_local, session_settings
+from penstock.spark.session.session import check_spark, is_local, session_settings
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 

@@ -209,7 +209,7 @@ def test_a_manifest_made_anew_behind_the_checkpoint_is_noticed(plant: Plant) -> 
     plant.produce(records(1, 1))
     message = fails(plant)
     assert "has handed out numbers only up to 0" in message
-    assert "the manifest was deleted and made anew" in message
+    assert "the manifest was deleted and created again" in message
 
 
 def test_a_manifest_made_anew_is_noticed_also_when_it_has_grown_past_the_checkpoint(plant: Plant) -> None:
@@ -219,7 +219,7 @@ def test_a_manifest_made_anew_is_noticed_also_when_it_has_grown_past_the_checkpo
     plant.produce(records(5, 1))
     message = fails(plant)
     assert "the checkpoint has read ingest/manifest up to 2, which was" in message
-    assert "the manifest was deleted and made anew" in message
+    assert "the manifest was deleted and created again" in message
 
 
 def test_a_checkpoint_without_last_entries_goes_on(plant: Plant) -> None:
@@ -249,7 +249,7 @@ def test_what_somebody_else_has_acknowledged_is_a_gap_and_not_skipped(plant: Pla
     plant.drain()
     plant.produce(records(3, 1))
     plant.acknowledge_through(3)
-    assert "begins at 4, but 2 comes next in this query" in fails(plant)
+    assert "begins at 4, but this query continues at 2" in fails(plant)
 
 
 def test_recorded_gaps_are_rows_of_the_table_and_the_rest_is_read(plant: Plant) -> None:

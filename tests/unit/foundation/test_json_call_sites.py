@@ -47,7 +47,7 @@ KNOWN: Final[dict[str, tuple[int, str]]] = {
     "spark/pipeline/ledger.py": (3, OWN),
     "spark/pipeline/redrive.py": (2, OWN),
     "spark/sources/offsets.py": (1, OWN),
-    "spark/sources/topic_reader.py": (1, CAUGHT),
+    "spark/sources/topic_client.py": (1, CAUGHT),
     "spark/tables/commits.py": (2, OWN),
     "spark/tables/compact_delta.py": (2, OWN),
     "spark/tables/compact_iceberg.py": (1, OWN),

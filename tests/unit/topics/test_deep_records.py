@@ -13,7 +13,7 @@ from penstock.jsontext import members, stored_problem
 from penstock.servers.topics.answers import read_cursor
 from penstock.servers.topics.sse import read_id
 from penstock.services.relay_draft import identity_of
-from penstock.spark.sources.topic_reader import _read_page
+from penstock.spark.sources.topic_client import _read_page
 from penstock.topics.client import models, queues
 from penstock.topics.client.watch import Frame, event_of
 from penstock.topics.errors import InvalidRequest

@@ -27,7 +27,7 @@ from penstock.spark.pipeline.ledger import Ledger
 from penstock.spark.pipeline.outputs import last_version_of, source_options, table_of
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import ReadQueue, bounds_of
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
@@ -63,7 +63,9 @@ class Evidence:
             indexes = queue.look()
             origin = _kept_origin(ledger) if app is not None else None
             if origin is None:
-                origin = resolve(options.starting, bounds_of(indexes), "source.buffer.starting")
+                origin = QueueOffsets(options.manifest_path).resolve(
+                    options.starting, bounds_of(indexes), "source.buffer.starting"
+                )
             shards = {
                 shard: self._count(queue, shard, index, origin.get(shard, 0))
                 for shard, index in sorted(indexes.items())

@@ -290,7 +290,7 @@ def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
     from penstock.spark.sources.buffer import BufferStreamReader
 
     looking = BufferStreamReader(replace(options, mode="read"))
-    looking.latestOffset(offset, ReadAllAvailable())  # type: ignore[arg-type]
+    looking.latestOffset(offset, ReadAllAvailable())
 
 
 def _ledger(spec: PipelineSpec) -> str:

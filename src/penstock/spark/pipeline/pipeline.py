@@ -22,7 +22,7 @@ from penstock.spark.pipeline.outputs import source_options
 from penstock.spark.pipeline.rows import otlp_columns
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.offsets import Offset, resolve
+from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import Backlog, QueueWatch, ReadQueue, bounds_of
 from penstock.units import parse_duration
 
@@ -212,7 +212,9 @@ class Pipeline:
             bounds = bounds_of(queue.look())
         finally:
             queue.close()
-        origin = resolve(options.starting, bounds, "source.buffer.starting")
+        origin = QueueOffsets(options.manifest_path).resolve(
+            options.starting, bounds, "source.buffer.starting"
+        )
         if not started and options.starting == "earliest":
             self._refuse_repetition(ledger, origin)
         if not started:

@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import ConfigError
-from penstock.spark.session.formats import check_spark, register
+from penstock.errors import ConfigError, Unsupported
 from penstock.spark.session.java import ensure_java
 from penstock.spark.session.java_process import JavaOutput, forget_java, java_ending, launch_java, not_ready
 
@@ -34,12 +33,45 @@ if TYPE_CHECKING:
 DEFAULT_MASTER: Final = "local[*]"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
+SPARK_MIN: Final = (4, 2)
+"""The first release whose Python sources can limit a micro-batch."""
 _DYING_S: Final = 10.0
 """How long a Java that breaks its connections takes to end: one that was asked to stop runs its hooks."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+
+def check_spark(version: str | None = None) -> None:
+    """Raise `Unsupported` unless PySpark is installed in a version the sources work with."""
+    if version is None:
+        try:
+            import pyspark
+        except ImportError as error:
+            raise Unsupported("PySpark is not installed; run `pip install 'penstock[spark]'`") from error
+        version = pyspark.__version__
+    numbers = re.findall(r"\d+", version)[:2]
+    if tuple(map(int, numbers)) < SPARK_MIN:
+        least = ".".join(map(str, SPARK_MIN))
+        raise Unsupported(f"Spark {version} is too old for Penstock; install pyspark {least} or newer")
+
+
+def register(spark: SparkSession) -> None:
+    """Make `penstock-buffer`, `penstock-quiver`, the tables `penstock-delta`, `penstock-parquet` and
+    `penstock-iceberg`, and the databases `penstock-timeseries` and `penstock-vector` known to `spark`.
+
+    With `penstock[topics]` installed, `penstock-topic` too. Doing it again is harmless.
+
+    Executors need Penstock in their own Python environment. Raises `Unsupported` when the session's Spark
+    is too old.
+    """
+    check_spark()
+    check_spark(spark.version)
+    from penstock.spark.formats import installed_formats
+
+    for source in installed_formats():
+        spark.dataSource.register(source)
 
 
 def is_local(master: str) -> bool:

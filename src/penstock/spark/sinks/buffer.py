@@ -44,8 +44,8 @@ from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy
 from penstock.spark.sinks.options import SinkOptions
 from penstock.spark.sources.buffer_options import FORMAT
-from penstock.spark.sources.buffer_reader import freeze_modules, worker_store
 from penstock.spark.sources.queues import count_shards
+from penstock.spark.worker import freeze_modules, worker_store
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 UPLOADS: Final = 2

@@ -26,9 +26,9 @@ from pyspark.sql.types import StructType
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, InvalidInput, Unsupported
 from penstock.spark.sinks.topic_options import TopicSinkOptions
-from penstock.spark.sources.buffer_reader import freeze_modules
+from penstock.spark.sources.topic_client import topic_connection
 from penstock.spark.sources.topic_options import TOPIC_FORMAT
-from penstock.spark.sources.topic_reader import topic_connection
+from penstock.spark.worker import freeze_modules
 from penstock.topics import BATCH_RECORDS_MAX, Call, NewRecord, Repeat, write_body
 
 _QUERY_ID: Final = "sql.streaming.queryId"

@@ -10,8 +10,7 @@ from typing import Final, Literal
 from penstock.buffer import ConsumerConfig
 from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import StoreAddress, StoreConfig, normalise_key
-from penstock.spark.sources.columns import COLUMNS, parse_columns
-from penstock.spark.sources.gaps import GAP_COLUMNS
+from penstock.spark.sources.columns import COLUMNS, GAP_COLUMNS, parse_columns
 from penstock.spark.sources.offsets import Position, parse_position
 from penstock.spark.sources.options import (
     backend_options,

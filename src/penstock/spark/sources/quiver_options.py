@@ -20,6 +20,7 @@ from penstock.quiver import (
     flat_slot,
     is_store_url,
 )
+from penstock.spark.sources.offsets import Position
 from penstock.spark.sources.options import (
     backend_options,
     choice_option,
@@ -28,7 +29,7 @@ from penstock.spark.sources.options import (
     flag_option,
     named_options,
 )
-from penstock.spark.sources.quiver_offsets import Position, parse_position
+from penstock.spark.sources.quiver_offsets import parse_position
 
 OnSegmentGap = Literal["fail", "skip"]
 

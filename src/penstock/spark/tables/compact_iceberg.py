@@ -19,12 +19,12 @@ from pyiceberg.exceptions import CommitFailedException
 
 from penstock.blocking import loop_thread
 from penstock.errors import Conflict, NotFound
-from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.compact import CompactionReport, OnProgress, SmallFiles, in_tasks, pack
 from penstock.spark.tables.iceberg import IcebergTable, load_iceberg, manifest_file, without_blind_retries
 from penstock.spark.tables.parts import write_parts
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, PartitionValues
+from penstock.spark.worker import worker_store
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as ManifestFile

@@ -34,13 +34,13 @@ from penstock.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, Pen
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import Blob, ByteRange, ObjectInfo, ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.commits import APPS, COMMITS, SCHEMA, Decision, FolderSchema, app_key, rows_in
 from penstock.spark.tables.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.publishing import publish_file
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, is_one_time
+from penstock.spark.worker import worker_store
 
 __all__ = ["ParquetFolder"]
 

@@ -27,8 +27,8 @@ from penstock.errors import InvalidInput
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.sources.buffer_reader import worker_store
 from penstock.spark.tables.table import DataFile, FileLayout, PartitionValues
+from penstock.spark.worker import worker_store
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Rows in memory, before encoding. Larger groups compress no better and hold up readers that skip."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.spark.databases.schemas import schema_of
+from tests.unit.spark.sinks.schemas import schema_of
 
 from penstock.config import Setting, merge
 from penstock.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidInput, Unsupported
 from penstock.quiver.tools.dataset import known_schema, text_view
-from penstock.spark.sources.quiver_reader import (
+from penstock.spark.sources.quiver_columns import (
     arrow_target,
     spark_arrow_type,
     spark_struct,

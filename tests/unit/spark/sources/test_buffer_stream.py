@@ -9,9 +9,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from tests.unit.spark.conftest import Queue
 
 from penstock.errors import InvalidInput
-from penstock.spark.sources.buffer import BufferStreamReader
-from penstock.spark.sources.buffer_reader import SlicePartition
-from penstock.spark.sources.gaps import Hole
+from penstock.spark.sources.buffer import BufferStreamReader, SlicePartition
+from penstock.spark.sources.columns import Gap
 from penstock.spark.sources.offsets import QueueGap, StoredOffset
 
 ALL = ReadAllAvailable()
@@ -23,7 +22,7 @@ def slices(stream: BufferStreamReader, start: StoredOffset, end: StoredOffset) -
     for partition in stream.partitions(start, end):
         assert isinstance(partition, SlicePartition)
         for part in partition.slices:
-            first, last = (part.first, part.last) if isinstance(part, Hole) else (part.sequence,) * 2
+            first, last = (part.first, part.last) if isinstance(part, Gap) else (part.sequence,) * 2
             found.append((first, last))
     return found
 
@@ -36,7 +35,7 @@ def test_an_offset_names_the_last_entry_that_was_read(queue: Queue) -> None:
     assert stream.latestOffset(start, ReadMaxFiles(2)) == {"0": 2, "after": {"0": queue.location(1)}}
 
 
-def test_a_start_in_the_middle_knows_the_entry_before_it_also_when_that_has_left(queue: Queue) -> None:
+def test_a_start_in_the_middle_knows_the_entry_before_it_even_if_that_has_left(queue: Queue) -> None:
     queue.produce(3)
     gone = queue.location(1)
     assert queue.stream(startingOffsets="2").initialOffset() == {"0": 2, "after": {"0": gone}}
@@ -47,7 +46,7 @@ def test_a_start_in_the_middle_knows_the_entry_before_it_also_when_that_has_left
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_without_news_the_answer_is_the_question(queue: Queue, after: bool) -> None:
+def test_without_new_batches_the_offset_is_returned_unchanged(queue: Queue, after: bool) -> None:
     queue.produce(2)
     start: StoredOffset = {"0": 2, "after": {"0": queue.location(1)}} if after else {"0": 2}
     asked = json.dumps(start)
@@ -61,14 +60,14 @@ def test_the_entry_is_compared_in_every_call_that_gets_an_offset(queue: Queue) -
     stream = queue.stream()
     assert slices(stream, right, {"0": 3}) == [(1, 1), (2, 2)]
     with pytest.raises(
-        QueueGap, match=r"up to 1, which was .* but .* stands there: the manifest was deleted"
+        QueueGap, match=r"up to 1, which was .* but .* is there now: the manifest was deleted"
     ):
         stream.latestOffset(wrong, ALL)
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         stream.partitions(right, wrong)
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         stream.partitions(wrong, {"0": 3})
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         stream.commit(wrong)
 
 
@@ -77,7 +76,7 @@ def test_an_entry_that_has_left_the_queue_is_compared_with_the_ledger(queue: Que
     right: StoredOffset = {"0": 2, "after": {"0": queue.location(1)}}
     queue.acknowledge_through(1)
     assert queue.stream().latestOffset(right, ALL)["0"] == 3
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         queue.stream().latestOffset({"0": 2, "after": {"0": "ingest/other.batch"}}, ALL)
     queue.remove("manifest.ledger")
     assert queue.stream().latestOffset({"0": 2, "after": {"0": "ingest/other.batch"}}, ALL)["0"] == 3
@@ -86,18 +85,18 @@ def test_an_entry_that_has_left_the_queue_is_compared_with_the_ledger(queue: Que
 def test_an_owner_does_not_acknowledge_under_the_checkpoint_of_another_queue(queue: Queue) -> None:
     queue.produce(3)
     stream = queue.stream(mode="consume")
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         stream.commit({"0": 2, "after": {"0": "ingest/other.batch"}})
     assert queue.entries().first == 0
     stream.commit({"0": 2, "after": {"0": queue.location(1)}})
     assert queue.entries().first == 2
 
 
-def test_what_has_left_the_queue_is_passed_in_one_step_and_recorded_once(queue: Queue) -> None:
+def test_batches_that_have_left_the_queue_are_passed_in_one_step_and_recorded_once(queue: Queue) -> None:
     queue.produce(6)
     start: StoredOffset = {"0": 1, "after": {"0": queue.location(0)}}
     queue.acknowledge_through(3)
-    with pytest.raises(QueueGap, match="begins at 4, but 1 comes next"):
+    with pytest.raises(QueueGap, match="begins at 4, but this query continues at 1"):
         queue.stream().latestOffset(start, ALL)
     stream = queue.stream(onGap="record")
     end = stream.latestOffset(start, ReadMaxFiles(1))
@@ -106,7 +105,7 @@ def test_what_has_left_the_queue_is_passed_in_one_step_and_recorded_once(queue: 
     assert slices(stream, end, stream.latestOffset(end, ALL)) == [(5, 5)]
 
 
-def test_a_hole_up_to_the_end_of_the_queue_is_a_micro_batch_of_its_own(queue: Queue) -> None:
+def test_a_gap_up_to_the_end_of_the_queue_is_a_micro_batch_of_its_own(queue: Queue) -> None:
     queue.produce(3)
     queue.acknowledge_through(2)
     stream = queue.stream(onGap="record", startingOffsets="1")
@@ -117,7 +116,7 @@ def test_a_hole_up_to_the_end_of_the_queue_is_a_micro_batch_of_its_own(queue: Qu
     assert stream.latestOffset(end, ALL) is end
 
 
-def test_a_hole_never_reaches_beyond_the_end_that_was_fixed_for_this_run(queue: Queue) -> None:
+def test_a_gap_never_reaches_beyond_the_end_that_was_fixed_for_this_run(queue: Queue) -> None:
     queue.produce(3)
     stream = queue.stream(onGap="record")
     start = stream.initialOffset()
@@ -129,10 +128,10 @@ def test_a_hole_never_reaches_beyond_the_end_that_was_fixed_for_this_run(queue: 
     assert slices(stream, start, end) == [(0, 2)]
 
 
-def test_another_queue_is_an_error_also_when_gaps_are_recorded(queue: Queue) -> None:
+def test_another_queue_is_an_error_even_if_gaps_are_recorded(queue: Queue) -> None:
     queue.produce(3)
     stream = queue.stream(onGap="record")
-    with pytest.raises(QueueGap, match="stands there"):
+    with pytest.raises(QueueGap, match="is there now"):
         stream.latestOffset({"0": 2, "after": {"0": "ingest/other.batch"}}, ALL)
     with pytest.raises(QueueGap, match="has handed out numbers only up to 2"):
         stream.latestOffset({"0": 9}, ALL)
@@ -146,13 +145,13 @@ def test_a_start_that_has_left_the_queue_is_refused_unless_gaps_are_recorded(que
     assert queue.stream(startingOffsets="0", onGap="record").initialOffset() == {"0": 0}
 
 
-def test_a_start_behind_the_end_that_was_planned_is_an_error_and_not_an_empty_batch(queue: Queue) -> None:
+def test_a_start_after_the_planned_end_is_an_error_and_not_an_empty_batch(queue: Queue) -> None:
     queue.produce(2)
     planned = queue.stream().latestOffset({"0": 0}, ALL)
     queue.produce(3)
     stream = queue.stream(startingOffsets="latest", onGap="record")
     moved = stream.initialOffset()
-    with pytest.raises(QueueGap, match=r"begin at 5 and end at 2: .* startingOffsets .* new checkpoint"):
+    with pytest.raises(QueueGap, match=r"start at 5 and end at 2: .* startingOffsets .* new checkpoint"):
         stream.partitions(moved, planned)
     assert slices(stream, planned, planned) == []
 
@@ -160,11 +159,11 @@ def test_a_start_behind_the_end_that_was_planned_is_an_error_and_not_an_empty_ba
 @pytest.mark.parametrize("stored", ["12", '"12"', '["12"]', '{"topic": {"0": 12}}'])
 def test_the_offset_of_another_kind_of_source_is_refused(queue: Queue, stored: str) -> None:
     queue.produce(1)
-    with pytest.raises(QueueGap, match="is no offset of ingest/manifest"):
+    with pytest.raises(QueueGap, match="is not an offset of ingest/manifest"):
         queue.stream().latestOffset(json.loads(stored), ALL)
 
 
-def test_what_an_earlier_queue_left_in_the_ledger_is_not_held_against_this_one(queue: Queue) -> None:
+def test_the_ledger_of_an_earlier_queue_is_ignored(queue: Queue) -> None:
     queue.produce(6)
     queue.acknowledge_through(4)
     queue.remove()

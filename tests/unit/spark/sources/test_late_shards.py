@@ -11,10 +11,9 @@ from tests.unit.spark.conftest import Queue
 from penstock.buffer import FencedError, sharded
 from penstock.errors import ConfigError
 from penstock.objects import ObjectStore
-from penstock.spark.sources.buffer import BufferStreamReader
-from penstock.spark.sources.buffer_reader import SlicePartition
+from penstock.spark.sources.buffer import BufferStreamReader, SlicePartition
 from penstock.spark.sources.columns import BatchSlice
-from penstock.spark.sources.offsets import QueueGap, StoredOffset, read_after, read_offset
+from penstock.spark.sources.offsets import QueueGap, QueueOffsets, StoredOffset
 
 ALL = ReadAllAvailable()
 NOTHING: StoredOffset = {"0": 0}
@@ -49,7 +48,7 @@ def test_shards_that_come_later_are_read_from_their_beginning(queue: Queue, mode
     queue.produce_sharded(2 * shards, shards)
     end = stream.latestOffset(start, ALL)
     assert numbers(end) == {str(shard): 2 for shard in range(shards)}
-    assert len(read_after(end, "q")) == shards
+    assert len(QueueOffsets("q").read(end)[1]) == shards
     assert places(stream, start, end) == [(shard, n) for shard in range(shards) for n in range(2)]
     queue.produce_sharded(shards, shards)
     assert places(stream, end, stream.latestOffset(end, ALL)) == [(shard, 2) for shard in range(shards)]
@@ -145,18 +144,21 @@ def test_a_start_at_nothing_is_the_beginning_of_every_shard(queue: Queue, given:
 @pytest.mark.parametrize("given", ["1", '{"1": 1}', '{"0": "latest"}', '{"0": 0, "2": 0}'])
 def test_any_other_start_still_names_each_shard(queue: Queue, given: str) -> None:
     queue.produce_sharded(2, shards=2)
-    with pytest.raises(ConfigError, match="shards"):
+    with pytest.raises(ConfigError, match="shard"):
         queue.stream(startingOffsets=given).initialOffset()
 
 
 def test_an_offset_at_nothing_is_the_beginning_of_a_queue_with_more_shards() -> None:
-    assert read_offset({"0": 0}, [0, 1, 2], "q") == {0: 0, 1: 0, 2: 0}
-    assert read_offset({"1": 0, "0": 0}, [0, 1, 2], "q") == {0: 0, 1: 0, 2: 0}
+    offsets = QueueOffsets("q")
+    for stored in ({"0": 0}, {"1": 0, "0": 0}):
+        assert offsets.fit(*offsets.read(stored), [0, 1, 2]) == {0: 0, 1: 0, 2: 0}
 
 
 @pytest.mark.parametrize(
     "stored", ['{"0": 1}', '{"0": 0, "after": {"0": "x"}}', '{"7": 0}', "{}", '{"0": 0, "1": 0, "2": 0}']
 )
 def test_any_other_offset_of_another_number_of_shards_is_refused(stored: str) -> None:
+    offsets = QueueOffsets("q")
+    numbers, marks = offsets.read(json.loads(stored))
     with pytest.raises(QueueGap, match="has 2: "):
-        read_offset(json.loads(stored), [0, 1], "q")
+        offsets.fit(numbers, marks, [0, 1])

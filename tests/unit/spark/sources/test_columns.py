@@ -9,7 +9,7 @@ from penstock.buffer.batch import CompressionType, decode_batch, encode_batch
 from penstock.buffer.manifest import Entry, Metadata
 from penstock.codec import Block
 from penstock.spark.sources import columns
-from penstock.spark.sources.buffer_reader import group, slice_of
+from penstock.spark.sources.buffer import partition_slices, slice_of
 from penstock.spark.sources.columns import COLUMNS, BatchSlice, build_batch, regroup
 
 
@@ -74,7 +74,7 @@ def test_large_records_are_cut_by_bytes_down_to_one() -> None:
 @pytest.mark.parametrize(("count", "partitions"), [(0, 4), (1, 4), (4, 4), (10, 4), (10, 1), (1000, 7)])
 def test_work_is_divided_evenly_in_order_and_without_empty_tasks(count: int, partitions: int) -> None:
     slices = [BatchSlice(shard=0, sequence=n, location="x") for n in range(count)]
-    parts = group(slices, partitions)
+    parts = partition_slices(slices, partitions)
     assert [s for part in parts for s in part.slices] == slices
     assert len(parts) == min(count, partitions)
     lengths = [len(part.slices) for part in parts]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,12 +7,12 @@ import pytest
 from tests.unit.spark.conftest import Queue
 
 from penstock.buffer import BatchMissing, SerializationError
+from penstock.spark.sources.buffer import read_slices
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.buffer_reader import read_slices
-from penstock.spark.sources.columns import COLUMNS, BatchSlice, arrow_schema, build_hole
-from penstock.spark.sources.gaps import Hole, hole_metadata, left_range
+from penstock.spark.sources.columns import COLUMNS, BatchSlice, Gap, acknowledged_gap, arrow_schema, build_gap
 from penstock.spark.sources.offsets import Bounds
 
+METADATA = '{"gap": {"first": 7, "last": 9, "reason": "gone: «a»"}}'.encode()
 HELD = Bounds(first=5, following=9)
 
 
@@ -29,17 +28,17 @@ HELD = Bounds(first=5, following=9)
         (4, 5, (4, 4)),
     ],
 )
-def test_what_lies_before_the_queue_is_one_hole(
+def test_sequences_that_have_left_the_queue_are_one_gap(
     start: int, end: int, expected: tuple[int, int] | None
 ) -> None:
-    hole = left_range(3, start, end, HELD)
-    assert (None if hole is None else (hole.first, hole.last)) == expected
-    assert hole is None or (hole.shard, hole.location) == (3, None)
+    gap = acknowledged_gap(3, start, end, HELD)
+    assert (None if gap is None else (gap.first, gap.last)) == expected
+    assert gap is None or (gap.shard, gap.location) == (3, None)
 
 
-def test_a_hole_is_a_row_that_no_record_could_be() -> None:
-    hole = Hole(shard=2, first=7, last=9, reason="gone: «a»", location=None)
-    batch = build_hole(hole, tuple(COLUMNS))
+def test_the_row_of_a_gap_differs_from_every_record() -> None:
+    gap = Gap(shard=2, first=7, last=9, reason="gone: «a»", location=None)
+    batch = build_gap(gap, tuple(COLUMNS))
     assert batch.schema == arrow_schema(tuple(COLUMNS))
     assert batch.to_pylist() == [
         {
@@ -47,12 +46,11 @@ def test_a_hole_is_a_row_that_no_record_could_be() -> None:
             "index": -1,
             "value": None,
             "ingestion_time": None,
-            "metadata": hole_metadata(hole),
+            "metadata": METADATA,
             "location": None,
             "shard": 2,
         }
     ]
-    assert json.loads(hole_metadata(hole)) == {"gap": {"first": 7, "last": 9, "reason": "gone: «a»"}}
 
 
 def slices_of(queue: Queue) -> list[BatchSlice]:
@@ -95,7 +93,7 @@ def test_bad_batches_are_errors_unless_they_are_to_be_recorded(queue: Queue) -> 
         rows(queue.options(), slices[1:], set_aside=True)
 
 
-def test_a_worker_that_does_not_see_the_queue_records_no_hole(queue: Queue, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_see_the_queue_records_no_gap(queue: Queue, tmp_path: Path) -> None:
     queue.produce(1)
     slices = slices_of(queue)
     elsewhere = Queue(root=tmp_path / "another mount")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.spark.databases.schemas import schema_of
+from tests.unit.spark.sinks.schemas import schema_of
 
 from penstock.errors import ConfigError, InvalidInput
 from penstock.spark.sinks import vectors as vector_rows

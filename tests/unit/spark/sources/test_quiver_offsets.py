@@ -9,19 +9,16 @@ from penstock.errors import ConfigError
 from penstock.quiver.model import SegmentInfo, Signal
 from penstock.spark.sources.quiver_offsets import (
     SegmentGap,
-    absent,
-    between,
+    SegmentOffsets,
     bounds_of,
-    check_identity,
-    check_order,
     marks_at,
+    missing_segments,
     parse_position,
-    read_offset,
-    resolve,
-    told_ranges,
-    write_offset,
+    segment_ranges,
+    segments_between,
 )
 
+OFFSETS = SegmentOffsets()
 pytestmark = pytest.mark.unit
 
 
@@ -49,16 +46,16 @@ def info(seq: int, core: int = 0, *, second: int = 0, xxh3: str = "") -> Segment
 
 
 def test_an_offset_travels_as_json_with_cores_in_numeric_order() -> None:
-    stored = write_offset({10: 5, 2: 7}, {2: "ab@3"})
+    stored = OFFSETS.write({10: 5, 2: 7}, {2: "ab@3"})
     assert list(stored["next"]) == ["2", "10"]
-    assert read_offset(stored) == ({2: 7, 10: 5}, {2: "ab@3"})
-    assert read_offset({"next": {}}) == ({}, {})
+    assert OFFSETS.read(stored) == ({2: 7, 10: 5}, {2: "ab@3"})
+    assert OFFSETS.read({"next": {}}) == ({}, {})
 
 
 @pytest.mark.parametrize("stored", [None, {}, {"next": 3}, {"next": {"x": 1}}, {"next": {"0": -1}}, []])
-def test_what_is_no_offset_is_refused(stored: object) -> None:
-    with pytest.raises(SegmentGap, match="no offset of segments"):
-        read_offset(stored)
+def test_other_values_than_offsets_are_refused(stored: object) -> None:
+    with pytest.raises(SegmentGap, match="not an offset of segments"):
+        OFFSETS.read(stored)
 
 
 def test_positions_are_places_or_one_per_core() -> None:
@@ -72,52 +69,56 @@ def test_positions_are_places_or_one_per_core() -> None:
 
 def test_a_position_becomes_numbers_for_every_core_there_is() -> None:
     bounds = bounds_of([info(4), info(6), info(2, 1)])
-    assert resolve("earliest", bounds, "x") == {0: 4, 1: 2}
-    assert resolve("latest", bounds, "x") == {0: 7, 1: 3}
-    assert resolve({0: 5}, bounds, "x") == {0: 5, 1: 2}
-    with pytest.raises(ConfigError, match="each core"):
-        resolve(5, bounds, "x")
+    assert OFFSETS.resolve("earliest", bounds, "x") == {0: 4, 1: 2}
+    assert OFFSETS.resolve("latest", bounds, "x") == {0: 7, 1: 3}
+    assert OFFSETS.resolve({0: 5}, bounds, "x") == {0: 5, 1: 2}
+    with pytest.raises(ConfigError, match="core 0, core 1 have numbers of their own"):
+        OFFSETS.resolve(5, bounds, "x")
     with pytest.raises(ConfigError, match="no core 9"):
-        resolve({9: 1}, bounds, "x")
+        OFFSETS.resolve({9: 1}, bounds, "x")
 
 
 def test_what_is_missing_between_two_offsets_is_named_core_by_core() -> None:
     infos = [info(3), info(6), info(1, 1)]
     start, end = {0: 3, 1: 1}, {0: 8, 1: 3, 2: 5}
-    assert absent(infos, start, end) == [(0, 4), (0, 5), (0, 7), (1, 2)]
-    assert told_ranges(absent(infos, start, end)) == "4 to 5 of core 0, 7 of core 0, 2 of core 1"
-    assert [(each.core_id, each.seq) for each in between(infos, start, end)] == [(0, 3), (0, 6), (1, 1)]
+    assert missing_segments(infos, start, end) == [(0, 4), (0, 5), (0, 7), (1, 2)]
+    assert segment_ranges(missing_segments(infos, start, end)) == "4 to 5 of core 0, 7 of core 0, 2 of core 1"
+    assert [(each.core_id, each.seq) for each in segments_between(infos, start, end)] == [
+        (0, 3),
+        (0, 6),
+        (1, 1),
+    ]
 
 
 def test_a_core_that_enters_brings_no_segments_and_no_gap_yet() -> None:
     infos = [info(5, 1), info(6, 1)]
-    assert between(infos, {}, {1: 5}) == []
-    assert absent(infos, {}, {1: 5}) == []
+    assert segments_between(infos, {}, {1: 5}) == []
+    assert missing_segments(infos, {}, {1: 5}) == []
 
 
-def test_a_checkpoint_that_goes_back_is_damaged() -> None:
-    check_order({0: 3}, {0: 3, 1: 9})
+def test_an_end_before_the_start_is_refused() -> None:
+    OFFSETS.check_order({0: 3}, {0: 3, 1: 9})
     for end in ({0: 2}, {1: 9}):
-        with pytest.raises(SegmentGap, match="goes back"):
-            check_order({0: 3}, end)
+        with pytest.raises(SegmentGap, match="would start at 3"):
+            OFFSETS.check_order({0: 3}, end)
 
 
 def test_the_last_segment_that_was_read_is_known_again() -> None:
     infos = [info(1), info(2, second=5)]
     marks = marks_at(infos, {0: 3}, {})
-    check_identity(infos, {0: 3}, marks)
-    check_identity([info(1)], {0: 3}, marks)
-    check_identity([], {0: 3}, marks)
-    with pytest.raises(SegmentGap, match="made anew"):
-        check_identity([info(2, xxh3="f" * 16)], {0: 3}, marks)
+    OFFSETS.check_identity(infos, {0: 3}, marks)
+    OFFSETS.check_identity([info(1)], {0: 3}, marks)
+    OFFSETS.check_identity([], {0: 3}, marks)
+    with pytest.raises(SegmentGap, match="created again"):
+        OFFSETS.check_identity([info(2, xxh3="f" * 16)], {0: 3}, marks)
 
 
 def test_numbers_that_started_over_are_noticed_by_their_time() -> None:
     marks = marks_at([info(9, second=100)], {0: 10}, {})
-    check_identity([info(1, second=130)], {0: 10}, marks)
-    with pytest.raises(SegmentGap, match="made anew"):
-        check_identity([info(1, second=100 + 3601)], {0: 10}, marks)
-    check_identity([info(10, second=10_000)], {0: 10}, marks)
+    OFFSETS.check_identity([info(1, second=130)], {0: 10}, marks)
+    with pytest.raises(SegmentGap, match="created again"):
+        OFFSETS.check_identity([info(1, second=100 + 3601)], {0: 10}, marks)
+    OFFSETS.check_identity([info(10, second=10_000)], {0: 10}, marks)
 
 
 def test_marks_that_cannot_be_renewed_stay() -> None:

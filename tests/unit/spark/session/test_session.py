@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.errors import Unsupported
-from penstock.spark.session.formats import check_spark
+from penstock.spark.session.session import check_spark
 
 
 def test_a_missing_pyspark_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

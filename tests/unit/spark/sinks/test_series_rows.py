@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from tests.unit.spark.databases.schemas import schema_of
+from tests.unit.spark.sinks.schemas import schema_of
 
 from penstock.errors import ConfigError, InvalidInput
 from penstock.services.timeseries_feed import METRICS_PAYLOAD as READ_PAYLOAD

@@ -14,9 +14,10 @@ from tests.process.topics_server import KEY, Server, serving
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, InvalidInput
 from penstock.ids import mint_ulid
+from penstock.spark.sources.offsets import StoredOffset
 from penstock.spark.sources.topic import TopicReader, TopicStreamReader
 from penstock.spark.sources.topic_client import RecordPage, fetch_page
-from penstock.spark.sources.topic_offsets import StoredOffset, TopicGap
+from penstock.spark.sources.topic_offsets import TopicGap
 from penstock.spark.sources.topic_options import TopicAddress, TopicOptions
 from penstock.topics.client import Unauthorized
 from penstock.topics.client.sync import Client

@@ -66,7 +66,15 @@ if TYPE_CHECKING:
     )
     from penstock.buffer.manifest_file import ManifestFile, Snapshot
     from penstock.buffer.producer import Producer
-    from penstock.buffer.sharded import ShardedConsumer, ShardedProducer, read_layout, shard_config, shard_of
+    from penstock.buffer.sharded import (
+        ShardedConsumer,
+        ShardedProducer,
+        Shards,
+        read_layout,
+        read_shards,
+        shard_config,
+        shard_of,
+    )
     from penstock.buffer.side_objects import (
         NO_FLOOR,
         DeadLetter,
@@ -122,6 +130,7 @@ __all__ = [
     "Severity",
     "ShardedConsumer",
     "ShardedProducer",
+    "Shards",
     "Snapshot",
     "StaleTransaction",
     "StorageError",
@@ -145,6 +154,7 @@ __all__ = [
     "newest_version",
     "read_floor",
     "read_layout",
+    "read_shards",
     "record_count",
     "shard_config",
     "shard_of",
@@ -177,7 +187,7 @@ if not TYPE_CHECKING:
             "manifest": "MANIFEST_VERSION Entry EntryIndex Manifest Metadata decode_manifest",
             "manifest_file": "ManifestFile Snapshot",
             "producer": "Producer",
-            "sharded": "ShardedConsumer ShardedProducer read_layout shard_config shard_of",
+            "sharded": "ShardedConsumer ShardedProducer Shards read_layout read_shards shard_config shard_of",
             "side_objects": "NO_FLOOR DeadLetter Floor dead_sequences read_floor store_dead_letter",
             "transactions": "NO_VERSION Transaction TransactionLog find_tag newest_version",
             "upload": "DurabilityWatcher StoredBatch WriteHandle WriteOutcome store_batch",

@@ -16,15 +16,15 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import xxhash
 
 from penstock import errors
-from penstock.buffer.config import ConsumerConfig, ProducerConfig
+from penstock.buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from penstock.buffer.consumer import Consumer
 from penstock.buffer.errors import (
     BufferError,
@@ -42,11 +42,20 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, normalise_key, open_store
 
-__all__ = ["SHARDS_MAX", "ShardedConsumer", "ShardedProducer", "read_layout", "shard_config", "shard_of"]
+__all__ = [
+    "SHARDS_MAX",
+    "ShardedConsumer",
+    "ShardedProducer",
+    "Shards",
+    "read_layout",
+    "read_shards",
+    "shard_config",
+    "shard_of",
+]
 
 SHARDS_MAX = 1024
 
-C = TypeVar("C", ProducerConfig, ConsumerConfig)
+C = TypeVar("C", ProducerConfig, ConsumerConfig, QueueConfig)
 
 
 class _Layout(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,6 +75,46 @@ def shard_config(config: C, shard: int) -> C:
         manifest_path=f"{normalise_key(config.manifest_path)}.shards/{shard:04d}",
         data_path_prefix=f"{normalise_key(config.data_path_prefix)}.shards/{shard:04d}",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards(Generic[C]):
+    """The shards of a queue, as `read_shards` has found them."""
+
+    config: C
+    count: int | None
+    """None for a queue without shards."""
+
+    @property
+    def configs(self) -> dict[int, C]:
+        """The settings of each shard; a queue without shards is its shard 0."""
+        if self.count is None:
+            return {0: self.config}
+        return {shard: shard_config(self.config, shard) for shard in range(self.count)}
+
+    def of_app(self, app: str) -> tuple[int | None, C]:
+        """Return the shard that takes all appends of an application, and its settings.
+
+        So an application has one write at a time, in order, and one place to look up what it has committed.
+        """
+        if self.count is None:
+            return None, self.config
+        shard = shard_of(app.encode(), self.count)
+        return shard, shard_config(self.config, shard)
+
+
+async def read_shards(store: ObjectStore, config: C, *, sharded: bool | None = None) -> Shards[C]:
+    """Find out whether a queue has shards. `sharded=False` takes it as one queue without a request.
+
+    Raises `ConfigError` if it should have shards and has none, and what `read_layout` raises.
+    """
+    count = None if sharded is False else await read_layout(store, config.manifest_key)
+    if count is None and sharded:
+        raise ConfigError(
+            f"sharded: {config.manifest_key} in {store.url} is not a sharded queue (yet); "
+            "start its producers first, or leave the option out"
+        )
+    return Shards(config=config, count=count)
 
 
 async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:

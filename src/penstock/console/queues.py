@@ -26,7 +26,7 @@ from penstock.buffer import (
     entry_time_ms,
     find_tag,
     newest_version,
-    read_layout,
+    read_shards,
     record_count,
     survey,
 )
@@ -174,14 +174,13 @@ class QueueSource:
     async def readers(self) -> _Readers:
         """Reader and folder of each shard; a queue without shards is its shard 0."""
         if not self._knows_layout():
-            shards = await read_layout(self._store, self._config.manifest_key)
+            shards = await read_shards(self._store, self._config)
             self._layout_s = self._clock.monotonic()
-            if shards is not None and not self._is_sharded:
+            if shards.count is not None and not self._is_sharded:
                 self._readers, self._is_sharded = {}, True
                 self._counted, self._books = {}, {}
             if not self._readers:
-                places = [None] if shards is None else list(range(shards))
-                self._readers = {shard or 0: self._reader(shard) for shard in places}
+                self._readers = {shard: self._reader(own) for shard, own in shards.configs.items()}
         return self._readers
 
     def _knows_layout(self) -> bool:
@@ -195,11 +194,9 @@ class QueueSource:
         has_manifest = known is not None and known.version is not None
         return has_manifest and self._clock.monotonic() - self._layout_s < LAYOUT_AGAIN_S
 
-    def _reader(self, shard: int | None) -> tuple[QueueReader, str]:
-        path, prefix = self._config.manifest_key, self._config.prefix
-        if shard is not None:
-            path, prefix = f"{path}.shards/{shard:04d}", f"{prefix}.shards/{shard:04d}"
-        return QueueReader(self._store, path, retry_deadline_s=_RETRY_S, clock=self._clock), prefix
+    def _reader(self, config: QueueConfig) -> tuple[QueueReader, str]:
+        path = config.manifest_key
+        return QueueReader(self._store, path, retry_deadline_s=_RETRY_S, clock=self._clock), config.prefix
 
     async def indexes(self) -> dict[int, EntryIndex]:
         """Every entry of every shard now."""

@@ -25,9 +25,7 @@ from penstock.buffer import (
     append_batches,
     find_tag,
     last_version,
-    read_layout,
-    shard_config,
-    shard_of,
+    read_shards,
     storage_error,
     store_batch,
 )
@@ -195,8 +193,7 @@ async def open_target(
     """The queue with its store open; of a sharded queue, the shard of `app`."""
     store = open_store(config.store, deadline_s=config.append_deadline_s)
     try:
-        shards = await read_layout(store, config.manifest_key)
-        own = config if shards is None else shard_config(config, shard_of(app.encode(), shards))
+        _, own = (await read_shards(store, config)).of_app(app)
         yield RelayTarget(replace(own, store=store), app, clock=clock, rng=rng)
     finally:
         if store is not config.store:

@@ -16,8 +16,7 @@ from penstock.buffer import (
     ProducerConfig,
     QueueReader,
     config_from_mapping,
-    read_layout,
-    shard_config,
+    read_shards,
 )
 from penstock.cli.options import injected, json_option
 from penstock.config import Setting, from_env, load_mapping, merge, unknown_key
@@ -100,17 +99,17 @@ class Queue:
 async def queues_of(config: ConsumerConfig, *, required: bool = True) -> list[Queue]:
     """The queue, or all its shards. Raises `NotFound` when there is neither and one is `required`."""
     store = open_store(config.store)
-    shards = await read_layout(store, config.manifest_key)
+    shards = await read_shards(store, config)
     plain = _queue(store, config, None)
     exists = (await plain.reader.snapshot()).version is not None
-    if shards is None:
+    if shards.count is None:
         if required and not exists:
             raise NotFound(
                 f"there is no manifest {config.manifest_key} in {store.url}: nothing was produced there, "
                 "or --manifest is needed"
             )
         return [plain]
-    sharded = [_queue(store, shard_config(config, shard), shard) for shard in range(shards)]
+    sharded = [_queue(store, own, shard) for shard, own in shards.configs.items()]
     return [plain, *sharded] if exists else sharded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.blocking import loop_thread
-from penstock.buffer import last_version, shard_config, shard_of
+from penstock.buffer import last_version
 from penstock.objects import open_store
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.sink_spec import (
@@ -18,7 +18,7 @@ from penstock.spark.pipeline.sink_spec import (
 from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 from penstock.spark.sinks.options import SinkOptions
 from penstock.spark.sources.buffer_options import BufferOptions
-from penstock.spark.sources.queues import count_shards
+from penstock.spark.sources.queues import find_shards
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
@@ -107,10 +107,7 @@ def last_version_of(sink: SinkSpec, app: str) -> int | None:
     async def look(options: SinkOptions) -> int | None:
         store = open_store(options.store)
         try:
-            shards = await count_shards(store, options.manifest_path, options.sharded)
-            config = options.producer
-            if shards is not None:
-                config = shard_config(config, shard_of(app.encode(), shards))
+            _, config = (await find_shards(store, options.producer, options.sharded)).of_app(app)
             return await last_version(config, app, store=store)
         finally:
             await store.close()

@@ -40,9 +40,7 @@ from penstock.buffer import (
     Transaction,
     append_batches,
     last_version,
-    read_layout,
-    shard_config,
-    shard_of,
+    read_shards,
     store_batch,
 )
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -348,11 +346,8 @@ class RedriveDriver:
         config = ProducerConfig(
             store=self._queue, manifest_path=buffer.manifest_path, data_path_prefix=buffer.data_path_prefix
         )
-        shards = await read_layout(self._queue, config.manifest_key)
-        if shards is None:
-            return config, None
-        shard = shard_of(app.encode(), shards)
-        return shard_config(config, shard), shard
+        shard, own = (await read_shards(self._queue, config)).of_app(app)
+        return own, shard
 
     async def _identity(self) -> str:
         fresh = _Identity(id=mint_ulid(self._clock.now_ms(), self._rng))

@@ -29,12 +29,10 @@ from penstock.blocking import loop_thread
 from penstock.buffer import (
     InvalidInputError,
     Metadata,
-    ProducerConfig,
     StoredBatch,
     Transaction,
     append_batches,
     shard_config,
-    shard_of,
     store_batch,
 )
 from penstock.clock import SYSTEM_CLOCK
@@ -44,7 +42,7 @@ from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy
 from penstock.spark.sinks.options import SinkOptions
 from penstock.spark.sources.buffer_options import FORMAT
-from penstock.spark.sources.queues import count_shards
+from penstock.spark.sources.queues import find_shards
 from penstock.spark.worker import freeze_modules, worker_store
 
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -134,8 +132,9 @@ def _upload(options: SinkOptions, rows: Iterator[pa.RecordBatch], *, query: str 
     with ThreadPoolExecutor(UPLOADS, thread_name_prefix="penstock-upload") as pool:
         for part in gather(rows, options.batch_bytes):
             if prefix is None:  # a task without rows asks the store for nothing
-                shard = loop_thread().run(_shard(store, options, app))
-                prefix = _queue(options, shard).prefix
+                shards = loop_thread().run(find_shards(store, options.producer, options.sharded))
+                shard, config = shards.of_app(app)
+                prefix = config.prefix
             if len(uploads) >= UPLOADS:
                 uploads[-UPLOADS].result()
             uploads.append(pool.submit(_store, store, prefix, part, options))
@@ -153,16 +152,6 @@ def _store(store: ObjectStore, prefix: str, rows: BatchRows, options: SinkOption
     return loop_thread().run(work)
 
 
-async def _shard(store: ObjectStore, options: SinkOptions, app: str) -> int | None:
-    """The shard of `app`, or None in a queue without shards."""
-    shards = await count_shards(store, options.manifest_path, options.sharded)
-    return None if shards is None else shard_of(app.encode(), shards)
-
-
-def _queue(options: SinkOptions, shard: int | None) -> ProducerConfig:
-    return options.producer if shard is None else shard_config(options.producer, shard)
-
-
 def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Transaction | None) -> None:
     filled = [message for message in uploaded if message.batches]
     if not filled:
@@ -173,7 +162,8 @@ def _append(options: SinkOptions, uploaded: Sequence[Uploaded], transaction: Tra
             "write them again"
         )
     batches = [batch for message in filled for batch in message.batches]
-    config, store = _queue(options, filled[0].shard), worker_store(options.store)
+    shard, store = filled[0].shard, worker_store(options.store)
+    config = options.producer if shard is None else shard_config(options.producer, shard)
     loop_thread().run(append_batches(config, batches, transaction, store=store))
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.blocking import loop_thread
 from penstock.buffer import (
     Consumer,
+    ConsumerConfig,
     Entry,
     EntryIndex,
     FencedError,
+    ProducerConfig,
     QueueReader,
     ShardedConsumer,
+    Shards,
     entry_time_ms,
-    read_layout,
-    shard_config,
+    read_shards,
     storage_error,
 )
 from penstock.clock import SYSTEM_CLOCK
@@ -34,6 +36,8 @@ from penstock.spark.sources.offsets import Bounds, Offset, backlog
 
 Indexes = Mapping[int, EntryIndex]
 """Every entry of every shard at one moment."""
+
+C = TypeVar("C", ConsumerConfig, ProducerConfig)
 
 _POLICY = RetryPolicy(deadline_s=30.0)
 _SIZES_AT_ONCE = 64
@@ -98,20 +102,20 @@ class ConsumedQueue:
         async def take_over() -> ConsumedQueue:
             store = open_store(options.store)
             queue = cls(store, options)
-            await queue._take_over(await count_shards(store, options.manifest_path, options.sharded))
+            await queue._take_over(await find_shards(store, options.consumer, options.sharded))
             return queue
 
         return loop_thread().run(take_over())
 
-    async def _take_over(self, shards: int | None) -> None:
-        config = replace(self._options.consumer, store=self.store)
-        if shards is None:
+    async def _take_over(self, shards: Shards[ConsumerConfig]) -> None:
+        config = replace(shards.config, store=self.store)
+        if shards.count is None:
             consumers = {0: await Consumer.open(config)}
         else:
             opened = await ShardedConsumer.open(config)
             consumers = {shard: opened.consumer(shard) for shard in range(opened.shards)}
-        self._consumers, self._sharded = consumers, shards is not None
-        self.manifests = _manifests(self._options, shards)
+        self._consumers, self._sharded = consumers, shards.count is not None
+        self.manifests = _manifests(shards)
 
     def look(self) -> Indexes:
         """A queue without a single number may turn out to have shards, which are then taken over."""
@@ -124,19 +128,21 @@ class ConsumedQueue:
         found = await asyncio.gather(*(consumer.entries() for consumer in self._consumers.values()))
         indexes = dict(zip(self._consumers, found, strict=True))
         if not self._sharded and _is_unused(indexes):
-            path, sharded = self._options.manifest_path, self._options.sharded
-            if (shards := await count_shards(self.store, path, sharded)) is not None:
+            shards = await find_shards(self.store, self._options.consumer, self._options.sharded)
+            if shards.count is not None:
                 await self._move_to(shards)
                 return await self._entries()
         return indexes
 
-    async def _move_to(self, shards: int) -> None:
-        """Go on with shards that did not exist when this query started. Whoever has consumed them came
-        later, and keeps them: raises `FencedError`."""
-        readers = [QueueReader(self.store, path) for path in _manifests(self._options, shards).values()]
+    async def _move_to(self, shards: Shards[ConsumerConfig]) -> None:
+        """Continue with shards that did not exist when this query started.
+
+        Raises `FencedError` if another query has consumed them: it came later, and keeps them.
+        """
+        readers = [QueueReader(self.store, path) for path in _manifests(shards).values()]
         for index in await asyncio.gather(*(reader.index() for reader in readers)):
             if index.footer.epoch:
-                raise FencedError(f"its {shards} shards were consumed before this query saw them")
+                raise FencedError(f"its {shards.count} shards were consumed before this query saw them")
         emptied = list(self._consumers.values())
         await self._take_over(shards)
         for consumer in emptied:
@@ -173,16 +179,15 @@ class ConsumedQueue:
 class ReadQueue:
     """The queue as anybody may see it: nothing is fenced, acknowledged or created."""
 
-    def __init__(self, store: ObjectStore, options: BufferOptions, shards: int | None) -> None:
+    def __init__(self, store: ObjectStore, options: BufferOptions, shards: Shards[ConsumerConfig]) -> None:
         self.store = store
         self._options = options
         self._first: dict[int, int] = {}
         self._show(shards)
 
-    def _show(self, shards: int | None) -> None:
-        manifests = _manifests(self._options, shards)
-        self._readers = {shard: QueueReader(self.store, path) for shard, path in manifests.items()}
-        self._sharded = shards is not None
+    def _show(self, shards: Shards[ConsumerConfig]) -> None:
+        self._readers = {shard: QueueReader(self.store, path) for shard, path in _manifests(shards).items()}
+        self._sharded = shards.count is not None
         self._dequeued: dict[int, Mapping[int, str]] = {}
 
     @property
@@ -195,9 +200,9 @@ class ReadQueue:
 
         async def find() -> ReadQueue:
             store = open_store(options.store)
-            shards = await count_shards(store, options.manifest_path, options.sharded)
+            shards = await find_shards(store, options.consumer, options.sharded)
             queue = cls(store, options, shards)
-            if must_exist and shards is None:
+            if must_exist and shards.count is None:
                 await queue._readers[0].require()
             return queue
 
@@ -213,8 +218,8 @@ class ReadQueue:
         found = await asyncio.gather(*(reader.index() for reader in self._readers.values()))
         indexes = dict(zip(self._readers, found, strict=True))
         if not self._sharded and _is_unused(indexes):
-            path, sharded = self._options.manifest_path, self._options.sharded
-            if (shards := await count_shards(self.store, path, sharded)) is not None:
+            shards = await find_shards(self.store, self._options.consumer, self._options.sharded)
+            if shards.count is not None:
                 self._show(shards)
                 return await self._entries()
         return indexes
@@ -288,31 +293,23 @@ def _is_unused(indexes: Indexes) -> bool:
     return not any(index.footer.next_sequence for index in indexes.values())
 
 
-def _manifests(options: BufferOptions, shards: int | None) -> dict[int, str]:
-    if shards is None:
-        return {0: options.manifest_path}
-    return {shard: shard_config(options.consumer, shard).manifest_key for shard in range(shards)}
+def _manifests(shards: Shards[ConsumerConfig]) -> dict[int, str]:
+    return {shard: config.manifest_key for shard, config in shards.configs.items()}
 
 
-async def count_shards(store: ObjectStore, manifest_path: str, sharded: bool | None) -> int | None:
-    """How many shards the queue has, or None for one without; `sharded` is what the user said of it.
+async def find_shards(store: ObjectStore, config: C, sharded: bool | None) -> Shards[C]:
+    """Find out whether a queue has shards; `sharded` is the user's option.
 
-    Raises `ConfigError` if it should be sharded and is not, and `StorageError`.
+    Raises `ConfigError` if it should have shards and has none, and `StorageError`.
     """
-    if sharded is False:
-        return None
     try:
-        count = await retry(
-            lambda: read_layout(store, manifest_path), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
+        return await retry(
+            lambda: read_shards(store, config, sharded=sharded), _POLICY, clock=SYSTEM_CLOCK, rng=SYSTEM_RNG
         )
+    except ConfigError:
+        raise
     except PenstockError as error:
-        raise storage_error(error, f"looking for {manifest_path} in {store.url}") from error
-    if count is None and sharded:
-        raise ConfigError(
-            f"sharded: {manifest_path} in {store.url} is not a sharded queue (yet); "
-            "start its producers first, or leave the option out"
-        )
-    return count
+        raise storage_error(error, f"looking for {config.manifest_key} in {store.url}") from error
 
 
 class ObjectSizes:

@@ -107,12 +107,13 @@ def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
     queue: Queue, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[str] = []
+    read_layout = sharded.read_layout
 
     async def counted(store: ObjectStore, manifest_path: str) -> int | None:
         looks.append(manifest_path)
-        return await sharded.read_layout(store, manifest_path)
+        return await read_layout(store, manifest_path)
 
-    monkeypatch.setattr("penstock.spark.sources.queues.read_layout", counted)
+    monkeypatch.setattr(sharded, "read_layout", counted)
     stream = queue.stream(mode=mode)
     start = stream.initialOffset()
     looks.clear()
@@ -127,11 +128,14 @@ def test_shards_are_looked_for_only_until_the_queue_has_its_first_number(
 def test_shards_that_the_user_forbids_are_never_looked_for(
     queue: Queue, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.sources.queues.read_layout", None)
     stream = queue.stream(mode=mode, sharded="false")
-    start = stream.initialOffset()
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded, "read_layout", None)
+        start = stream.initialOffset()
     queue.produce_sharded(2, shards=2)
-    assert stream.latestOffset(start, ALL) is start
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded, "read_layout", None)
+        assert stream.latestOffset(start, ALL) is start
 
 
 @pytest.mark.parametrize("given", ["0", '{"0": 0}', "earliest"])

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         storage_error,
     )
     from penstock.buffer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
-    from penstock.buffer.fsck import Finding, Severity, audit
+    from penstock.buffer.fsck import audit
     from penstock.buffer.gc import GarbageCollector, GcReport
     from penstock.buffer.inspect import QueueReader, QueueSurvey, entry_time_ms, survey
     from penstock.buffer.manifest import (
@@ -107,7 +107,6 @@ __all__ = [
     "EntryIndex",
     "FencedError",
     "FetchHandle",
-    "Finding",
     "Floor",
     "GarbageCollector",
     "GarbageCollectorConfig",
@@ -127,7 +126,6 @@ __all__ = [
     "QueueSurvey",
     "RetriesExhausted",
     "SerializationError",
-    "Severity",
     "ShardedConsumer",
     "ShardedProducer",
     "Shards",
@@ -181,7 +179,7 @@ if not TYPE_CHECKING:
                 "StorageError StorageRejected StorageUnavailable storage_error"
             ),
             "fetch": "BatchDescriptor ConsumedBatch FetchHandle",
-            "fsck": "Finding Severity audit",
+            "fsck": "audit",
             "gc": "GarbageCollector GcReport",
             "inspect": "QueueReader QueueSurvey entry_time_ms survey",
             "manifest": "MANIFEST_VERSION Entry EntryIndex Manifest Metadata decode_manifest",

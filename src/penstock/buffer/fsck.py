@@ -6,10 +6,8 @@ Nothing is changed. The checks are pure functions over what was read; `audit` re
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from penstock import errors
 from penstock.buffer import manifest
@@ -20,6 +18,7 @@ from penstock.buffer.manifest import EntryIndex
 from penstock.buffer.manifest_file import ManifestFile
 from penstock.buffer.side_objects import read_dequeued_log, read_floor
 from penstock.buffer.transactions import read_transaction_log
+from penstock.findings import Finding, Severity
 
 PARALLEL_FETCHES = 4
 _SIDE_SUFFIXES = (".floor", ".ledger", ".txn")
@@ -28,23 +27,6 @@ _RESTORE = (
     "restore the object from a backup or an older version of it; if it is lost for good, let the consumer "
     "set the batch aside with on_bad_batch: skip"
 )
-
-
-class Severity(enum.Enum):
-    """Whether somebody has to act."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was noticed, and what to do about it."""
-
-    severity: Severity
-    subject: str
-    text: str
-    advice: str = ""
 
 
 def _problem(subject: str, text: str, advice: str) -> Finding:

@@ -104,7 +104,7 @@ def _reasons(sink: SinkTotals) -> dict[str, int]:
 
 
 def _print_audit(report: AuditReport) -> None:
-    from penstock.buffer import Severity
+    from penstock.findings import Severity
 
     found = report.balance
     click.echo(click.style(f"{report.pipeline}, query {report.query or '-'}", bold=True))

@@ -17,8 +17,8 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.options import injected, json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_pairs, print_table, time_text
 from penstock.errors import Corrupt, InvalidInput, NotFound
+from penstock.findings import Severity
 from penstock.quiver import (
-    Severity,
     Signal,
     check,
     core_directories,
@@ -444,5 +444,19 @@ def _fsck_object(
         "clean": not any(each.problems for each in checked),
         "repaired": done,
         "running_cores": running,
-        "cores": [dataclasses.asdict(each) for each in checked],
+        "cores": [_core_object(each) for each in checked],
     }
+
+
+def _core_object(core: CheckedCore) -> dict[str, object]:
+    findings = [
+        {
+            "severity": finding.severity,
+            "core": finding.core,
+            "subject": finding.subject,
+            "text": finding.text,
+            "advice": finding.advice,
+        }
+        for finding in core.findings
+    ]
+    return {**dataclasses.asdict(core), "findings": findings}

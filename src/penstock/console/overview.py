@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.buffer import Severity
 from penstock.console.http_poller import Exposition
 from penstock.console.poller import Reading
 from penstock.console.queues import QueueReading
 from penstock.console.sources import LINES_SHOWN, PipelineSource, QueueWatch, Sources
 from penstock.console.topics_source import TopicsReading
 from penstock.console.topology import EdgeKey, Figures, state_of, topology_of, url_of
+from penstock.findings import problems_in
 from penstock.up import DatabasePlace, PartState, PartStatus, PipelinePlace, RelayPlace
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def balance_of(source: PipelineSource) -> list[dict[str, object]]:
         empty: dict[str, object] = dict.fromkeys(names)
         return [{"chain": source.place.name, "sink": None, **empty, **common, "findings": []}]
     report = reading.value
-    problems = [finding for finding in report.balance.findings if finding.severity is Severity.PROBLEM]
+    problems = problems_in(report.balance.findings)
     texts = [f"{finding.subject}: {finding.text}" for finding in problems[:_FINDINGS_MAX]]
     return [
         {

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from penstock.quiver.tools.dataset import known_schema, select, text_view, unified_schema
     from penstock.quiver.tools.export import TimestampUnit, export_parquet
-    from penstock.quiver.tools.fsck import CheckedCore, Severity, check, core_directories, is_in_use, repair
+    from penstock.quiver.tools.fsck import CheckedCore, check, core_directories, is_in_use, repair
     from penstock.quiver.tools.offline import (
         AckEvent,
         SubscriberLook,
@@ -58,7 +58,6 @@ __all__ = [
     "SegmentInfo",
     "SegmentReader",
     "SegmentSource",
-    "Severity",
     "Signal",
     "StaleClaim",
     "StoredSegments",
@@ -109,7 +108,7 @@ if not TYPE_CHECKING:
             ),
             "tools.dataset": "known_schema select text_view unified_schema",
             "tools.export": "TimestampUnit export_parquet",
-            "tools.fsck": "CheckedCore Severity check core_directories is_in_use repair",
+            "tools.fsck": "CheckedCore check core_directories is_in_use repair",
             "tools.offline": (
                 "AckEvent SubscriberLook drop_subscriber look_at_progress look_at_subscribers read_history"
             ),

@@ -17,10 +17,10 @@ from penstock.lazy import lazy_exports
 if TYPE_CHECKING:
     from penstock.spark.audit import AuditReport, audit_pipeline
     from penstock.spark.audit.books import BooksReading, PipelineBooks, SinkCommit, SinkProgress
-    from penstock.spark.audit.ledger_reader import Finding
+    from penstock.spark.audit.ledger_reader import AuditFinding
     from penstock.spark.audit.reconcile import Balance, SinkTotals
     from penstock.spark.pipeline import Pipeline, PipelineStatus, RunningPipeline
-    from penstock.spark.pipeline.check import CheckFinding, check_pipeline
+    from penstock.spark.pipeline.check import CheckResult, check_pipeline
     from penstock.spark.pipeline.checkpoint import Checkpoint
     from penstock.spark.pipeline.dead_letters import Letter, LetterPage, read_letters
     from penstock.spark.pipeline.errors import explain_pipeline
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEAD_LETTERS",
+    "AuditFinding",
     "AuditReport",
     "Backlog",
     "Balance",
@@ -63,11 +64,10 @@ __all__ = [
     "BooksReading",
     "BufferSinkSpec",
     "BufferSourceSpec",
-    "CheckFinding",
+    "CheckResult",
     "Checkpoint",
     "CompactionReport",
     "Ending",
-    "Finding",
     "JavaHome",
     "Letter",
     "LetterPage",
@@ -116,8 +116,8 @@ if not TYPE_CHECKING:
             "audit": "AuditReport audit_pipeline",
             "audit.books": "BooksReading PipelineBooks SinkCommit SinkProgress",
             "audit.reconcile": "Balance SinkTotals",
-            "audit.ledger_reader": "Finding",
-            "pipeline.check": "CheckFinding check_pipeline",
+            "audit.ledger_reader": "AuditFinding",
+            "pipeline.check": "CheckResult check_pipeline",
             "pipeline.checkpoint": "Checkpoint",
             "pipeline.errors": "explain_pipeline",
             "pipeline.ledger": "BatchLine",

@@ -97,8 +97,7 @@ if TYPE_CHECKING:
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
     from penstock.topics.tools import (
         BackupManifest,
-        Finding,
-        Severity,
+        FileFinding,
         VerifyReport,
         backup,
         restore,
@@ -141,7 +140,7 @@ __all__ = [
     "EngineStats",
     "ExtendResult",
     "Feed",
-    "Finding",
+    "FileFinding",
     "FreeText",
     "Health",
     "IncompatibleTopic",
@@ -169,7 +168,6 @@ __all__ = [
     "RouterSummary",
     "Scheduler",
     "SegmentRoot",
-    "Severity",
     "ShuttingDown",
     "SubscriptionFilter",
     "Throttled",
@@ -252,7 +250,7 @@ if not TYPE_CHECKING:
             "segments.layout": "is_in_use",
             "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
-            "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
+            "tools": "BackupManifest FileFinding VerifyReport backup restore verify",
             "tools.verify": "counted",
         },
     )

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from penstock.buffer import Consumer, ConsumerConfig, Metadata, Producer, ProducerConfig
 from penstock.buffer import manifest as manifests
-from penstock.buffer.fsck import Finding, Severity, audit
+from penstock.buffer.fsck import audit
 from penstock.buffer.inspect import QueueReader
 from penstock.buffer.manifest import EMPTY_MANIFEST, NewEntry
 from penstock.errors import MediaError
+from penstock.findings import Finding, Severity
 from penstock.objects import Blob, ByteRange, MemoryStore
 
 MANIFEST = "ingest/manifest"

@@ -10,11 +10,12 @@ from tests.unit.topics.data_directories import FS
 from tests.unit.topics.engine_doubles import FSYNC, read_all, recs
 
 from penstock.errors import Rejected
+from penstock.findings import Severity
 from penstock.topics import Engine, EngineConfig, Predicate
 from penstock.topics.segments.store import open_cold_store
 from penstock.topics.tools.backup import backup
 from penstock.topics.tools.restore import restore
-from penstock.topics.tools.verify import Severity, verify
+from penstock.topics.tools.verify import verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

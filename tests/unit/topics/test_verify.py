@@ -10,12 +10,13 @@ from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirector
 from tests.unit.topics.engine_doubles import recs
 
 from penstock.errors import NotFound, Rejected
+from penstock.findings import Severity
 from penstock.topics.log.frame import encode
 from penstock.topics.log.payload import prepare
 from penstock.topics.segments.format import Part
 from penstock.topics.segments.layout import LOCK_FILE, is_in_use
 from penstock.topics.segments.store import LocalSegmentRoot
-from penstock.topics.tools.verify import Severity, VerifyReport, verify
+from penstock.topics.tools.verify import VerifyReport, verify
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_records_of_a_topic_that_nothing_names_are_a_problem(made: DataDirectory
     for batch in (known, nameless):
         made.log.append([batch.buffer], len(batch.buffer), batch.count, sync=True)
     (finding,) = check(made).problems
-    assert finding.path == made.active_log()
+    assert finding.subject == made.active_log()
     assert finding.text == "2 records of topic 7, which no snapshot and no log names"
     made.snapshot(4)
     assert check(made).findings == []
@@ -99,7 +100,7 @@ def test_there_must_be_a_directory(tmp_path: Path) -> None:
 def test_every_bit_of_a_record_is_checked_and_named(made: DataDirectory) -> None:
     made.damage(f"{SEALED}.data", 3 * 51 + 20)
     (finding,) = check(made).problems
-    assert finding.path == f"{SEALED}.data"
+    assert finding.subject == f"{SEALED}.data"
     assert finding.start is not None
     assert finding.end is not None
     assert finding.start <= 3 * 51 + 20 < finding.end
@@ -127,7 +128,7 @@ def test_every_bit_beside_the_records_is_checked(made: DataDirectory, part: str)
     size = len((made.path / f"{SEALED}.{part}").read_bytes())
     for offset in range(size):
         made.damage(f"{SEALED}.{part}", offset)
-        assert [finding.path for finding in check(made).problems] == [f"{SEALED}.{part}"], offset
+        assert [finding.subject for finding in check(made).problems] == [f"{SEALED}.{part}"], offset
         made.damage(f"{SEALED}.{part}", offset)
 
 
@@ -135,7 +136,7 @@ def test_every_bit_of_every_record_counts(made: DataDirectory) -> None:
     size = made.entries[0].data_bytes
     for offset in range(0, size, 7):
         made.damage(f"{SEALED}.data", offset)
-        assert {finding.path for finding in check(made).problems} == {f"{SEALED}.data"}, offset
+        assert {finding.subject for finding in check(made).problems} == {f"{SEALED}.data"}, offset
         made.damage(f"{SEALED}.data", offset)
 
 
@@ -149,7 +150,7 @@ def test_bytes_beyond_what_the_snapshot_counts_do_not_matter(made: DataDirectory
 def test_a_missing_file_is_a_problem(made: DataDirectory, part: str) -> None:
     (made.path / f"{SEALED}.{part}").unlink()
     (finding,) = check(made).problems
-    assert finding.path == f"{SEALED}.{part}"
+    assert finding.subject == f"{SEALED}.{part}"
     assert "missing" in finding.text
     assert (finding.first_seq, finding.last_seq) == (1, 10)
 
@@ -163,7 +164,7 @@ def test_tags_may_be_missing_because_they_can_be_made_again(made: DataDirectory)
 def test_a_file_that_is_too_short_is_a_problem(made: DataDirectory, part: str) -> None:
     path = made.path / f"{SEALED}.{part}"
     path.write_bytes(path.read_bytes()[:-1])
-    assert [finding.path for finding in check(made).problems] == [f"{SEALED}.{part}"]
+    assert [finding.subject for finding in check(made).problems] == [f"{SEALED}.{part}"]
 
 
 def test_deletions_that_are_forgotten_are_a_problem(made: DataDirectory) -> None:
@@ -176,7 +177,7 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_is_used(made: DataDirect
     made.snapshot(4)
     made.damage("meta/snapshot-0000000000000004.bin", 40)
     report = check(made)
-    assert [finding.path for finding in report.problems] == ["meta/snapshot-0000000000000004.bin"]
+    assert [finding.subject for finding in report.problems] == ["meta/snapshot-0000000000000004.bin"]
     assert report.stored_records == 15
 
 
@@ -187,7 +188,7 @@ def test_damage_in_the_log_is_named_with_its_range(made: DataDirectory) -> None:
     made.write_log(1)
     made.damage(made.active_log(), start + 60)
     (finding,) = check(made).problems
-    assert finding.path == made.active_log()
+    assert finding.subject == made.active_log()
     assert finding.start is not None
     assert finding.end is not None
     assert finding.start <= start + 60 < finding.end
@@ -217,7 +218,7 @@ def test_a_write_that_was_cut_off_is_a_note(made: DataDirectory) -> None:
 
 def test_a_log_file_that_the_snapshot_needs_must_be_there(made: DataDirectory) -> None:
     (made.path / made.active_log()).unlink()
-    assert made.active_log() in [finding.path for finding in check(made).problems]
+    assert made.active_log() in [finding.subject for finding in check(made).problems]
 
 
 @pytest.mark.parametrize("text", [None, b"", b"nothing\n", b"wal-0000000000009999.log\n"])
@@ -229,14 +230,14 @@ def test_a_current_that_is_missing_or_damaged_is_a_problem(made: DataDirectory, 
 
 def test_an_empty_log_file_is_a_problem(made: DataDirectory) -> None:
     (made.path / made.active_log()).write_bytes(b"")
-    assert made.active_log() in [finding.path for finding in check(made).problems]
+    assert made.active_log() in [finding.subject for finding in check(made).problems]
 
 
 def test_a_log_that_ends_before_the_offset_in_the_snapshot_is_a_problem(made: DataDirectory) -> None:
     path = made.path / made.active_log()
     path.write_bytes(path.read_bytes()[: made.log.end.offset - 60])
     (finding,) = check(made).problems
-    assert (finding.path, finding.end) == (made.active_log(), made.log.end.offset)
+    assert (finding.subject, finding.end) == (made.active_log(), made.log.end.offset)
 
 
 def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_records_in_the_cold_tier_are_read_there_or_told(made: DataDirectory, tm
     store.delete(1, [Part.DATA])
     made.snapshot(4, msgspec.structs.replace(made.entries[0], cold=True), made.entries[1])
     (note,) = check(made).findings
-    assert (note.severity, note.path) == (Severity.NOTE, f"{SEALED}.data")
+    assert (note.severity, note.subject) == (Severity.NOTE, f"{SEALED}.data")
     assert note.text == "10 records of clicks not checked: they are in the cold tier; give --cold"
     report = verify(FS, str(made.path), cold=other)
     assert report.findings == []

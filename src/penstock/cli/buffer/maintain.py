@@ -11,11 +11,9 @@ from penstock.buffer import (
     NO_FLOOR,
     Consumer,
     ConsumerConfig,
-    Finding,
     Floor,
     GarbageCollector,
     GcReport,
-    Severity,
     audit,
     batch_minted_ms,
     read_floor,
@@ -23,6 +21,7 @@ from penstock.buffer import (
 from penstock.cli.buffer.target import Queue, QueueOptions, Target, queue_options, queues_of
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Progress, print_finding, print_json, time_text
+from penstock.findings import Finding, Severity
 
 
 @click.command()

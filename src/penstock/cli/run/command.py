@@ -19,7 +19,7 @@ from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from penstock.cli.run.session import CommandSession
-    from penstock.spark import CheckFinding, PipelineSpec
+    from penstock.spark import CheckResult, PipelineSpec
 
 
 @click.command()
@@ -149,5 +149,5 @@ def report_checks(spec: PipelineSpec, sessions: CommandSession, *, as_json: bool
     return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
-def _check(finding: CheckFinding) -> Check:
+def _check(finding: CheckResult) -> Check:
     return Check(status=Status(finding.status), name=finding.name, text=finding.text, advice=finding.advice)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import sys
@@ -16,11 +15,12 @@ import click
 from penstock.cli.failure import ExitCode, needs
 from penstock.cli.options import json_option
 from penstock.cli.output import Progress, print_finding, print_json, print_pairs, time_text
+from penstock.findings import Severity
 from penstock.storage import FileSystem, OsFileSystem
 from penstock.units import format_size
 
 if TYPE_CHECKING:
-    from penstock.topics import BackupManifest, Finding, SegmentRoot, VerifyReport
+    from penstock.topics import BackupManifest, FileFinding, SegmentRoot, VerifyReport
 
 _LOG = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def verify(data_dir: str, cold: str | None, as_json: bool) -> int:
 
 
 def _print_findings(report: VerifyReport) -> None:
-    from penstock.topics import Severity, counted
+    from penstock.topics import counted
 
     for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
         advice = None if finding.topic is None else _lost(finding)
@@ -138,7 +138,7 @@ def _print_findings(report: VerifyReport) -> None:
     click.echo(f"{verdict}: {', '.join(parts)}")
 
 
-def _lost(finding: Finding) -> str:
+def _lost(finding: FileFinding) -> str:
     if finding.first_seq == finding.last_seq:
         return f"record {finding.first_seq} of {finding.topic}"
     return f"records {finding.first_seq} to {finding.last_seq} of {finding.topic}"
@@ -154,7 +154,20 @@ def _report_object(report: VerifyReport, *, running: bool) -> dict[str, object]:
         "topics": report.topics,
         "stored_records": report.stored_records,
         "log_frames": report.log_frames,
-        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "findings": [_finding_object(finding) for finding in report.findings],
+    }
+
+
+def _finding_object(finding: FileFinding) -> dict[str, object]:
+    return {
+        "severity": finding.severity,
+        "path": finding.subject,
+        "text": finding.text,
+        "start": finding.start,
+        "end": finding.end,
+        "topic": finding.topic,
+        "first_seq": finding.first_seq,
+        "last_seq": finding.last_seq,
     }
 
 

@@ -7,7 +7,6 @@ files are copied or moved to `quarantine/` before anything is changed, and what 
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corrupt, NotFound, Unsupported
+from penstock.findings import Finding, Severity, problems_in
 from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.log import replay
@@ -31,22 +31,11 @@ _CORE: Final = re.compile(r"core_(0|[1-9][0-9]{0,8})")
 _REPAIR: Final = "`penstock quiver fsck --repair` sets it aside, and so does the next start"
 
 
-class Severity(enum.StrEnum):
-    """Whether a finding is a loss or an error, or only worth knowing."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One finding about a core, and what to do about it."""
+class CoreFinding(Finding):
+    """A finding about one core."""
 
-    severity: Severity
     core: int
-    subject: str
-    text: str
-    advice: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +44,7 @@ class CheckedCore:
 
     core: int
     directory: str
-    findings: list[Finding]
+    findings: list[CoreFinding]
     log_entries: int = 0
     segments: int = 0
     items: int = 0
@@ -64,8 +53,8 @@ class CheckedCore:
     subscribers: int = 0
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+    def problems(self) -> list[CoreFinding]:
+        return problems_in(self.findings)
 
     def problem(self, subject: str, text: str, advice: str = _REPAIR) -> None:
         self._add(Severity.PROBLEM, subject, text, advice)
@@ -75,7 +64,7 @@ class CheckedCore:
 
     def _add(self, severity: Severity, subject: str, text: str, advice: str) -> None:
         self.findings.append(
-            Finding(severity=severity, core=self.core, subject=subject, text=text, advice=advice)
+            CoreFinding(severity=severity, core=self.core, subject=subject, text=text, advice=advice)
         )
 
 

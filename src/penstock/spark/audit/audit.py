@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.buffer import Severity
 from penstock.config import unknown_key
 from penstock.errors import Unsupported
+from penstock.findings import Severity
 from penstock.spark.audit.inputs import Evidence, Tell, apps_in_ledger, query_of
-from penstock.spark.audit.ledger_reader import Facts, Finding
+from penstock.spark.audit.ledger_reader import AuditFinding, Facts
 from penstock.spark.audit.positions import Places, PositionScan, compare_places, open_scan, windows
 from penstock.spark.audit.reconcile import Balance, balance
 from penstock.spark.pipeline.ledger import BatchLine
@@ -79,11 +79,11 @@ def _once(
     )
 
 
-def _note(subject: str, text: str, advice: str = "") -> Finding:
-    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice)
+def _note(subject: str, text: str, advice: str = "") -> AuditFinding:
+    return AuditFinding(severity=Severity.NOTE, subject=subject, text=text, advice=advice)
 
 
-def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int]) -> Iterator[Finding]:
+def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int]) -> Iterator[AuditFinding]:
     checkpoint = evidence.checkpoint
     if not checkpoint.is_local:
         if query is not None:
@@ -92,7 +92,7 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
                 f"{checkpoint.path} cannot be read without Spark, so plans and commits are not compared",
             )
     elif query is not None and checkpoint.query_id is None:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject="checkpoint",
             text=f"{checkpoint.path} is gone, but the ledger has lines of query {query}",
@@ -107,7 +107,7 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
         )
 
 
-def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tell) -> Iterator[Finding]:
+def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tell) -> Iterator[AuditFinding]:
     """Every record of a sink by its place, where the sink allows it."""
     subject = f"sink {name}"
     lines = [line for line in facts.lines if name in line.rows]
@@ -138,7 +138,7 @@ def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tel
     except Unsupported as error:
         yield _note(subject, f"records are not compared one by one: {error}")
     except (pa.ArrowException, OSError) as error:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject=subject,
             text=f"{sink.place} cannot be read: {_ADDRESS.sub('(address)', str(error))[:300]}",

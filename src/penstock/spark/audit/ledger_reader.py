@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.buffer import Severity
+from penstock.findings import Finding
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.sources.offsets import Offset
 
@@ -20,13 +20,9 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was noticed, where, and what to do about it."""
+class AuditFinding(Finding):
+    """A finding with the sequences that it is about."""
 
-    severity: Severity
-    subject: str
-    text: str
-    advice: str = ""
     spans: tuple[Span, ...] = ()
 
 

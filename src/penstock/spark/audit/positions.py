@@ -18,13 +18,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from penstock.blocking import loop_thread
-from penstock.buffer import Severity
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import NotFound, Unavailable, Unsupported
+from penstock.findings import Severity
 from penstock.ids import SYSTEM_RNG
 from penstock.objects import ByteRange, ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
-from penstock.spark.audit.ledger_reader import Facts, Finding, Span, spans_between, spans_text
+from penstock.spark.audit.ledger_reader import AuditFinding, Facts, Span, spans_between, spans_text
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.tables.spec import TableSpec
 
@@ -88,7 +88,7 @@ def windows(lines: Iterable[BatchLine], records: int = WINDOW_RECORDS) -> Iterat
 
 def compare_places(
     name: str, lines: Sequence[BatchLine], delivered: Places, letters: Places, facts: Facts
-) -> list[Finding]:
+) -> list[AuditFinding]:
     """What a sink and the dead letters hold of one window, record by record, against the ledger.
 
     The sink is one to one: every row has the place of one record.
@@ -110,9 +110,9 @@ def compare_places(
     return findings
 
 
-def _duplicates(name: str, lines: Sequence[BatchLine], extra: Places) -> Finding:
+def _duplicates(name: str, lines: Sequence[BatchLine], extra: Places) -> AuditFinding:
     shown = [_place(int(s), int(q), int(i)) for s, q, i in zip(*_first(extra), strict=True)]
-    return Finding(
+    return AuditFinding(
         severity=Severity.PROBLEM,
         subject=f"sink {name}",
         text=f"{len(extra.index)} rows too many in micro-batches {lines[0].batch} to {lines[-1].batch}, dead "
@@ -139,7 +139,9 @@ def _touched(places: Places) -> tuple[Span, ...]:
     return tuple(Span(shard=int(shard), first=int(sequence), last=int(sequence)) for shard, sequence in pairs)
 
 
-def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts: Facts) -> Iterator[Finding]:
+def _compare_line(
+    name: str, line: BatchLine, by_shard: dict[int, Places], facts: Facts
+) -> Iterator[AuditFinding]:
     expected = line.rows[name] + line.dead
     parts = []
     for shard, end in line.end.items():
@@ -152,7 +154,7 @@ def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts
         return
     spans = spans_between(line.start, line.end)
     if count > expected:
-        yield Finding(
+        yield AuditFinding(
             severity=Severity.PROBLEM,
             subject=f"sink {name}",
             text=f"micro-batch {line.batch} ({spans_text(spans)}) has {count - expected} records more than "
@@ -166,7 +168,7 @@ def _compare_line(name: str, line: BatchLine, by_shard: dict[int, Places], facts
 
 def _missing(
     name: str, line: BatchLine, spans: tuple[Span, ...], found: Places, lost: int, facts: Facts
-) -> Finding:
+) -> AuditFinding:
     places: list[tuple[int, int, int]] = []
     if line.dropped(name) == 0 and not line.skipped:
         places = list(_absent(spans, found, facts))
@@ -175,7 +177,7 @@ def _missing(
         which = f"{shown}{_more(lost)}" if len(places) >= min(lost, SHOWN) else f"{shown} and others"
     else:
         which = "which ones cannot be told from those that were left out on purpose"
-    return Finding(
+    return AuditFinding(
         severity=Severity.PROBLEM,
         subject=f"sink {name}",
         text=f"micro-batch {line.batch} ({spans_text(spans)}) lacks {lost} records: {which}",

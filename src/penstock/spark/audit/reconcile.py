@@ -12,8 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.buffer import Severity
-from penstock.spark.audit.ledger_reader import Facts, Finding, Span, TableFacts, spans_between, spans_text
+from penstock.findings import Severity, problems_in
+from penstock.spark.audit.ledger_reader import (
+    AuditFinding,
+    Facts,
+    Span,
+    TableFacts,
+    spans_between,
+    spans_text,
+)
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.sources.offsets import Offset
 
@@ -68,7 +75,7 @@ class Balance:
     """Records that were counted again in the queue's own batches."""
     taken: int
     """Records whose batches are collected: the ledger's word is taken."""
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def in_flight(self) -> int:
@@ -76,9 +83,7 @@ class Balance:
 
     @property
     def balanced(self) -> bool:
-        return not any(finding.severity is Severity.PROBLEM for finding in self.findings) and not any(
-            sink.difference for sink in self.sinks
-        )
+        return not problems_in(self.findings) and not any(sink.difference for sink in self.sinks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,19 +139,19 @@ def balance(facts: Facts) -> Balance:
     )
 
 
-def _problem(subject: str, text: str, advice: str = _STOP, spans: tuple[Span, ...] = ()) -> Finding:
-    return Finding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice, spans=spans)
+def _problem(subject: str, text: str, advice: str = _STOP, spans: tuple[Span, ...] = ()) -> AuditFinding:
+    return AuditFinding(severity=Severity.PROBLEM, subject=subject, text=text, advice=advice, spans=spans)
 
 
-def _note(subject: str, text: str, advice: str = "", spans: tuple[Span, ...] = ()) -> Finding:
-    return Finding(severity=Severity.NOTE, subject=subject, text=text, advice=advice, spans=spans)
+def _note(subject: str, text: str, advice: str = "", spans: tuple[Span, ...] = ()) -> AuditFinding:
+    return AuditFinding(severity=Severity.NOTE, subject=subject, text=text, advice=advice, spans=spans)
 
 
 def _of(line: BatchLine) -> tuple[Span, ...]:
     return spans_between(line.start, line.end)
 
 
-def _check_lines(facts: Facts) -> Iterator[Finding]:
+def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
     """Each line begins where the one before ends."""
     before: BatchLine | None = None
     for line in facts.lines:
@@ -198,7 +203,7 @@ def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) ->
             opened, start = batch + 1, until
 
 
-def _missing_line(hole: _Hole, facts: Facts) -> Finding:
+def _missing_line(hole: _Hole, facts: Facts) -> AuditFinding:
     one = hole.first == hole.last
     subject = f"micro-batch {hole.first}" if one else f"micro-batches {hole.first} to {hole.last}"
     where = spans_text(hole.spans) if hole.end is not None else "sequences that nothing remembers"
@@ -218,7 +223,7 @@ def _missing_line(hole: _Hole, facts: Facts) -> Finding:
     )
 
 
-def _check_checkpoint(facts: Facts) -> Iterator[Finding]:
+def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
     """The plans that Spark still has, against the lines."""
     if facts.planned is None:
         return
@@ -271,7 +276,7 @@ def _recount(spans: Iterable[Span], facts: Facts) -> int | None:
     return total
 
 
-def _check_reading(facts: Facts) -> Iterator[Finding]:
+def _check_reading(facts: Facts) -> Iterator[AuditFinding]:
     """What was read, against the batches that are still stored."""
     for line in facts.lines:
         found = recounted(line, facts)
@@ -307,7 +312,7 @@ def _in_flight(facts: Facts, reached: Offset) -> Iterator[ShardTotals]:
         yield ShardTotals(shard=shard, next=reached[shard], batches=len(waiting), records=records)
 
 
-def _check_queue(facts: Facts, reached: Offset) -> Iterator[Finding]:
+def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
     """What is still to come must be there."""
     for shard, held in sorted(facts.queue.items()):
         name = f"shard {shard}" if len(facts.queue) > 1 else "queue"
@@ -349,7 +354,7 @@ def _is_cleaned(table: TableFacts, batch: int) -> bool:
 
 def _check_table(
     subject: str, table: TableFacts, expected: Mapping[int, int], facts: Facts
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     """A sink against what the ledger says it got."""
     lines = {line.batch: line for line in facts.lines}
     newest = max((batch for batch, rows in expected.items() if rows), default=-1)
@@ -394,7 +399,7 @@ def _check_table(
         )
 
 
-def _check_one_to_one(name: str, facts: Facts) -> Iterator[Finding]:
+def _check_one_to_one(name: str, facts: Facts) -> Iterator[AuditFinding]:
     several = False
     for line in facts.lines:
         dropped = line.dropped(name) if name in line.rows else 0

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["CheckFinding", "check_pipeline"]
+__all__ = ["CheckResult", "check_pipeline"]
 
 _GENERAL: Final = "follow the message, then check again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFinding:
+class CheckResult:
     """What was looked at, what was found and, unless it is fine, what to do."""
 
     status: Literal["ok", "warn", "fail"]
@@ -52,7 +52,7 @@ class CheckFinding:
 
 def check_pipeline(
     spec: PipelineSpec, open_session: Callable[[], SparkSession], *, own_java: bool
-) -> Iterator[CheckFinding]:
+) -> Iterator[CheckResult]:
     """One finding after the other, as they are made. What rests on something that failed is left out.
 
     `own_java` says that the session starts a Java of its own. Raises nothing that concerns the pipeline.
@@ -72,26 +72,26 @@ def check_pipeline(
     yield _guarded("ledger", lambda: _ledger(spec), "give a store that this machine may write")
 
 
-def _ok(name: str, text: str) -> CheckFinding:
-    return CheckFinding(status="ok", name=name, text=text)
+def _ok(name: str, text: str) -> CheckResult:
+    return CheckResult(status="ok", name=name, text=text)
 
 
 def _sinks(spec: PipelineSpec) -> str:
     return "1 sink" if len(spec.outputs) == 1 else f"{len(spec.outputs)} sinks"
 
 
-def _guarded(name: str, look: Callable[[], str | CheckFinding], advice: str) -> CheckFinding:
+def _guarded(name: str, look: Callable[[], str | CheckResult], advice: str) -> CheckResult:
     """What `look` found; its error is a finding as well."""
     try:
         found = look()
     except PenstockError as error:
-        return CheckFinding(status="fail", name=name, text=str(error), advice=_advice(error, advice))
+        return CheckResult(status="fail", name=name, text=str(error), advice=_advice(error, advice))
     except Exception as error:
         known = explain_pipeline(error)
         if known is None:
             raise
-        return CheckFinding(status="fail", name=name, text=str(known), advice=_advice(known, advice))
-    return found if isinstance(found, CheckFinding) else _ok(name, found)
+        return CheckResult(status="fail", name=name, text=str(known), advice=_advice(known, advice))
+    return found if isinstance(found, CheckResult) else _ok(name, found)
 
 
 def _advice(error: PenstockError, otherwise: str) -> str:
@@ -134,7 +134,7 @@ def _bounds(options: BufferOptions) -> Mapping[int, Bounds]:
         queue.close()
 
 
-def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckFinding]:
+def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckResult]:
     """From the bytes to the tables: each step needs the columns of the one before."""
     spec = pipeline.spec
     schemas: list[StructType | None] = []
@@ -170,7 +170,7 @@ def _columns(schema: StructType | None) -> str:
 
 def _check_sink(
     spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
-) -> Iterator[CheckFinding]:
+) -> Iterator[CheckResult]:
     rows: list[DataFrame] = []
 
     def transform() -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MediaError, NotFound, PenstockError
+from penstock.findings import Finding, Severity, problems_in
 from penstock.storage import (
     EXTENT,
     FileSystem,
@@ -63,20 +63,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-class Severity(StrEnum):
-    """Damage, or something worth knowing."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A file, perhaps a range of its bytes, and what is wrong; `path` is relative to the data directory."""
+class FileFinding(Finding):
+    """A finding about a file, or a range of its bytes; the subject is its path in the data directory."""
 
-    severity: Severity
-    path: str
-    text: str
     start: int | None = None
     end: int | None = None
     topic: str | None = None
@@ -85,7 +75,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = "" if self.start is None else f", bytes {self.start} to {self.end}"
-        return f"{self.path}{where}: {self.text}"
+        return f"{self.subject}{where}: {self.text}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +83,7 @@ class VerifyReport:
     """What was looked at and what was found."""
 
     directory: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
     topics: int = 0
@@ -102,8 +92,8 @@ class VerifyReport:
     log_frames: int = 0
 
     @property
-    def problems(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.severity is Severity.PROBLEM]
+    def problems(self) -> list[FileFinding]:
+        return problems_in(self.findings)
 
     def count(self, size: int) -> None:
         """One more file was read, or as much of it as counts."""
@@ -137,7 +127,7 @@ class LogCheck:
             if not extent.readable:
                 text = "it cannot be read: a loss at the end of the log may go unnoticed until the next start"
                 place = os.path.join(group.path, EXTENT)
-                self._report.findings.append(Finding(severity=Severity.NOTE, path=place, text=text))
+                self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=place, text=text))
             self._check_files(group, found)
             for damage in lost_bytes(extent, found, group.start, group.synced)[0]:
                 self._add(Severity.PROBLEM, group, damage.file, damage.reason, damage.start, damage.end)
@@ -195,7 +185,7 @@ class LogCheck:
             for path, number, count in self._nameless[topic_id]:
                 text = f"{counted(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
                 place = os.path.join(path, file_name(number))
-                self._report.findings.append(Finding(severity=Severity.PROBLEM, path=place, text=text))
+                self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=place, text=text))
 
     def _add(
         self,
@@ -208,7 +198,9 @@ class LogCheck:
     ) -> None:
         place = os.path.join(group.path, file_name(number))
         start = None if end is None else start
-        self._report.findings.append(Finding(severity=severity, path=place, text=text, start=start, end=end))
+        self._report.findings.append(
+            FileFinding(severity=severity, subject=place, text=text, start=start, end=end)
+        )
 
 
 def _heads(file: ScannedFile, start: LogPosition) -> Iterator[npt.NDArray[np.void]]:
@@ -269,7 +261,7 @@ class SegmentCheck:
         records = counted(self._entry.count, "record")
         text = f"{records} of {self._topic.name} not checked: they are in the cold tier; give --cold"
         path = segment_path(self._topic, self._entry, Part.DATA)
-        self._report.findings.append(Finding(severity=Severity.NOTE, path=path, text=text))
+        self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=path, text=text))
         return None
 
     def _check_records(self, data: memoryview, rows: IndexRows) -> None:
@@ -335,9 +327,9 @@ class SegmentCheck:
         for start, end in view.bad:
             # Which records are lost with it is told for each of them.
             self._report.findings.append(
-                Finding(
+                FileFinding(
                     severity=Severity.PROBLEM,
-                    path=segment_path(self._topic, self._entry, part),
+                    subject=segment_path(self._topic, self._entry, part),
                     text="the device cannot read this part; keep the file, and check the device",
                     start=start,
                     end=end,
@@ -365,9 +357,9 @@ class SegmentCheck:
     ) -> None:
         first, last = (self._entry.first_seq, self._entry.end_seq - 1) if seqs is None else seqs
         self._report.findings.append(
-            Finding(
+            FileFinding(
                 severity=Severity.PROBLEM,
-                path=segment_path(self._topic, self._entry, part),
+                subject=segment_path(self._topic, self._entry, part),
                 text=text,
                 start=start,
                 end=end,
@@ -461,7 +453,7 @@ def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
             end = error.offset + error.length
             text = f"the snapshot cannot be read: {error}"
             report.findings.append(
-                Finding(severity=Severity.PROBLEM, path=path, text=text, start=error.offset, end=end)
+                FileFinding(severity=Severity.PROBLEM, subject=path, text=text, start=error.offset, end=end)
             )
             continue
         report.count(len(raw))
@@ -470,6 +462,6 @@ def _check_snapshots(fs: FileSystem, report: VerifyReport) -> Snapshot | None:
         except PenstockError as error:
             text = f"the snapshot cannot be read: {error}"
             report.findings.append(
-                Finding(severity=Severity.PROBLEM, path=path, text=text, start=0, end=len(raw))
+                FileFinding(severity=Severity.PROBLEM, subject=path, text=text, start=0, end=len(raw))
             )
     return newest

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.buffer.fsck import Severity
-from penstock.spark.audit.ledger_reader import Facts, Finding, ShardFacts, Span, TableFacts
+from penstock.findings import Severity
+from penstock.spark.audit.ledger_reader import AuditFinding, Facts, ShardFacts, Span, TableFacts
 from penstock.spark.audit.positions import Places, compare_places, windows
 from penstock.spark.audit.reconcile import Balance, balance
 from penstock.spark.pipeline.ledger import BatchLine
@@ -59,7 +59,7 @@ FACTS = Facts(
 )
 
 
-def problems(found: Balance) -> list[Finding]:
+def problems(found: Balance) -> list[AuditFinding]:
     return [finding for finding in found.findings if finding.severity is Severity.PROBLEM]
 
 
@@ -67,7 +67,7 @@ def notes(found: Balance) -> str:
     return "\n".join(f.text for f in found.findings if f.severity is Severity.NOTE)
 
 
-def only(found: Balance) -> Finding:
+def only(found: Balance) -> AuditFinding:
     assert not found.balanced
     (finding,) = problems(found)
     return finding

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.check import CheckResult, check_pipeline
     from penstock.spark.pipeline.checkpoint import Checkpoint
     from penstock.spark.pipeline.dead_letters import Letter, LetterPage, read_letters
-    from penstock.spark.pipeline.errors import explain_pipeline
     from penstock.spark.pipeline.ledger import BatchLine
     from penstock.spark.pipeline.outputs import check_options, table_of
     from penstock.spark.pipeline.redrive import Redrive, Redriven, Wanted, redrive
@@ -48,11 +47,12 @@ if TYPE_CHECKING:
         lost,
         register,
     )
+    from penstock.spark.session.failures import explain_pipeline
     from penstock.spark.sources.queues import Backlog, QueueWatch
+    from penstock.spark.tables import open_table
     from penstock.spark.tables.compact import CompactionReport, compact
     from penstock.spark.tables.delta import load_delta
     from penstock.spark.tables.spec import TableSpec
-    from penstock.spark.tables.table import open_table
 
 __all__ = [
     "DEAD_LETTERS",
@@ -119,7 +119,6 @@ if not TYPE_CHECKING:
             "audit.ledger_reader": "AuditFinding",
             "pipeline.check": "CheckResult check_pipeline",
             "pipeline.checkpoint": "Checkpoint",
-            "pipeline.errors": "explain_pipeline",
             "pipeline.ledger": "BatchLine",
             "pipeline.dead_letters": "Letter LetterPage read_letters",
             "pipeline.outputs": "check_options table_of",
@@ -130,10 +129,11 @@ if not TYPE_CHECKING:
                 "Ending JavaHome build_session check_spark ensure_java explain find_java forget_java "
                 "java_ending lost register"
             ),
+            "session.failures": "explain_pipeline",
             "sources.queues": "Backlog QueueWatch",
             "tables.compact": "CompactionReport compact",
             "tables.delta": "load_delta",
             "tables.spec": "TableSpec",
-            "tables.table": "open_table",
+            "tables": "open_table",
         },
     )

@@ -29,8 +29,8 @@ from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import ReadQueue, bounds_of
+from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
-from penstock.spark.tables.table import open_table
 
 Tell = Callable[[str], None]
 """Takes a sentence about how far the work is."""

@@ -19,12 +19,12 @@ from penstock.objects import StoreAddress, StoreConfig, check_conditional_writes
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.dead_letters import LETTER_COLUMNS
 from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
-from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.outputs import queue_of, table_of
 from penstock.spark.pipeline.pipeline import Pipeline
 from penstock.spark.pipeline.rows import check_database_columns
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
+from penstock.spark.session.failures import explain_pipeline
 from penstock.spark.session.java import find_java
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.columns import spark_schema
@@ -205,7 +205,7 @@ def _target(sink: SinkSpec, schema: StructType) -> str:
         from penstock.spark.tables.merge import check_merge_columns
 
         check_merge_columns(schema.fieldNames(), sink.merge.keys, sink.merge.add, schema)
-    from penstock.spark.tables.table import open_table
+    from penstock.spark.tables import open_table
 
     exists = open_table(table).check(schema)
     if table.kind != "iceberg":

@@ -19,8 +19,8 @@ from penstock.spark.pipeline.spec import BufferSourceSpec, PipelineSpec
 from penstock.spark.sinks.options import SinkOptions
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.queues import find_shards
+from penstock.spark.tables import open_table
 from penstock.spark.tables.spec import TableSpec
-from penstock.spark.tables.table import open_table
 from penstock.units import parse_size
 
 __all__ = [

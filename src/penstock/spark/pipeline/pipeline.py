@@ -15,12 +15,12 @@ from penstock.config import Setting
 from penstock.errors import ConfigError, Corrupt, PenstockError
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS, infer_schema, parse_schema
-from penstock.spark.pipeline.errors import explain_pipeline
 from penstock.spark.pipeline.ledger import BatchLine, Ledger
 from penstock.spark.pipeline.microbatch import MicroBatches
 from penstock.spark.pipeline.outputs import source_options
 from penstock.spark.pipeline.rows import otlp_columns
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
+from penstock.spark.session.failures import explain_pipeline
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import Backlog, QueueWatch, ReadQueue, bounds_of

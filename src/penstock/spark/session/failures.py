@@ -27,6 +27,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.spark.errors import BadRecord, TransformError
 from penstock.spark.session.java_process import ending_in, not_ready
 
 _NOT_STARTED: Final = re.compile(r"\[JAVA_GATEWAY_EXITED\]|\[JAVA_GATEWAY_PORT_FAILED\]")
@@ -40,6 +41,12 @@ _OURS: Final = re.compile(
 )
 _SQL_STATE: Final = re.compile(r"(\s+SQLSTATE: \w+)+\s*\Z")
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+
+_BAD: Final = re.compile(r"BadRecord: (record -?\d+ of sequence \d+ in shard \d+ .*?)(?: SQLSTATE|\n|$)")
+_SQL: Final = re.compile(
+    r"\[((?:UNRESOLVED|PARSE|DATATYPE_MISMATCH|TABLE_OR_VIEW|MISSING|AMBIGUOUS|INVALID|UNSUPPORTED)[A-Z_.]*)\]"
+    r" (.*?)(?: SQLSTATE|;\n|\n|$)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,3 +278,19 @@ def _class_of(module: str, name: str) -> type[PenstockError]:
     except ImportError:
         found = None
     return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
+
+
+def explain_pipeline(error: BaseException) -> PenstockError | None:
+    """Return the error in what Spark raised while a pipeline ran, or None for an unknown failure."""
+    text = str(error)
+    bad = _BAD.search(text)
+    if bad is not None:
+        return BadRecord(
+            f"{bad[1]}. Nothing of its micro-batch was written; on_error: dead_letter keeps such records "
+            "in a table and continues"
+        )
+    known = explain(error)
+    if known is not None:
+        return known
+    sql = _SQL.search(text)
+    return TransformError(f"transform: {sql[2]} ({sql[1]})") if sql is not None else None

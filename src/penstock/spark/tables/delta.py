@@ -36,7 +36,7 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.objects import StoreAddress
-from penstock.spark.tables.errors import SchemaMismatch, version_behind
+from penstock.spark.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout

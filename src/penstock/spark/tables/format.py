@@ -22,9 +22,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, Unsupported
+from penstock.spark.tables import open_table
 from penstock.spark.tables.parts import write_parts
 from penstock.spark.tables.spec import TableKind, TableSpec
-from penstock.spark.tables.table import DataFile, FileLayout, one_time_app, open_table
+from penstock.spark.tables.table import DataFile, FileLayout, one_time_app
 from penstock.spark.worker import freeze_modules
 
 __all__ = ["DeltaFormat", "IcebergFormat", "ParquetFormat", "TableFormat", "Txn"]

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, OutcomeUnknown, PermissionDenied, Unavailable, Unsupported
 from penstock.objects import StoreConfig
-from penstock.spark.tables.errors import SchemaMismatch, version_behind
+from penstock.spark.errors import SchemaMismatch, version_behind
 from penstock.spark.tables.schema import arrow_schema, check_partitioning, check_rows_fit, retype
 from penstock.spark.tables.spec import TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, is_one_time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -13,9 +12,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, DecimalType, DoubleType, FloatType, LongType, StructType
 
+from penstock.config import closest
 from penstock.errors import ConfigError, InvalidInput, Unsupported
+from penstock.spark.errors import sum_too_large
 from penstock.spark.tables.delta import DeltaLog
-from penstock.spark.tables.errors import sum_too_large
 from penstock.spark.tables.schema import arrow_schema
 from penstock.spark.tables.spec import TableSpec
 
@@ -85,8 +85,8 @@ def check_merge_columns(
         raise ConfigError("merge: give at least one key column")
     for name in (*keys, *add):
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"they are {', '.join(names)}"
+            near = closest(name, names)
+            hint = f"did you mean {near!r}?" if near else f"they are {', '.join(names)}"
             raise ConfigError(f"merge: the rows have no column {name!r}; {hint}")
     both = set(keys) & set(add)
     if both:

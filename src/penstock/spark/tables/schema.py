@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,7 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.tables.errors import SchemaMismatch
+from penstock.config import closest
+from penstock.spark.errors import SchemaMismatch
 
 __all__ = ["arrow_schema", "check_partitioning", "check_rows_fit", "retype", "type_name"]
 
@@ -147,8 +147,8 @@ def check_rows_fit(rows: pa.Schema, table: pa.Schema, where: str, *, may_omit: b
 
 
 def _surplus(field: pa.Field, held: list[str], where: str) -> str:
-    nearest = difflib.get_close_matches(field.name, held, n=1, cutoff=0.6)
-    hint = f"did you mean {nearest[0]!r}? Or leave it out" if nearest else "leave it out"
+    near = closest(field.name, held)
+    hint = f"did you mean {near!r}? Or leave it out" if near else "leave it out"
     return (
         f"column {field.name!r} is not in {where}; {hint} in the query, or add it to the table "
         f"({type_name(retype(field.type))})"
@@ -159,8 +159,8 @@ def check_partitioning(rows: pa.Schema, columns: Sequence[str], where: str) -> N
     """Raise `SchemaMismatch` unless the files can be divided by the values of `columns`."""
     for name in columns:
         if name not in rows.names:
-            nearest = difflib.get_close_matches(name, rows.names, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"they are {', '.join(rows.names)}"
+            near = closest(name, rows.names)
+            hint = f"did you mean {near!r}?" if near else f"they are {', '.join(rows.names)}"
             raise SchemaMismatch(f"partitionBy: the rows for {where} have no column {name!r}; {hint}")
         kind = rows.field(name).type
         if not _can_partition(kind):

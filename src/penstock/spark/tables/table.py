@@ -11,12 +11,9 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ids import SYSTEM_RNG, is_ulid, mint_ulid
 from penstock.objects import StoreConfig
-from penstock.spark.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-__all__ = ["DataFile", "FileLayout", "PartitionValues", "Table", "is_one_time", "one_time_app", "open_table"]
 
 _ONE_TIME: Final = "write-"
 
@@ -113,18 +110,3 @@ def one_time_app() -> str:
 def is_one_time(app: str) -> bool:
     """Whether nobody will ever ask for the last version of `app`, so that it need not be kept."""
     return app.startswith(_ONE_TIME) and is_ulid(app[len(_ONE_TIME) :])
-
-
-def open_table(spec: TableSpec) -> Table:
-    """The table at `spec`; nothing is contacted yet. Raises `Unsupported` when its library is missing."""
-    if spec.kind == "delta":
-        from penstock.spark.tables.delta import DeltaLog
-
-        return DeltaLog(spec)
-    if spec.kind == "iceberg":
-        from penstock.spark.tables.iceberg import IcebergTable
-
-        return IcebergTable(spec)
-    from penstock.spark.tables.parquet import ParquetFolder
-
-    return ParquetFolder(spec)

@@ -11,8 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tests.unit.spark.tables.conftest import Place, recorded_syncs
 
 from penstock.errors import ConfigError, InvalidInput, Unsupported
-from penstock.spark.tables import SchemaMismatch, TableSpec, VersionBehind
-from penstock.spark.tables.errors import SumTooLarge
+from penstock.spark.errors import SchemaMismatch, SumTooLarge, VersionBehind
+from penstock.spark.tables import TableSpec
 from penstock.spark.tables.merge import merge_into
 
 COLUMNS = ["Day", "k", "n", "amount", "last"]

@@ -22,8 +22,7 @@ from penstock.errors import ConfigError, Corrupt, PenstockError
 from penstock.objects import LocalStore, MemoryStore, ObjectStore
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version
 from penstock.spark.tables import DataFile, TableSpec
-from penstock.spark.tables.commits import Decision, app_key
-from penstock.spark.tables.parquet import ParquetFolder
+from penstock.spark.tables.parquet import Decision, ParquetFolder, app_key
 from penstock.spark.tables.parts import staged_key
 from penstock.testing import FAULTS_OF, FaultKind, FaultPlan, FaultyStore
 

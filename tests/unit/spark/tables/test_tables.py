@@ -10,7 +10,8 @@ from pyspark.sql.types import DateType, IntegerType, LongType, StringType, Struc
 from tests.unit.spark.tables.conftest import SCHEMA, Place, make_spec
 
 from penstock.errors import PenstockError
-from penstock.spark.tables import SchemaMismatch, TableSpec, VersionBehind, open_table
+from penstock.spark.errors import SchemaMismatch, VersionBehind
+from penstock.spark.tables import TableSpec, open_table
 from penstock.spark.tables.parts import write_parts
 
 

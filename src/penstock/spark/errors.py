@@ -1,12 +1,30 @@
-"""What can be wrong between a query and its table."""
+"""Errors between a pipeline, its SQL and its tables. Each says what is wrong and what to do.
+
+PenstockError
+  ConfigError
+    TransformError    the SQL of a pipeline is not valid
+    SchemaMismatch    the rows do not fit a table
+  Rejected
+    VersionBehind     the table has a later micro-batch
+    InvalidInput
+      BadRecord       a record does not decode
+  LimitExceeded
+    SumTooLarge       a total does not fit its column
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import ConfigError, LimitExceeded, Rejected
+from penstock.errors import ConfigError, InvalidInput, LimitExceeded, Rejected
 
-__all__ = ["SchemaMismatch", "SumTooLarge", "VersionBehind", "sum_too_large", "version_behind"]
+
+class BadRecord(InvalidInput):
+    """A record does not decode, and the pipeline stops at such a record."""
+
+
+class TransformError(ConfigError):
+    """The SQL of a pipeline is not valid for the columns it reads."""
 
 
 class SchemaMismatch(ConfigError):
@@ -22,16 +40,16 @@ class VersionBehind(Rejected):
 
 
 def version_behind(where: str, app: str, version: int, last: int) -> VersionBehind:
-    """The error for a micro-batch older than the last one the table has of the same query."""
+    """Return the error for a micro-batch that is older than the last one the table has of its query."""
     return VersionBehind(
         f"{where} already has micro-batch {last} of {app}, and this one is {version}: the checkpoint was "
-        "rolled back, copied, or runs twice, and going on would skip or double records. Use the checkpoint "
+        "rolled back, copied, or runs twice, and continuing would skip or double records. Use the checkpoint "
         "that this query was last run with, or a new one"
     )
 
 
 def sum_too_large(where: str, add: Sequence[str]) -> SumTooLarge:
-    """The error for a merge that cannot store a total."""
+    """Return the error for a merge that cannot store a total."""
     return SumTooLarge(
         f"merge: a total of {', '.join(add)} is too large for its column in {where}, and nothing was merged; "
         "write to a new table whose column has more room: CAST(... AS DECIMAL(38, 0)), or AS DOUBLE"

@@ -16,6 +16,7 @@ It is never set for a cluster.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -68,10 +69,18 @@ def register(spark: SparkSession) -> None:
     """
     check_spark()
     check_spark(spark.version)
-    from penstock.spark.formats import installed_formats
+    from penstock.spark.sinks.buffer import BufferFormat
+    from penstock.spark.sinks.databases import TimeSeriesFormat, VectorFormat
+    from penstock.spark.sources.quiver import QuiverFormat
+    from penstock.spark.tables.format import DeltaFormat, IcebergFormat, ParquetFormat
 
-    for source in installed_formats():
+    tables = (DeltaFormat, ParquetFormat, IcebergFormat)
+    for source in (BufferFormat, QuiverFormat, *tables, TimeSeriesFormat, VectorFormat):
         spark.dataSource.register(source)
+    if importlib.util.find_spec("httpx") is not None:
+        from penstock.spark.sinks.topic import TopicFormat
+
+        spark.dataSource.register(TopicFormat)
 
 
 def is_local(master: str) -> bool:

@@ -1,4 +1,6 @@
-"""Writing to a queue: tasks store batch objects, the driver appends all of them in one manifest write.
+"""The format `penstock-buffer`: a source of a queue's records, and a sink that appends to it.
+
+Tasks store batch objects, and the driver appends all of them in one manifest write:
 
 1. Each task stores its rows as batch objects and tells the driver where they are. Objects of a task that
    failed or ran twice are named by nobody, and the queue's consumer collects them as garbage.
@@ -22,7 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from penstock.blocking import loop_thread
@@ -41,7 +48,10 @@ from penstock.errors import ConfigError, Rejected, Unavailable, Unsupported
 from penstock.objects import ObjectStore
 from penstock.retry import RetryPolicy
 from penstock.spark.sinks.options import SinkOptions
-from penstock.spark.sources.buffer_options import FORMAT
+from penstock.spark.sources.base import check_schema
+from penstock.spark.sources.buffer import BufferReader, BufferStreamReader
+from penstock.spark.sources.buffer_options import FORMAT, BufferOptions
+from penstock.spark.sources.columns import COLUMNS, spark_schema
 from penstock.spark.sources.queues import find_shards
 from penstock.spark.worker import freeze_modules, worker_store
 
@@ -60,6 +70,57 @@ class Uploaded(WriterCommitMessage):
     query: str | None
     shard: int | None
     batches: tuple[StoredBatch, ...]
+
+
+class BufferFormat(DataSource):
+    """The records of a queue. `BufferOptions` describes the options of reading, `SinkOptions` of writing.
+
+    | column | type | |
+    |---|---|---|
+    | sequence | bigint | the batch's number in its shard |
+    | index | int | the record's place in its batch |
+    | value | binary | the record |
+    | ingestion_time | timestamp | when the producer took it |
+    | metadata | binary | the bytes that the producer gave with it |
+    | location | string | the batch object's key |
+    | shard | int | 0 in a queue without shards |
+
+    To write, the rows have `value` (binary or string, never null) and perhaps `metadata` (binary).
+    """
+
+    @property
+    def _parsed(self) -> BufferOptions:
+        return BufferOptions.parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return spark_schema(self._parsed.columns)
+
+    def reader(self, schema: StructType) -> BufferReader:
+        check_schema(schema, self._parsed.columns, COLUMNS, FORMAT, "decode `value`")
+        return BufferReader(self._parsed)
+
+    def streamReader(self, schema: StructType) -> BufferStreamReader:
+        check_schema(schema, self._parsed.columns, COLUMNS, FORMAT, "decode `value`")
+        return BufferStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BufferWriter:
+        return BufferWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> BufferStreamWriter:
+        return BufferStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> SinkOptions:
+        if overwrite:
+            raise Unsupported(
+                f"{FORMAT} only appends: the records in a queue belong to its consumer. Use mode('append') "
+                "or outputMode('append'), and for a result that changes a table"
+            )
+        check_columns(schema)
+        return SinkOptions.parse(self.options)
 
 
 class BufferWriter(DataSourceArrowWriter):

@@ -1,4 +1,6 @@
-"""Writing to a topic: each task writes its rows in chunks, each under an idempotency key of its own.
+"""The format `penstock-topic`: a source of topics' records, and a sink that writes to one topic.
+
+Each task writes its rows in chunks, each under an idempotency key of its own.
 
 The key of a chunk names the application (the streaming query), its version (the micro-batch), the
 partition, the number of the chunk, and a digest of what is in it. So a task that is run again writes nothing
@@ -20,14 +22,22 @@ import msgspec
 import pyarrow as pa
 import xxhash
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from penstock.blocking import loop_thread
 from penstock.errors import ConfigError, InvalidInput, Unsupported
 from penstock.spark.sinks.topic_options import TopicSinkOptions
+from penstock.spark.sources.base import check_schema
+from penstock.spark.sources.topic import TopicReader, TopicStreamReader
 from penstock.spark.sources.topic_client import topic_connection
-from penstock.spark.sources.topic_options import TOPIC_FORMAT
+from penstock.spark.sources.topic_columns import TOPIC_COLUMNS, topic_schema
+from penstock.spark.sources.topic_options import TOPIC_FORMAT, TopicOptions
 from penstock.spark.worker import freeze_modules
 from penstock.topics import BATCH_RECORDS_MAX, Call, NewRecord, Repeat, write_body
 
@@ -40,6 +50,57 @@ class Written(WriterCommitMessage):
     """What one task tells the driver."""
 
     records: int
+
+
+class TopicFormat(DataSource):
+    """Records of topics. `TopicOptions` describes the options of reading, `TopicSinkOptions` of writing.
+
+    | column | type | |
+    |---|---|---|
+    | topic | string | |
+    | seq | bigint | the record's number in its topic |
+    | ts | timestamp | when the server took it |
+    | node | string | the writer, if it gave its name |
+    | tag | string | |
+    | data | string | JSON text; null only in a row that describes a gap |
+    | meta | string | JSON text |
+
+    To write, the rows have `data` (JSON text, never null) and perhaps `tag`, `node` and `meta`.
+    """
+
+    @property
+    def _parsed(self) -> TopicOptions:
+        return TopicOptions.parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return TOPIC_FORMAT
+
+    def schema(self) -> str:
+        return topic_schema(self._parsed.columns)
+
+    def reader(self, schema: StructType) -> TopicReader:
+        check_schema(schema, self._parsed.columns, TOPIC_COLUMNS, TOPIC_FORMAT, "parse `data`")
+        return TopicReader(self._parsed)
+
+    def streamReader(self, schema: StructType) -> TopicStreamReader:
+        check_schema(schema, self._parsed.columns, TOPIC_COLUMNS, TOPIC_FORMAT, "parse `data`")
+        return TopicStreamReader(self._parsed)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
+        return TopicWriter(self._sink(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+        return TopicStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> TopicSinkOptions:
+        if overwrite:
+            raise Unsupported(
+                f"{TOPIC_FORMAT} only appends: a topic is a log. Use mode('append') or outputMode('append'), "
+                "and for a result that changes a table"
+            )
+        check_topic_columns(schema)
+        return TopicSinkOptions.parse(self.options)
 
 
 class TopicWriter(DataSourceArrowWriter):

@@ -1,4 +1,4 @@
-"""Reading `penstock-quiver`: a batch query, a stream, and the tasks of both, which map segments."""
+"""The format `penstock-quiver`: a batch query, a stream, and the tasks of both, which map segments."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import NotFound
+from penstock.errors import ConfigError, NotFound
 from penstock.quiver import (
     ExternalAck,
     SegmentInfo,
     SegmentSource,
     commit_offset,
     core_directory,
+    known_schema,
     text_view,
 )
 from penstock.spark.sources.base import SourceStreamReader
 from penstock.spark.sources.columns import regroup
 from penstock.spark.sources.offsets import Bounds, Offset, StoredOffset
-from penstock.spark.sources.quiver_columns import arrow_target, columns_left_out, to_target
+from penstock.spark.sources.quiver_columns import arrow_target, columns_left_out, spark_struct, to_target
 from penstock.spark.sources.quiver_offsets import (
     SegmentGap,
     SegmentOffsets,
@@ -31,11 +32,51 @@ from penstock.spark.sources.quiver_offsets import (
     segment_ranges,
     segments_between,
 )
-from penstock.spark.sources.quiver_options import QuiverOptions
+from penstock.spark.sources.quiver_options import QUIVER_FORMAT, QuiverOptions
 from penstock.spark.worker import freeze_modules
 from penstock.storage import OsFileSystem
 
 _log = logging.getLogger(__name__)
+
+
+class QuiverFormat(DataSource):
+    """Rows of one signal. `QuiverOptions` describes the options.
+
+    The columns are those of the segments, all of them together; spans, logs and metrics have theirs even
+    before the first segment. Another schema may be given: columns are found by name.
+    """
+
+    @property
+    def _parsed(self) -> QuiverOptions:
+        return QuiverOptions.parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        return QUIVER_FORMAT
+
+    def schema(self) -> StructType:
+        options = self._parsed
+        source = options.open()
+        schemas = {}
+        for info in list_segments(source):
+            if info.slot == options.slot and info.schema_hash not in schemas:
+                try:
+                    schemas[info.schema_hash] = source.reader(info).schema
+                except NotFound:
+                    continue
+        known = known_schema(options.slot)
+        return spark_struct([*([known] if known else []), *schemas.values()], options.slot, view=options.view)
+
+    def reader(self, schema: StructType) -> QuiverReader:
+        options = self._parsed
+        if options.subscriber is not None:
+            raise ConfigError(
+                "subscriber: a batch query reads what is there and keeps nothing; use readStream"
+            )
+        return QuiverReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> QuiverStreamReader:
+        return QuiverStreamReader(self._parsed, schema)
 
 
 class SegmentPartition(InputPartition):

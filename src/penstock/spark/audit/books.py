@@ -22,7 +22,7 @@ from penstock.spark.audit.inputs import apps_in_ledger, query_of
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.dead_letters import Letter, LetterPage, LetterReader, Letters, Position
 from penstock.spark.pipeline.ledger import BatchLine, Ledger
-from penstock.spark.pipeline.outputs import last_version_of, table_of
+from penstock.spark.pipeline.outputs import Output, table_of
 from penstock.spark.pipeline.redrive import redriven_places
 from penstock.spark.pipeline.sink_spec import SinkSpec
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec
@@ -223,7 +223,7 @@ class PipelineBooks:
 def _sink(name: str, sink: SinkSpec, query: str | None, *, is_letters: bool = False) -> SinkProgress:
     last = error = None
     try:
-        last = None if query is None else last_version_of(sink, query)
+        last = None if query is None else Output.of(sink).last_version(query)
     except (PenstockError, OSError) as failure:
         error = str(failure)
     return SinkProgress(
@@ -236,7 +236,7 @@ def _commit(name: str, sink: SinkSpec, query: str, number: int) -> SinkCommit:
     try:
         if sink.kind == "delta":
             return _delta_commit(name, sink, query, number)
-        last = last_version_of(sink, query)
+        last = Output.of(sink).last_version(query)
     except (PenstockError, OSError) as error:
         return SinkCommit(sink=name, kind=sink.kind, place=sink.place, has_it=None, text=str(error))
     has_it = last is not None and last >= number

@@ -24,7 +24,7 @@ from penstock.spark.audit.ledger_reader import Facts, ShardFacts, TableFacts
 from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.ledger import Ledger
-from penstock.spark.pipeline.outputs import last_version_of, source_options, table_of
+from penstock.spark.pipeline.outputs import Output, source_options
 from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.offsets import Offset, QueueOffsets
@@ -139,11 +139,12 @@ class Evidence:
 
     def _table(self, name: str, sink: SinkSpec, app: str | None) -> TableFacts:
         self._tell(f"reading {name}: {sink.place}")
-        spec = table_of(sink)
+        output = Output.of(sink)
+        spec = output.table
         if app is None:
             return TableFacts(place=sink.place, last=None, rows={})
         if spec is None:
-            return TableFacts(place=sink.place, last=last_version_of(sink, app), rows=None)
+            return TableFacts(place=sink.place, last=output.last_version(app), rows=None)
         table = open_table(spec)
         if sink.merge is not None:
             return TableFacts(place=sink.place, last=table.last_version(app), rows=None)

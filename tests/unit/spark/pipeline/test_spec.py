@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import Setting, merge
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.outputs import sink_options, source_options
+from penstock.spark.pipeline.outputs import Output, source_options
 from penstock.spark.pipeline.spec import PipelineSpec, load_spec, read_spec
 
 PLAIN: dict[str, Setting] = {
@@ -138,5 +138,5 @@ def test_a_checkpoint_on_a_file_system_of_sparks_own_needs_a_ledger() -> None:
 
 def test_a_sink_says_all_of_it_to_sparks_writer() -> None:
     read = spec(sink={"delta": {"partition_by": ["day"], "store_options": {"region": "eu"}}})
-    options = sink_options(read.outputs["delta"])
+    options = Output.of(read.outputs["delta"]).options
     assert (options["path"], options["partitionBy"], options["store.region"]) == ("/base/table", "day", "eu")

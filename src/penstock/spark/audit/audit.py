@@ -1,4 +1,4 @@
-"""The audit of a pipeline: read its books, balance them, and with `deep` every record on its own."""
+"""The audit of a pipeline: read its books, balance them, and with `deep` compare every record."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
 _IN_SINKS: Final = ("_shard", "_sequence", "_index")
 _IN_LETTERS: Final = ("shard", "sequence", "index")
 _ADDRESS: Final = re.compile(r"https?://\S+")
-"""Where a store is may come with a signature."""
+"""The address of a store may contain a signature."""
 _NOTHING: Final = Places.gather([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     pipeline: str
     query: str | None
-    """None: the pipeline never ran, and all that is produced is in flight."""
+    """None if the pipeline never ran: then every record is in flight."""
     deep: bool
     balance: Balance
 
@@ -47,9 +47,9 @@ class AuditReport:
 def audit_pipeline(
     spec: PipelineSpec, *, sink: str | None = None, deep: bool = False, tell: Tell = lambda _: None
 ) -> AuditReport:
-    """Close the books of a pipeline, which may be running. Changes nothing and needs no Spark.
+    """Audit a pipeline, which may be running. Changes nothing and needs no Spark.
 
-    What does not balance at first is read a second time, and only what is still wrong then is reported.
+    If something does not balance, everything is read a second time, and only the second result is reported.
     Raises `ConfigError` for an unknown `sink`, and `StorageError`, `Corrupt` or `Unavailable` where a book
     cannot be read.
     """
@@ -96,7 +96,7 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
             severity=Severity.PROBLEM,
             subject="checkpoint",
             text=f"{checkpoint.path} is gone, but the ledger has lines of query {query}",
-            advice="restore it: without it the pipeline starts anew and delivers again what is there",
+            advice="restore it: without it the pipeline starts again and repeats what the queue still holds",
         )
     others = sorted(app for app in apps if app != query)
     if others:
@@ -108,7 +108,7 @@ def _about_queries(evidence: Evidence, query: str | None, apps: Mapping[str, int
 
 
 def _deep(name: str, sink: SinkSpec, spec: PipelineSpec, facts: Facts, tell: Tell) -> Iterator[AuditFinding]:
-    """Every record of a sink by its place, where the sink allows it."""
+    """Compare every record of a sink by its position, if the sink has positions."""
     subject = f"sink {name}"
     lines = [line for line in facts.lines if name in line.rows]
     if not lines:
@@ -158,7 +158,7 @@ def _needed(facts: Facts) -> tuple[str, ...]:
 def _places(
     scan: PositionScan, names: tuple[str, str, str], window: list[BatchLine], pipeline: str | None
 ) -> Iterator[Places]:
-    """The places of a window in a table; of the dead letters only this pipeline's."""
+    """Yield the positions of a window in a table; of the dead letters only this pipeline's."""
     shard, sequence, index = names
     low, high = min(window[0].start.values(), default=0), max(window[-1].end.values(), default=0) - 1
     columns = [name for name in names if name in scan.columns] + ["pipeline"] * (pipeline is not None)

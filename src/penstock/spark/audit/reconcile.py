@@ -1,9 +1,9 @@
 """Does it balance? Produced = delivered + dead-lettered + dropped + skipped + in flight.
 
-Pure: everything here works on `Facts`, which somebody has read, and gives totals and findings. The two sides
-come from different books. Produced is what the queue says: records counted again where their batches are
-still stored. Delivered and dead-lettered are what the tables say. The pipeline's ledger ties them together,
-and stands in where the queue or a table no longer remembers.
+Pure: it turns `Facts` into totals and findings. The two sides come from different books. Produced comes from
+the queue: records are counted again where their batches are still stored. Delivered and dead-lettered come
+from the tables. The pipeline's ledger connects them, and replaces the queue or a table where their history
+ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SinkTotals:
 
     @property
     def difference(self) -> int | None:
-        """What is missing (or, below zero, too much)."""
+        """The number of missing records; below zero, of surplus ones."""
         if self.dropped is None:
             return None
         return self.produced - self.delivered - self.dead - self.dropped - self.skipped - self.in_flight
@@ -52,7 +52,7 @@ class SinkTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTotals:
-    """What is still to be delivered from a shard."""
+    """The undelivered batches and records of a shard."""
 
     shard: int
     next: int
@@ -74,7 +74,7 @@ class Balance:
     recounted: int
     """Records that were counted again in the queue's own batches."""
     taken: int
-    """Records whose batches are collected: the ledger's word is taken."""
+    """Records whose batches are deleted, as the ledger counted them."""
     findings: tuple[AuditFinding, ...]
 
     @property
@@ -105,7 +105,7 @@ class _Hole:
 
 
 def balance(facts: Facts) -> Balance:
-    """Totals and findings. Nothing is a finding that a pipeline which runs meanwhile would explain."""
+    """Return totals and findings. Work in progress of a running pipeline is not a finding."""
     holes = list(_holes(facts))
     reached = _reached(facts, holes)
     shards = tuple(_in_flight(facts, reached))
@@ -152,7 +152,7 @@ def _of(line: BatchLine) -> tuple[Span, ...]:
 
 
 def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
-    """Each line begins where the one before ends."""
+    """Check that each line begins where the one before ends."""
     before: BatchLine | None = None
     for line in facts.lines:
         start = before.end if before is not None else facts.origin
@@ -218,13 +218,13 @@ def _missing_line(hole: _Hole, facts: Facts) -> AuditFinding:
     return _problem(
         subject,
         text + (f"; of it {', '.join(held)}" if held else ""),
-        "restore the ledger's objects from a backup; the records themselves may well be delivered",
+        "restore the ledger's objects from a backup; the records themselves may have been delivered",
         hole.spans,
     )
 
 
 def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
-    """The plans that Spark still has, against the lines."""
+    """Compare the plans that Spark still has with the lines."""
     if facts.planned is None:
         return
     last = facts.lines[-1].batch if facts.lines else -1
@@ -261,7 +261,7 @@ def _check_checkpoint(facts: Facts) -> Iterator[AuditFinding]:
 
 
 def recounted(line: BatchLine, facts: Facts) -> int | None:
-    """The records of a line by the queue's own batches; None if that cannot be told any more."""
+    """Count the records of a line in the queue's own batches; None if some of them are deleted."""
     return None if line.gaps else _recount(_of(line), facts)
 
 
@@ -277,7 +277,7 @@ def _recount(spans: Iterable[Span], facts: Facts) -> int | None:
 
 
 def _check_reading(facts: Facts) -> Iterator[AuditFinding]:
-    """What was read, against the batches that are still stored."""
+    """Compare the records that were read with the batches that are still stored."""
     for line in facts.lines:
         found = recounted(line, facts)
         if found is not None and found != line.read:
@@ -313,7 +313,7 @@ def _in_flight(facts: Facts, reached: Offset) -> Iterator[ShardTotals]:
 
 
 def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
-    """What is still to come must be there."""
+    """Check that every undelivered batch exists."""
     for shard, held in sorted(facts.queue.items()):
         name = f"shard {shard}" if len(facts.queue) > 1 else "queue"
         if reached[shard] < held.first:
@@ -321,14 +321,15 @@ def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
             yield _problem(
                 name,
                 f"{spans_text([span])} left the queue and no micro-batch has delivered them",
-                "somebody else acknowledged them; look for their batches before the collector deletes them",
+                "another consumer acknowledged them; look for their batches before they are deleted",
                 (span,),
             )
         if reached[shard] > facts.ends.get(shard, reached[shard]):
             yield _problem(
                 name,
                 f"has handed out numbers only up to {facts.ends[shard] - 1}, and the pipeline has delivered "
-                f"up to {reached[shard] - 1}: the manifest was made anew, or this is another queue",
+                f"up to {reached[shard] - 1}: the manifest was deleted and created again, or this is "
+                "another queue",
             )
         for sequence, why in sorted(held.broken.items()):
             if sequence >= reached[shard]:
@@ -336,7 +337,7 @@ def _check_queue(facts: Facts, reached: Offset) -> Iterator[AuditFinding]:
                 yield _problem(
                     name,
                     f"the batch of {spans_text([span])} {why}, and it is not delivered yet",
-                    "restore the object; if it is lost for good, `on_gap: record` keeps a row of it",
+                    "restore the object; if it is lost, `on_gap: record` keeps a row for it",
                     (span,),
                 )
 
@@ -346,7 +347,7 @@ def _letters_expected(facts: Facts) -> dict[int, int]:
 
 
 def _is_cleaned(table: TableFacts, batch: int) -> bool:
-    """Whether the table may have had this micro-batch in the part of its history that is gone."""
+    """Return whether this micro-batch may be in the part of the table's history that is gone."""
     if table.rows is None or table.complete or batch in table.rows:
         return False
     return batch < min(table.rows, default=(table.last if table.last is not None else -1) + 1)
@@ -355,7 +356,7 @@ def _is_cleaned(table: TableFacts, batch: int) -> bool:
 def _check_table(
     subject: str, table: TableFacts, expected: Mapping[int, int], facts: Facts
 ) -> Iterator[AuditFinding]:
-    """A sink against what the ledger says it got."""
+    """Compare a sink with the rows that the ledger lists for it."""
     lines = {line.batch: line for line in facts.lines}
     newest = max((batch for batch, rows in expected.items() if rows), default=-1)
     if newest >= 0 and (table.last is None or table.last < newest):
@@ -384,7 +385,7 @@ def _check_table(
         yield _note(
             subject,
             f"{table.place} has cleaned its history: {len(cleaned)} micro-batches up to {cleaned[-1]} could "
-            "not be compared, the ledger's word is taken",
+            "not be compared, and the ledger's numbers are used",
             "",
             spans,
         )
@@ -453,7 +454,7 @@ def _totals(
 
 
 def _held(table: TableFacts | None, batch: int, said: int) -> int:
-    """The rows of a micro-batch by the table itself, else by the ledger."""
+    """Return the rows of a micro-batch from the table itself, else from the ledger."""
     if table is None or table.rows is None or _is_cleaned(table, batch):
         return said
     return table.rows.get(batch, 0)

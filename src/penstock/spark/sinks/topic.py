@@ -3,9 +3,9 @@
 Each task writes its rows in chunks, each under an idempotency key of its own.
 
 The key of a chunk names the application (the streaming query), its version (the micro-batch), the
-partition, the number of the chunk, and a digest of what is in it. So a task that is run again writes nothing
+partition, the number of the chunk, and a digest of its contents. So a task that runs again writes nothing
 twice while the server remembers the keys, which it does for the topic's `idempotency_window_ms` and until it
-restarts; and a task that comes with other rows the second time loses none of them.
+restarts; and a task that has other rows the second time loses none of them.
 
 Rows are visible as soon as a task has written them: there is no commit over several tasks in a topic.
 """
@@ -47,7 +47,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, kw_only=True)
 class Written(WriterCommitMessage):
-    """What one task tells the driver."""
+    """A task's message to the driver."""
 
     records: int
 
@@ -115,10 +115,10 @@ class TopicWriter(DataSourceArrowWriter):
         return _write(self._options, iterator, self._app, self._version)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: the tasks have written."""
+        """Do nothing: the tasks have written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: what was written stays."""
+        """Do nothing: written records stay."""
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -127,7 +127,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: TopicSinkOptions) -> None:
         if options.transaction is not None:
             raise ConfigError(
-                "txnAppId, txnVersion: these are for batch writes; a stream goes by its own query and batch "
+                "txnAppId, txnVersion: these are for batch writes; a stream uses its own query and batch "
                 "numbers. Leave them out"
             )
         self._options = options
@@ -137,16 +137,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch:
             raise Unsupported(
-                "Spark did not tell the task which micro-batch it works for, so a repeated one could not be "
-                "told from a new one; use a release of Spark that Penstock supports"
+                "Spark did not tell the task which micro-batch it works for, so a repeated one would look "
+                "like a new one; use a release of Spark that Penstock supports"
             )
         return _write(self._options, iterator, query, int(batch))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: the tasks have written."""
+        """Do nothing: the tasks have written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what was written stays, and the next attempt does not write it again."""
+        """Do nothing: written records stay, and the next attempt does not write them again."""
 
 
 def _context() -> TaskContext:
@@ -182,7 +182,7 @@ def _write_chunk(options: TopicSinkOptions, records: Sequence[NewRecord], step: 
 
 
 def chunk_key(step: str, body: bytes) -> str:
-    """The idempotency key of a chunk: short and ASCII, whatever the application is called."""
+    """Return the idempotency key of a chunk: short and ASCII for any name of an application."""
     digest = xxhash.xxh3_128(step.encode())
     digest.update(body)
     readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_.:") else "_" for c in step[-100:])
@@ -210,15 +210,17 @@ def check_topic_columns(schema: StructType) -> None:
                 f"{TOPIC_FORMAT}: column {column.name!r} is {kind}, and must be string: cast it"
             )
     if "data" not in names:
-        raise ConfigError(f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name one so")
+        raise ConfigError(
+            f"{TOPIC_FORMAT} writes the column 'data', and the rows have none: name a column 'data'"
+        )
     if len(set(names)) < len(names):
-        raise ConfigError(f"{TOPIC_FORMAT}: a column is there twice in {', '.join(names)}")
+        raise ConfigError(f"{TOPIC_FORMAT}: a column occurs twice in {', '.join(names)}")
 
 
 def chunks(batches: Iterable[pa.RecordBatch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[NewRecord]]:
-    """The rows, in order, in writes of up to `bytes_max` and 10,000 records; a longer record is one alone.
+    """Divide rows, in order, into writes of up to `bytes_max` and 10,000 records; a longer record is alone.
 
-    The same rows make the same chunks. Raises `InvalidInput` for data that is null.
+    The same rows give the same chunks. Raises `InvalidInput` for data that is null.
     """
     chunk: list[NewRecord] = []
     size = 0

@@ -99,7 +99,7 @@ class BufferReader(DataSourceReader):
             options.starting, options.ending, bounds_of(indexes), earlier=options.records_gaps
         )
         slices = slices_between(indexes, start, end, options, queue.manifests)
-        # For an empty list Spark would make up a partition of its own.
+        # For an empty list Spark would create a partition itself.
         return list(partition_slices(slices, options.tasks) or [SlicePartition(())])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -100,7 +100,7 @@ class QuiverReader(DataSourceReader):
         start, end = SegmentOffsets().resolve_range(options.starting, options.ending, bounds_of(infos))
         if options.starting != "earliest":
             check_gaps(options, infos, start, end)
-        # For an empty list Spark would make up a partition of its own.
+        # For an empty list Spark would create a partition itself.
         return list(plan_segments(options, infos, start, end) or [SegmentPartition(())])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,7 @@ _PLAIN: Final = {
 
 
 def spark_struct(schemas: Sequence[pa.Schema], slot: int, *, view: bool) -> StructType:
-    """The columns of all schemas, in Spark's types. Raises `InvalidInput` when there is none."""
+    """Return the columns of all schemas, in Spark's types. Raises `InvalidInput` if there is none."""
     if not schemas:
         raise InvalidInput(
             f"there is no segment of {slot_name(slot)} to take the columns from: wait for the first, or give "
@@ -53,13 +53,13 @@ def _adapted(schema: pa.Schema) -> pa.Schema:
 
 
 def arrow_target(struct: StructType) -> pa.Schema:
-    """The Arrow schema in which Spark takes rows of this schema."""
+    """Return the Arrow schema in which Spark takes rows of this schema."""
     schema: pa.Schema = to_arrow_schema(struct, timezone="UTC")
     return schema
 
 
 def spark_arrow_type(kind: pa.DataType, name: str) -> pa.DataType:
-    """The nearest type that Spark has; nothing but digits below the microsecond is lost.
+    """Return the nearest type that Spark has; only digits below the microsecond are lost.
 
     Raises `Unsupported` for unions, naming the column.
     """
@@ -98,9 +98,9 @@ def _nested(kind: pa.DataType, name: str) -> pa.DataType:
 
 
 def to_target(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of `target`: those it lacks are null, those it has beyond are left out.
+    """Return the batch with the columns of `target`: missing ones are null, additional ones are left out.
 
-    Raises `InvalidInput` when a column's values do not go into the type that is asked for.
+    Raises `InvalidInput` if a column's values do not fit the type of `target`.
     """
     arrays = [_column(batch, field) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
@@ -132,5 +132,5 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def columns_left_out(schema: pa.Schema, target: pa.Schema) -> list[str]:
-    """The columns that a segment has and a query does not."""
+    """Return the columns that a segment has and a query does not."""
     return sorted(set(schema.names) - set(target.names))

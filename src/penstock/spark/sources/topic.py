@@ -44,7 +44,7 @@ class TopicReader(DataSourceReader):
         options = self._options
         bounds = bounds_of_topics(options.address, options.topics)
         start, end = TopicOffsets(options.topics).resolve_range(options.starting, options.ending, bounds)
-        # For an empty list Spark would make up a partition of its own.
+        # For an empty list Spark would create a partition itself.
         return list(
             partition_ranges(ranges_between(start, end, bounds), options.tasks) or [RangePartition(())]
         )
@@ -89,24 +89,24 @@ class TopicStreamReader(SourceStreamReader[str, int]):
 
 
 def partition_ranges(ranges: Sequence[TopicRange], tasks: int) -> list[RangePartition]:
-    """At most `tasks` runs of neighbours of about the same length: the same for the same ranges."""
+    """Divide ranges into at most `tasks` partitions of neighbours: the same for the same ranges."""
     return [RangePartition(run) for run in runs_of(cut(ranges, PAGE_SEQS), tasks)]
 
 
 def read_ranges(options: TopicOptions, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
-    """Every record of the ranges, in order, in record batches of the declared schema.
+    """Yield the records of the ranges, in order, in record batches of the declared schema.
 
     Raises `TopicGap` where records are gone, unless `onGap` says otherwise, and what the client raises.
     """
-    yield from regroup(load_ahead(partial(_load, options, _Holes()), cut(ranges, PAGE_SEQS)))
+    yield from regroup(load_ahead(partial(_load, options, _EmptyRanges()), cut(ranges, PAGE_SEQS)))
     freeze_modules()
 
 
-class _Holes:
-    """What is known to hold no record: a long deleted stretch is not asked for page by page.
+class _EmptyRanges:
+    """Ranges without records, so that a long deleted range is not requested page by page.
 
-    Without this each of its pages would be answered with the records behind it. Sequences up to the head that
-    hold no record never will, so what one request tells stays true for the next ones.
+    Without this, each of its pages would return the records after it. Sequences up to the head that have no
+    record never will, so the result of one request stays true for the next ones.
     """
 
     def __init__(self) -> None:
@@ -117,18 +117,18 @@ class _Holes:
         return first <= wanted.first and wanted.last <= last
 
     def learn(self, wanted: TopicRange, page: RecordPage) -> None:
-        """Take note of what a page of `wanted` tells of the sequences behind it."""
+        """Remember which sequences after `wanted` have no record, as its page shows."""
         if page.tombstone is not None:
-            return  # what is gone is told piece by piece
-        behind = next((record.seq for record in page.records if record.seq > wanted.last), None)
-        last = page.next_from_seq if behind is None else behind - 1
+            return  # lost ranges are reported piece by piece
+        following = next((record.seq for record in page.records if record.seq > wanted.last), None)
+        last = page.next_from_seq if following is None else following - 1
         if last > wanted.last:
             self._known[wanted.topic] = (wanted.last + 1, last)
 
 
-def _load(options: TopicOptions, holes: _Holes, wanted: TopicRange) -> pa.RecordBatch:
-    """All of a range, in as many requests as its bytes need."""
-    if holes.cover(wanted):
+def _load(options: TopicOptions, empty: _EmptyRanges, wanted: TopicRange) -> pa.RecordBatch:
+    """Load a range, in as many requests as its bytes need."""
+    if empty.cover(wanted):
         return empty_batch(options.columns)
     batches: list[pa.RecordBatch] = []
     reached = wanted.first - 1
@@ -136,9 +136,9 @@ def _load(options: TopicOptions, holes: _Holes, wanted: TopicRange) -> pa.Record
         limit = 1 if wanted.gone else min(wanted.last - reached, DIFF_LIMIT_MAX)
         page = fetch_page(options.address, wanted.topic, reached, limit, with_meta="meta" in options.columns)
         batches += _gaps(options, wanted, reached, page)
-        holes.learn(wanted, page)
+        empty.learn(wanted, page)
         records = page.records
-        while records and records[-1].seq > wanted.last:  # deleted ones made room for those behind
+        while records and records[-1].seq > wanted.last:  # the page went on past deleted records
             records.pop()
         if records:
             batches.append(build_records(wanted.topic, records, options.columns))
@@ -149,7 +149,7 @@ def _load(options: TopicOptions, holes: _Holes, wanted: TopicRange) -> pa.Record
 
 
 def _gaps(options: TopicOptions, wanted: TopicRange, reached: int, page: RecordPage) -> list[pa.RecordBatch]:
-    """The row for what is gone from the rest of the range, if there is a row to make of it."""
+    """Return the row for the records that are gone from the rest of the range, if `onGap` asks for one."""
     gone = page.tombstone
     if gone is None:
         return []
@@ -162,8 +162,8 @@ def _gaps(options: TopicOptions, wanted: TopicRange, reached: int, page: RecordP
     text = f"records {first} to {last} of {wanted.topic} are gone ({gone.reason})"
     if options.on_gap == "fail":
         raise TopicGap(
-            f"{text}. Keep them longer, or read sooner; to go on, set onGap=record and get a row that tells "
-            "what is missing, or onGap=skip"
+            f"{text}. Keep them longer, or read sooner; to continue, set onGap=record to get a row that "
+            "describes the gap, or onGap=skip"
         )
     if options.on_gap == "skip":
         _log.warning("%s", text)

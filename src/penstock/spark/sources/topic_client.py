@@ -36,7 +36,7 @@ _connections: dict[tuple[int, TopicAddress], Connection] = {}
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to a diff, decoded in one go; `data` and `meta` of its records are slices of the body."""
+    """A page of records; their `data` and `meta` are slices of the response."""
 
     records: list[Record]
     next_from_seq: int
@@ -48,7 +48,7 @@ _PAGE: Final = msgspec.json.Decoder(RecordPage)
 
 
 def topic_connection(address: TopicAddress) -> Connection:
-    """This process's connections to a server."""
+    """Return this process's connections to a server."""
     key = (os.getpid(), address)
     connection = _connections.get(key)
     if connection is None:
@@ -68,7 +68,7 @@ def topic_connection(address: TopicAddress) -> Connection:
 def fetch_page(
     address: TopicAddress, topic: str, from_seq: int, limit: int = DIFF_LIMIT_MAX, *, with_meta: bool = True
 ) -> RecordPage:
-    """Records behind `from_seq`. Raises what the client raises: `TopicNotFound`, `Unreachable`, …"""
+    """Fetch records after `from_seq`. Raises what the client raises: `TopicNotFound`, `Unreachable`, …"""
     body = diff_body(
         from_seq,
         limit=limit,
@@ -84,12 +84,12 @@ def fetch_page(
         return _read_page(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnexpectedAnswer(
-            f"the answer to a diff of {topic} is not one of a topics server: {error}"
+            f"the response to a diff of {topic} is not one of a topics server: {error}"
         ) from error
 
 
 def _read_page(content: bytes) -> RecordPage:
-    """A page; a record nested deeper than a decoder goes is in it as its text."""
+    """Decode a page; a record nested deeper than the decoder's limit is kept as text."""
     try:
         return _PAGE.decode(content)
     except RecursionError:
@@ -103,7 +103,7 @@ def _read_page(content: bytes) -> RecordPage:
 
 
 def bounds_of_topics(address: TopicAddress, topics: Sequence[str]) -> dict[str, Bounds]:
-    """What each topic holds now."""
+    """Return the bounds of each topic."""
     return {topic: _bounds(address, topic) for topic in topics}
 
 
@@ -115,7 +115,7 @@ def _bounds(address: TopicAddress, topic: str) -> Bounds:
 
 
 def record_time(address: TopicAddress, topic: str, seq: int) -> int | None:
-    """When record `seq` was written; None if it is not there, or no longer."""
+    """Return the time of record `seq`; None if it does not exist."""
     if seq < 1:
         return None
     page = fetch_page(address, topic, seq - 1, limit=1, with_meta=False)

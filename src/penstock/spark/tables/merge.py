@@ -79,7 +79,7 @@ def check_merge_columns(
 ) -> None:
     """Raise `ConfigError` unless rows with these columns can be merged by `keys`.
 
-    With `schema`, also if an `add` column is of a type that sums do not fit.
+    With `schema`, also check that the types of `add` columns have room for sums.
     """
     if not keys:
         raise ConfigError("merge: give at least one key column")
@@ -108,8 +108,8 @@ def _check_summable(name: str, schema: StructType) -> None:
 def _is_overflow(error: Exception) -> bool:
     if isinstance(error, CommitFailedError):
         return False
-    told = re.search(r"overflow|out of range|too (large|small) to store", str(error), re.IGNORECASE)
-    return told is not None
+    overflow = re.search(r"overflow|out of range|too (large|small) to store", str(error), re.IGNORECASE)
+    return overflow is not None
 
 
 def _check_unique(rows: pa.Table, keys: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ def _sum(name: str, schema: StructType) -> str:
 
 
 def _room(kind: DataType) -> tuple[str, str] | None:
-    """A type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
+    """Return a type that holds the sum of two values of `kind`, and `kind` itself; None for floats."""
     if isinstance(kind, LongType):
         return "DECIMAL(20, 0)", "BIGINT"
     if isinstance(kind, DecimalType):

@@ -4,12 +4,12 @@ Readers take every Parquet file they find, so a file gets its name only when its
 
 1. Tasks store files under `_penstock/staging/`, which readers skip, with names no other task ever uses.
 2. The driver decides: one compare-and-swap of `_penstock/apps/<app>.json` from the micro-batch before to this
-   one, with the names its files will have. Whoever loses it reads it again and finds the micro-batch decided.
+   one, with the names its files will have. A driver that loses it reads it again and finds the decision.
 3. It publishes: each staged file is moved to its final name, then the micro-batch's record is written.
-4. Before the next decision, and whenever the folder is opened, a decision without a record is published to
-   the end. A staged file that is gone has been published: it goes away only by that.
+4. Before the next decision, and whenever the folder is opened, a decision without a record is published
+   completely. A staged file that is gone has been published: nothing else removes it.
 
-So a crash before 2 leaves staged files nobody refers to, one after 2 leaves a decision that is finished
+So a crash before 2 leaves staged files without references, one after 2 leaves a decision that is finished
 later, and a micro-batch that is run again finds the decision, finishes it, and adds nothing. Two drivers that
 publish the same decision move the same bytes to the same names.
 
@@ -127,7 +127,7 @@ class ParquetFolder:
         return loop_thread().run(self._rows_by_version(app))
 
     def row_count(self) -> int:
-        """The rows that readers find: the sum over the footers of all files."""
+        """Return the rows that readers find: the sum over the footers of all files."""
         return loop_thread().run(self._row_count())
 
     async def prepare_async(self, schema: StructType) -> None:
@@ -167,7 +167,7 @@ class ParquetFolder:
             return await self._schema() or new
         except PenstockError as error:
             raise type(error)(
-                f"{self._spec.where} cannot be created: {error}; check the folder and who may write to it"
+                f"{self._spec.where} cannot be created: {error}; check the folder and its permissions"
             ) from error
         return new
 
@@ -183,7 +183,7 @@ class ParquetFolder:
                 )
 
     async def commit_async(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
-        """The four steps. Raises as `commit`."""
+        """Do the four steps. Raises as `commit`."""
         new = Decision.of(app, version, files)
         for _ in range(_ATTEMPTS):
             found = await self._decision(app_key(app))
@@ -200,12 +200,12 @@ class ParquetFolder:
                 await self._finish(new)
                 return True
         raise OutcomeUnknown(
-            f"{self._spec.where}: whether micro-batch {version} was committed cannot be told; starting the "
-            "query again is safe and settles it"
+            f"{self._spec.where}: it is not known whether micro-batch {version} was committed; starting "
+            "the query again is safe and finds it out"
         )
 
     async def _decide(self, new: Decision, before: Blob | None) -> bool:
-        """Step 2. False: somebody was faster, or it may have been us; look again."""
+        """Do step 2. False if the record has changed, perhaps by this call: read it again."""
         key, data = app_key(new.app), new.encode()
         try:
             if before is None or before.version is None:
@@ -218,7 +218,7 @@ class ParquetFolder:
         return True
 
     async def _finish(self, decision: Decision) -> None:
-        """Steps 3 and 4. Does nothing when the record is there."""
+        """Do steps 3 and 4, unless the record exists."""
         if await self._has(decision.record_key):
             return
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -421,7 +421,7 @@ async def publish_file(store: ObjectStore, path: str, *, fs: FileSystem | None =
         if not await _is_there(store, path):
             raise Corrupt(
                 f"{path} in {store.url} is committed, but neither it nor its staged file "
-                f"{staged_key(path)} is there: somebody removed it. Restore it, or, if its rows may be "
+                f"{staged_key(path)} is there: it was removed. Restore it, or, if its rows may be "
                 "missing, store an empty Parquet file under that name"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Whether rows fit a table. Pure: Spark's schema and the table's meet as Arrow schemas."""
+"""Checks that rows fit a table. Pure: Spark's schema and the table's are compared as Arrow schemas."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _UNFIT: Final = frozenset(" ,;{}()\n\t=")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow form of Spark's schema, every column nullable: what the files of a table hold.
+    """Return Spark's schema as Arrow, every column nullable: the schema of a table's files.
 
     Raises `SchemaMismatch` for a column that no table can hold.
     """
@@ -92,7 +92,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambda kind: kind) -> pa.DataType:
-    """`kind` with `leaf` applied to every plain type in it, in the one spelling we compare and write.
+    """Apply `leaf` to every plain type in `kind`, and return it in the form that we compare and write.
 
     Large and view types become plain ones, children are nullable and named as Parquet names them.
     """
@@ -113,7 +113,7 @@ def retype(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType] = lambd
 
 
 def type_name(kind: pa.DataType) -> str:
-    """The type as SQL spells it."""
+    """Return the type in SQL."""
     return from_arrow_type(kind).simpleString()
 
 

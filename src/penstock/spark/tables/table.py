@@ -1,4 +1,4 @@
-"""A table as the writers, the pipeline and the audit see it."""
+"""The interface of a table for the writers, the pipeline and the audit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLayout:
-    """How tasks write files for a table: all they need to know, sent with them. It may hold secrets."""
+    """The layout of files that tasks write for a table. Sent to the tasks; it may contain secrets."""
 
     store: StoreConfig
     rows: pa.Schema
@@ -67,22 +67,22 @@ class Table(Protocol):
     """
 
     def prepare(self, schema: StructType) -> None:
-        """Create the table if it is absent, else see that the rows fit it, and finish what a crash left.
+        """Create the table if it is absent, else check that the rows fit it, and finish interrupted commits.
 
         Raises `SchemaMismatch` naming the column and what to do, or says why the place cannot be written.
         """
         ...
 
     def check(self, schema: StructType) -> bool:
-        """Whether the table is there. Raises as `prepare` when the rows do not fit it; changes nothing."""
+        """Return whether the table exists. Raises as `prepare` if the rows do not fit it; changes nothing."""
         ...
 
     def layout(self, schema: StructType) -> FileLayout:
-        """How tasks write the rows. The table is prepared."""
+        """Return the layout of the rows' files. The table is prepared."""
         ...
 
     def last_version(self, app: str) -> int | None:
-        """The last micro-batch of `app` in the table."""
+        """Return the last micro-batch of `app` in the table."""
         ...
 
     def commit(self, app: str, version: int, files: Sequence[DataFile]) -> bool:
@@ -94,19 +94,19 @@ class Table(Protocol):
         ...
 
     def rows_by_version(self, app: str) -> dict[int, int]:
-        """The rows each micro-batch of `app` added, as the table itself records it."""
+        """Return the rows that each micro-batch of `app` added, as the table itself records it."""
         ...
 
     def row_count(self) -> int:
-        """The rows in the table now."""
+        """Return the rows in the table now."""
         ...
 
 
 def one_time_app() -> str:
-    """The app of a write that is never repeated."""
+    """Return an app for a write that is never repeated."""
     return _ONE_TIME + mint_ulid(SYSTEM_CLOCK.now_ms(), SYSTEM_RNG)
 
 
 def is_one_time(app: str) -> bool:
-    """Whether nobody will ever ask for the last version of `app`, so that it need not be kept."""
+    """Return whether `app` is of a write that is never repeated, so that its version need not be kept."""
     return app.startswith(_ONE_TIME) and is_ulid(app[len(_ONE_TIME) :])

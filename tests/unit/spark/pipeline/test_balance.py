@@ -369,7 +369,7 @@ def test_of_a_collected_batch_only_inner_records_can_be_named() -> None:
 def test_records_lost_beside_dropped_ones_are_counted() -> None:
     lines = [line(0, 3, 5, read=20, rows=15)]
     (finding,) = compare_places("t", lines, places(*WHOLE[:14]), NOTHING, FACTS)
-    assert "lacks 1 records: which ones cannot be told" in finding.text
+    assert "lacks 1 records: they cannot be distinguished" in finding.text
 
 
 def test_records_beyond_the_ledger_are_counted() -> None:

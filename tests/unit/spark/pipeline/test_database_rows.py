@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
     "a bad metric": ({"timeseries": {"store": "x", "metric": "a-b"}}, "metric: expected letters"),
     "a bad policy": (merge(POINTS, {"timeseries": {"on_null": "skip"}}), "on_null"),
     "an unknown key": (merge(DOCS, {"vector": {"atributes": ["a"]}}), "did you mean 'attributes'"),
-    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not tell which row is the last"),
+    "no order": (merge(DOCS, {"vector": {"order_by": ["id"]}}), "does not show which row is the last"),
     "no dimensions": (merge(DOCS, {"vector": {"dimensions": 0}}), "expected 1 to 65535"),
     "its own queue": ({"vector": {"store": "queue"}}, "the queue that is read"),
     "two kinds": (POINTS | DOCS, "exactly one of delta, parquet, iceberg, buffer, timeseries, vector"),

@@ -33,7 +33,7 @@ SPARK_MUTANTS = (
         where="spark:not_ready",
         old="    if not reason:\n",
         new="    if words == []:\n",
-        test=f"{ENDING}::test_a_java_that_ended_by_itself_is_judged_by_its_words",
+        test=f"{ENDING}::test_a_java_that_exited_is_judged_by_its_output",
     ),
     Mutant(
         name="the exit status of a Java that PySpark has started is not looked for",

@@ -211,9 +211,7 @@ def test_what_is_gone_does_not_use_up_the_limit(server: Server, client: Client, 
 
 
 @pytest.mark.parametrize("anew", [2, 5, 8])
-def test_a_topic_that_was_made_anew_is_never_read_on(
-    server: Server, client: Client, topic: str, anew: int
-) -> None:
+def test_a_recreated_topic_is_not_read_further(server: Server, client: Client, topic: str, anew: int) -> None:
     client.write(topic, range(5))
     reader = TopicStreamReader(options(server, topic, onGap="record"))
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
@@ -224,7 +222,7 @@ def test_a_topic_that_was_made_anew_is_never_read_on(
         reader.partitions(offset, reader.latestOffset(offset, ReadAllAvailable()))
 
 
-def test_what_the_server_refuses_is_told(server: Server, topic: str) -> None:
+def test_refusals_of_the_server_are_reported(server: Server, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         read(server, topic)
     with pytest.raises(Unauthorized):

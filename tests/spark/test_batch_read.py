@@ -84,7 +84,7 @@ def test_many_batches_are_divided_among_few_tasks(plant: Plant) -> None:
         ({"store.region": "x"}, "file:// takes no options"),
     ],
 )
-def test_a_wrong_option_is_told_with_what_would_be_right(
+def test_a_wrong_option_is_reported_with_what_would_be_right(
     plant: Plant, options: dict[str, str], sentence: str
 ) -> None:
     plant.produce(records(1, 1))

@@ -125,7 +125,7 @@ def test_telemetry_comes_with_its_types_or_as_a_view(place: Directory) -> None:
     assert (text.trace_id, text.v) == (bytes(range(16)).hex(), "v")
 
 
-def test_a_stream_brings_each_row_into_delta_once_also_when_a_batch_is_run_again(place: Directory) -> None:
+def test_a_stream_brings_each_row_into_delta_once_even_if_a_batch_is_run_again(place: Directory) -> None:
     for seq in (1, 2, 3):
         place.add(seq, batch(seq * 10, seq * 10 + 1))
     query = place.stream(maxSegmentsPerTrigger="2")

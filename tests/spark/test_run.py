@@ -132,7 +132,7 @@ def test_wrong_sql_ends_a_run_with_a_sentence(plant: Plant, sql: str, reason: st
     assert not (plant.root / "lake").exists()
 
 
-def test_a_plain_run_tells_how_it_goes_on_standard_error(plant: Plant) -> None:
+def test_a_plain_run_prints_its_progress_on_standard_error(plant: Plant) -> None:
     file = how_to(plant)
     plant.produce([[GOOD]])
     result = CliRunner().invoke(run, [str(file), "--once"], standalone_mode=False)

@@ -173,7 +173,7 @@ def test_a_plan_that_differs_from_the_line_is_found() -> None:
     assert "the ledger says sequences 3 to 4, the checkpoint sequences 3 to 5" in finding.text
 
 
-def test_a_checkpoint_behind_the_ledger_was_rolled_back() -> None:
+def test_a_checkpoint_older_than_the_ledger_was_rolled_back() -> None:
     finding = only(balance(replace(FACTS, planned={0: {0: 2}}, done=frozenset({0}))))
     assert (finding.subject, finding.spans) == ("checkpoint", (Span(shard=0, first=2, last=4),))
 
@@ -225,7 +225,7 @@ def test_a_cleaned_history_is_no_problem_and_said() -> None:
     assert "2 micro-batches up to 1 could not be compared" in notes(found)
 
 
-def test_a_history_that_is_wholly_cleaned_still_tells_its_last_batch() -> None:
+def test_a_history_that_is_wholly_cleaned_still_has_its_last_batch() -> None:
     assert balance(with_table(rows={}, complete=False, row_count=None)).balanced
     behind = balance(with_table(rows={}, complete=False, last=1, row_count=None))
     assert not behind.balanced
@@ -274,7 +274,7 @@ def test_a_queue_that_grew_while_it_was_read_is_no_problem() -> None:
     assert balance(replace(FACTS, queue={0: shard}, ends={0: 9})).balanced
 
 
-def test_holes_are_told_and_make_no_difference() -> None:
+def test_gaps_are_reported_and_make_no_difference() -> None:
     lines = (LINES[0], line(1, 2, 3, read=0, rows=0, gaps=1), LINES[2])
     facts = replace(FACTS, lines=lines, sinks={"t": replace(TABLE, rows={0: 20, 2: 18}, row_count=38)})
     found = balance(facts)
@@ -297,7 +297,7 @@ def test_more_rows_than_records_are_found() -> None:
     assert any("1 rows more than it read" in finding.text for finding in problems(balance(facts)))
 
 
-def test_shards_are_told_apart() -> None:
+def test_shards_are_distinguished() -> None:
     both = BatchLine(
         batch=0, start={0: 0, 1: 4}, end={0: 2, 1: 6}, read=9, rows={"t": 8}, one_to_one={"t": False}, at_ms=0
     )

@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
+def test_problems_are_reported_with_its_place(case: str) -> None:
     sink, problem = WRONG[case]
     with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
         spec(sink)

@@ -69,7 +69,7 @@ def test_a_missing_environment_variable_is_named() -> None:
 @pytest.mark.parametrize(
     ("environ", "store"), [({}, "/near/q"), ({"WHERE": "/far"}, "/far/q"), ({"WHERE": ""}, "/q")]
 )
-def test_a_variable_that_is_not_set_has_the_text_behind_it(environ: dict[str, str], store: str) -> None:
+def test_a_variable_that_is_not_set_has_its_default_text(environ: dict[str, str], store: str) -> None:
     spec = read_spec(
         {
             "name": "clicks",
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[dict[str, Setting], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG))
-def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
+def test_problems_are_reported_with_its_place(case: str) -> None:
     more, problem = WRONG[case]
     with pytest.raises(ConfigError) as caught:
         spec(**more)

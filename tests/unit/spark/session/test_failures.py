@@ -126,7 +126,7 @@ def test_other_known_words_of_spark_become_a_sentence(
     assert sentence in str(error)
 
 
-def test_the_error_that_was_raised_last_is_told_and_not_its_cause() -> None:
+def test_the_error_that_was_raised_last_is_reported_and_not_its_cause() -> None:
     text = (
         "Traceback (most recent call last):\n"
         '  File "a.py", line 1, in a\n'
@@ -149,7 +149,7 @@ def test_a_sentence_over_several_lines_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["penstock.errors.Gone", "penstock.nowhere.Gone", "penstock.errors.Final"])
-def test_an_unknown_error_of_ours_is_told_as_the_root_of_all(name: str) -> None:
+def test_an_unknown_error_of_ours_is_reported_as_the_base_class(name: str) -> None:
     error = explained(f"Traceback:\n{name}: that is that")
     assert (type(error), str(error)) == (PenstockError, "that is that")
 
@@ -162,7 +162,7 @@ def test_an_error_of_ours_in_the_chain_is_handed_back_as_it_is() -> None:
     assert explain(cause) is cause
 
 
-def test_the_plan_behind_the_message_is_not_searched() -> None:
+def test_the_plan_after_the_message_is_not_searched() -> None:
     text = (
         "boom\n=== Streaming Query ===\nProject [No FileSystem for scheme s3]\npenstock.errors.Conflict: no"
     )

@@ -86,7 +86,7 @@ def test_a_killed_java_is_a_fault_that_may_pass(returncode: int, words: list[str
     ],
     ids=["option", "heap", "master", "no java", "memory", "network", "disk", "silent", "noise", "launcher"],
 )
-def test_a_java_that_ended_by_itself_is_judged_by_its_words(
+def test_a_java_that_exited_is_judged_by_its_output(
     words: list[str], kind: type[PenstockError], reason: str
 ) -> None:
     error = not_ready(Ending(returncode=1), words)
@@ -96,7 +96,7 @@ def test_a_java_that_ended_by_itself_is_judged_by_its_words(
     assert "\n" not in str(error)
 
 
-def test_words_that_nobody_has_read_are_above_on_the_screen() -> None:
+def test_output_that_was_not_captured_is_on_the_screen() -> None:
     error = not_ready(Ending(returncode=1), None)
     assert type(error) is Unsupported
     assert "has printed the reason above" in str(error)

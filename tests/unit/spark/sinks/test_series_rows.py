@@ -198,7 +198,7 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_database_would_refuse_are_told_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_database_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     named = {"metric_column": "metric"} if "metric" in rows[0] else {"metric": "m"}
     more = "".join(f", {name} {ddl}" for name, ddl in MORE.items() if name in rows[0])
@@ -221,7 +221,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_point_are_told_before_anything_runs(case: str) -> None:
+def test_columns_that_make_no_point_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         SeriesColumns.parse({"metric": "m"} | options).layout(schema_of(ddl))
@@ -239,7 +239,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_OPTIONS))
-def test_options_that_cannot_work_are_told(case: str) -> None:
+def test_options_that_cannot_work_are_reported(case: str) -> None:
     options, problem = WRONG_OPTIONS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         SeriesColumns.parse(split_options({"store": "q"} | options, SERIES_OPTIONS, SERIES_FORMAT)[0])

@@ -149,7 +149,7 @@ WRONG_ROWS: dict[str, tuple[list[Row], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_ROWS))
-def test_rows_that_the_collection_would_refuse_are_told_before_anything_is_stored(case: str) -> None:
+def test_rows_that_the_collection_would_refuse_are_reported_before_anything_is_stored(case: str) -> None:
     rows, problem = WRONG_ROWS[case]
     with pytest.raises(InvalidInput, match=re.escape(problem)):
         written(batch(rows))
@@ -194,7 +194,7 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_COLUMNS))
-def test_columns_that_make_no_vector_are_told_before_anything_runs(case: str) -> None:
+def test_columns_that_make_no_vector_are_reported_before_anything_runs(case: str) -> None:
     ddl, options, problem = WRONG_COLUMNS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         VectorColumns.parse(options).attribute_columns(schema_of(ddl))
@@ -210,7 +210,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(WRONG_OPTIONS))
-def test_options_that_cannot_work_are_told(case: str) -> None:
+def test_options_that_cannot_work_are_reported(case: str) -> None:
     options, problem = WRONG_OPTIONS[case]
     with pytest.raises(ConfigError, match=re.escape(problem)):
         VectorColumns.parse(split_options({"store": "q"} | options, VECTOR_OPTIONS, VECTOR_FORMAT)[0])

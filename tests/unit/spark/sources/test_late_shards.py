@@ -66,7 +66,7 @@ def test_the_shards_of_an_owner_are_acknowledged(queue: Queue) -> None:
     assert firsts == [2, 2]
 
 
-def test_a_checkpoint_that_has_read_nothing_goes_on_with_the_shards(queue: Queue) -> None:
+def test_a_checkpoint_that_has_read_nothing_continues_with_the_shards(queue: Queue) -> None:
     queue.produce_sharded(2, shards=2)
     stream = queue.stream()
     assert places(stream, stream.initialOffset(), NOTHING) == []

@@ -14,7 +14,7 @@ def test_a_queue_that_does_not_exist_yet_has_no_backlog(queue: Queue) -> None:
     watch.close()
 
 
-def test_batches_behind_what_is_done_are_counted_with_the_age_of_the_next(queue: Queue) -> None:
+def test_undelivered_batches_are_counted_with_the_age_of_the_next(queue: Queue) -> None:
     before = time.time_ns() // 1_000_000
     queue.produce(3)
     entries = queue.entries()

@@ -18,6 +18,13 @@ OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
     Mutant(
+        name="fsck is silent about notes that cannot be read",
+        where="quiver:_check_positions",
+        old="            checked.problem(subject, str(error), advice)\n            continue\n",
+        new="            continue\n",
+        test=f"{DAMAGED}::test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+    ),
+    Mutant(
         name="a segment stamped in the future is kept until then",
         where="quiver:Retention.expired",
         old="(info.ingest_ns_max < before_ns or info.seq in known_for_long)",

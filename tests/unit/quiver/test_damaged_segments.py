@@ -270,11 +270,14 @@ def test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_
     disk.spoil(f"{CORE}/wal/{logs[0]}", 5000, 5001)
     disk.spoil(f"{CORE}/ack/{acks[0]}", 100, 101)
     disk.spoil(f"{CORE}/segments/{meta_name(1)}", 0, 1)
+    for note in ("wal/quiver.wal.cursor", "meta/logged"):
+        disk.spoil(f"{CORE}/{note}", 0, 1)
     checked = check(disk, 0, CORE)
     subjects = {problem.subject for problem in checked.problems}
     assert f"segments/{arrow_name(1)}" in subjects
     assert f"wal/{logs[0]}" in subjects
     assert "acknowledgements" in subjects
+    assert {"wal/quiver.wal.cursor", "meta/logged"} <= subjects
     assert checked.segments == 1
     assert repair(disk, CORE, clock)
     quiver = open_quiver(disk, clock)

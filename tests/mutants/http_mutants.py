@@ -21,6 +21,14 @@ HTTP_MUTANTS = (
         "::test_each_fragment_counts_with_what_it_costs_besides_its_bytes",
     ),
     Mutant(
+        name="messages of a websocket have no limits of depth and numbers",
+        where="servers:read_command",
+        old="    if problem is not None:\n",
+        new="    if False:\n",
+        test="tests/unit/servers/test_websocket.py"
+        "::test_a_message_of_128_levels_is_read_and_one_of_129_is_refused",
+    ),
+    Mutant(
         name="small bodies of http 2 do not count",
         where="http:H2Connection._take_body",
         old="        self._hold(stream, held_bytes)\n",

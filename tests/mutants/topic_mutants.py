@@ -223,6 +223,13 @@ TOPIC_MUTANTS = (
         test=f"{RECOVERY}::test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names",
     ),
     Mutant(
+        name="a relay continues in a queue that lost its batches",
+        where="services:RelayTarget._check_queue",
+        old="end <= remembered.number",
+        new="end < 0",
+        test="tests/unit/services/test_relay_position.py::test_a_queue_that_alone_went_back_is_refused",
+    ),
+    Mutant(
         name="a loss is forgotten when the log is opened",
         where="storage:ExtentFile.settle",
         old="        if file.end >= durable:\n",

@@ -209,7 +209,7 @@ async def test_a_start_does_without_the_files_beside_the_log(world: World, name:
     world.unplug()
     world.disk.spoil(f"{DATA}/wal/{name}", 0, 1)
     report = verify(world.disk, DATA)
-    assert any(finding.path.startswith("wal/") for finding in report.findings)
+    assert any(finding.subject.startswith("wal/") for finding in report.findings)
     engine = await world.open()
     assert len(await read_all(engine, "t")) == 2
     assert (await engine.write("t", recs(3))).first_seq == 3
@@ -225,7 +225,7 @@ async def test_the_snapshot_before_is_used_when_the_newest_cannot_be_read(world:
     newest = [name for name in world.files() if name.startswith("meta/")][-1]
     world.disk.spoil(f"{DATA}/{newest}", 0, 1)
     report = verify(world.disk, DATA)
-    assert [finding.path for finding in report.problems] == [newest]
+    assert [finding.subject for finding in report.problems] == [newest]
     assert report.topics == 1
     engine = await world.open()
     assert newest.rpartition("/")[2] in engine.problems[0]
@@ -255,7 +255,7 @@ async def test_verify_names_every_bad_file_and_range_and_checks_the_others() -> 
     bad = await plant(world)
     report = verify(world.disk, DATA)
     for path in bad[:2]:
-        found = [one for one in report.problems if path.endswith(one.path)]
+        found = [one for one in report.problems if path.endswith(one.subject)]
         assert (LOW, HIGH) in [(one.start, one.end) for one in found if "device" in one.text]
         (lost,) = [one for one in found if "records cannot be read" in one.text]
         assert lost.first_seq is not None

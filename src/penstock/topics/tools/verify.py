@@ -145,7 +145,7 @@ class LogCheck:
         next_id = 1 if self._snapshot is None else self._snapshot.next_topic_id
         if strangers := sorted(number for number in {*stored} - self._known - removed if number >= next_id):
             text = unknown_segments(strangers)
-            self._report.findings.append(Finding(severity=Severity.PROBLEM, path=TOPICS, text=text))
+            self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=TOPICS, text=text))
 
     def _is_covered(self, group: LogGroup) -> bool:
         """Whether a start does not read this log, because the newest snapshot does not name it."""

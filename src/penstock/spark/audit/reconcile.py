@@ -70,7 +70,7 @@ class Balance:
     sinks: tuple[SinkTotals, ...]
     shards: tuple[ShardTotals, ...]
     gaps: int
-    """Holes in the queue that became rows of the dead-letter table; how many records they held is unknown."""
+    """Gaps in the queue that became rows of the dead-letter table; how many records they held is unknown."""
     recounted: int
     """Records that were counted again in the queue's own batches."""
     taken: int
@@ -87,7 +87,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hole:
+class _MissingLines:
     """Micro-batches `first` to `last` have no line; they cover `start` to `end`, if that is known."""
 
     first: int
@@ -106,12 +106,12 @@ class _Hole:
 
 def balance(facts: Facts) -> Balance:
     """Return totals and findings. Work in progress of a running pipeline is not a finding."""
-    holes = list(_holes(facts))
-    reached = _reached(facts, holes)
+    missing = list(_missing_runs(facts))
+    reached = _reached(facts, missing)
     shards = tuple(_in_flight(facts, reached))
     findings = [
         *_check_lines(facts),
-        *(_missing_line(hole, facts) for hole in holes),
+        *(_missing_line(run, facts) for run in missing),
         *_check_checkpoint(facts),
         *_check_reading(facts),
         *_check_queue(facts, reached),
@@ -130,7 +130,7 @@ def balance(facts: Facts) -> Balance:
     counted = sum(line.read for line in facts.lines if recounted(line, facts) is not None)
     return Balance(
         batches=len(facts.lines),
-        sinks=tuple(_totals(name, table, facts, holes, shards) for name, table in facts.sinks.items()),
+        sinks=tuple(_totals(name, table, facts, missing, shards) for name, table in facts.sinks.items()),
         shards=shards,
         gaps=sum(line.gaps for line in facts.lines),
         recounted=counted,
@@ -172,7 +172,7 @@ def _check_lines(facts: Facts) -> Iterator[AuditFinding]:
         before = line
 
 
-def _holes(facts: Facts) -> Iterator[_Hole]:
+def _missing_runs(facts: Facts) -> Iterator[_MissingLines]:
     """Runs of micro-batches without a line, cut where the checkpoint or a neighbour knows the boundary."""
     known = {line.batch: line for line in facts.lines}
     last = max((*known, *(facts.done or ())), default=-1)
@@ -188,28 +188,28 @@ def _holes(facts: Facts) -> Iterator[_Hole]:
         batch = through + 1
 
 
-def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) -> Iterator[_Hole]:
+def _cut(first: int, last: int, known: Mapping[int, BatchLine], facts: Facts) -> Iterator[_MissingLines]:
     planned = facts.planned or {}
     start = known[first - 1].end if first > 0 else facts.origin
     end = known[last + 1].start if last + 1 in known else planned.get(last)
     if last - first >= _EACH:
-        yield _Hole(first=first, last=last, start=start, end=end)
+        yield _MissingLines(first=first, last=last, start=start, end=end)
         return
     opened = first
     for batch in range(first, last + 1):
         until = end if batch == last else planned.get(batch)
         if until is not None or batch == last:
-            yield _Hole(first=opened, last=batch, start=start, end=until)
+            yield _MissingLines(first=opened, last=batch, start=start, end=until)
             opened, start = batch + 1, until
 
 
-def _missing_line(hole: _Hole, facts: Facts) -> AuditFinding:
-    one = hole.first == hole.last
-    subject = f"micro-batch {hole.first}" if one else f"micro-batches {hole.first} to {hole.last}"
-    where = spans_text(hole.spans) if hole.end is not None else "sequences that nothing remembers"
-    count = _recount(hole.spans, facts) if hole.end is not None else None
+def _missing_line(run: _MissingLines, facts: Facts) -> AuditFinding:
+    one = run.first == run.last
+    subject = f"micro-batch {run.first}" if one else f"micro-batches {run.first} to {run.last}"
+    where = spans_text(run.spans) if run.end is not None else "sequences that nothing remembers"
+    count = _recount(run.spans, facts) if run.end is not None else None
     held = [
-        f"{name} has {sum(table.rows.get(batch, 0) for batch in hole.batches)} rows"
+        f"{name} has {sum(table.rows.get(batch, 0) for batch in run.batches)} rows"
         for name, table in facts.sinks.items()
         if table.rows is not None
     ]
@@ -219,7 +219,7 @@ def _missing_line(hole: _Hole, facts: Facts) -> AuditFinding:
         subject,
         text + (f"; of it {', '.join(held)}" if held else ""),
         "restore the ledger's objects from a backup; the records themselves may have been delivered",
-        hole.spans,
+        run.spans,
     )
 
 
@@ -288,20 +288,20 @@ def _check_reading(facts: Facts) -> Iterator[AuditFinding]:
                 spans=_of(line),
             )
         if line.gaps:
-            holes = "a hole" if line.gaps == 1 else f"{line.gaps} holes"
+            gaps = "a gap" if line.gaps == 1 else f"{line.gaps} gaps"
             yield _note(
                 f"micro-batch {line.batch}",
-                f"found {holes} in the queue within {spans_text(_of(line))}: how many records are lost is "
+                f"found {gaps} in the queue within {spans_text(_of(line))}: how many records are lost is "
                 "not known",
                 "the dead-letter table has a row for each, with its sequences and the reason",
                 _of(line),
             )
 
 
-def _reached(facts: Facts, holes: Iterable[_Hole]) -> Offset:
+def _reached(facts: Facts, missing: Iterable[_MissingLines]) -> Offset:
     ends = [facts.origin or {shard: held.first for shard, held in facts.queue.items()}]
     ends += [line.end for line in facts.lines]
-    ends += [hole.end for hole in holes if hole.end is not None]
+    ends += [run.end for run in missing if run.end is not None]
     return {shard: max(end.get(shard, 0) for end in ends) for shard in facts.queue}
 
 
@@ -422,7 +422,11 @@ def _check_one_to_one(name: str, facts: Facts) -> Iterator[AuditFinding]:
 
 
 def _totals(
-    name: str, table: TableFacts, facts: Facts, holes: Iterable[_Hole], shards: Iterable[ShardTotals]
+    name: str,
+    table: TableFacts,
+    facts: Facts,
+    missing: Iterable[_MissingLines],
+    shards: Iterable[ShardTotals],
 ) -> SinkTotals:
     lines = [line for line in facts.lines if name in line.rows]
     in_flight = sum(shard.records for shard in shards)
@@ -433,13 +437,13 @@ def _totals(
         produced += line.read if found is None else found
         delivered += _held(table, line.batch, line.rows[name])
         dead += _held(facts.letters, line.batch, line.dead + line.gaps) - line.gaps
-    for hole in holes:
-        count = _recount(hole.spans, facts) if hole.end is not None else None
+    for run in missing:
+        count = _recount(run.spans, facts) if run.end is not None else None
         if count is not None and table.rows is not None:
             produced += count
-            delivered += sum(table.rows.get(batch, 0) for batch in hole.batches)
+            delivered += sum(table.rows.get(batch, 0) for batch in run.batches)
             letters = facts.letters.rows if facts.letters is not None else None
-            dead += sum((letters or {}).get(batch, 0) for batch in hole.batches)
+            dead += sum((letters or {}).get(batch, 0) for batch in run.batches)
     losses = [line.dropped(name) for line in lines]
     return SinkTotals(
         name=name,

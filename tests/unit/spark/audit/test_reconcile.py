@@ -280,7 +280,7 @@ def test_gaps_are_reported_and_make_no_difference() -> None:
     found = balance(facts)
     assert found.balanced
     assert found.gaps == 1
-    assert "found a hole in the queue within sequence 2" in notes(found)
+    assert "found a gap in the queue within sequence 2" in notes(found)
 
 
 def test_a_sink_that_groups_rows_has_no_difference() -> None:

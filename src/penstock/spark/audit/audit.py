@@ -20,7 +20,8 @@ from penstock.spark.audit.positions import Places, PositionScan, compare_places,
 from penstock.spark.audit.reconcile import Balance, balance
 from penstock.spark.pipeline.ledger import BatchLine
 from penstock.spark.pipeline.outputs import table_of
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 
 _IN_SINKS: Final = ("_shard", "_sequence", "_index")
 _IN_LETTERS: Final = ("shard", "sequence", "index")

@@ -26,7 +26,8 @@ from penstock.spark.pipeline.checkpoint import Checkpoint
 from penstock.spark.pipeline.decode import SOURCE_COLUMNS
 from penstock.spark.pipeline.ledger import Ledger
 from penstock.spark.pipeline.outputs import Output, source_options
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.sources.buffer_options import BufferOptions
 from penstock.spark.sources.offsets import Offset, QueueOffsets
 from penstock.spark.sources.queues import ReadQueue, bounds_of

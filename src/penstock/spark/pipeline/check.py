@@ -22,7 +22,8 @@ from penstock.spark.pipeline.decode import REASON, SOURCE_COLUMNS, decode
 from penstock.spark.pipeline.outputs import queue_of, table_of
 from penstock.spark.pipeline.pipeline import Pipeline
 from penstock.spark.pipeline.rows import check_database_columns
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 from penstock.spark.pipeline.transform import analysed_plan, apply_transform, check_shape, shape_of_plan
 from penstock.spark.session.failures import explain_pipeline
 from penstock.spark.session.java import find_java
@@ -34,8 +35,6 @@ from penstock.spark.sources.queues import ReadQueue, bounds_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-__all__ = ["CheckResult", "check_pipeline"]
 
 _GENERAL: Final = "follow the message, then check again"
 

@@ -19,8 +19,6 @@ from penstock.storage import OsFileSystem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Checkpoint", "parse_offsets"]
-
 
 def parse_offsets(text: str, where: str) -> list[dict[str, object] | None]:
     """Parse one file of `offsets`: an offset for each source, None for a source that has none yet.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["POSITIONS", "REASON", "SOURCE_COLUMNS", "VALUE", "decode", "infer_schema", "parse_schema"]
-
 REASON: Final = "_reason"
 VALUE: Final = "_value"
 POSITIONS: Final = ("_shard", "_sequence", "_index", "_ingestion_time", "_metadata")

@@ -21,8 +21,6 @@ from penstock.ids import SYSTEM_RNG
 from penstock.objects import ObjectStore, StoreConfig, Version, open_store
 from penstock.retry import RetryPolicy, retry
 
-__all__ = ["BatchLine", "BatchPlan", "Ledger", "decode_lines", "encode_lines", "merge_lines"]
-
 LINES_PER_OBJECT: Final = 1000
 _POLICY: Final = RetryPolicy(deadline_s=30.0)
 

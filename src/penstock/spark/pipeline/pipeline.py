@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["Pipeline", "PipelineStatus", "RunningPipeline"]
-
 _log = logging.getLogger(__name__)
 _ORIGIN: Final = "origin.json"
 _SCHEMA: Final = "schema.json"

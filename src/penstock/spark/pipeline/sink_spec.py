@@ -11,18 +11,6 @@ from penstock.spark.sinks.series import SeriesColumns
 from penstock.spark.sinks.vectors import VectorColumns
 from penstock.units import SizeLike
 
-__all__ = [
-    "KINDS",
-    "BufferSinkSpec",
-    "DeltaSinkSpec",
-    "IcebergSinkSpec",
-    "MergeSpec",
-    "ParquetSinkSpec",
-    "SinkSpec",
-    "TimeSeriesSinkSpec",
-    "VectorSinkSpec",
-]
-
 KINDS: Final = ("delta", "parquet", "iceberg", "buffer", "timeseries", "vector")
 
 

@@ -28,33 +28,10 @@ from penstock.errors import ConfigError
 from penstock.objects import StoreAddress, StoreConfig
 from penstock.spark.pipeline.sink_spec import (
     BufferSinkSpec,
-    DeltaSinkSpec,
     IcebergSinkSpec,
-    MergeSpec,
-    ParquetSinkSpec,
     SinkSpec,
-    TimeSeriesSinkSpec,
-    VectorSinkSpec,
 )
 from penstock.units import DurationLike, SizeLike, parse_duration, parse_size
-
-__all__ = [
-    "BufferSinkSpec",
-    "BufferSourceSpec",
-    "DecodeSpec",
-    "DeltaSinkSpec",
-    "IcebergSinkSpec",
-    "MergeSpec",
-    "ParquetSinkSpec",
-    "PipelineSpec",
-    "SinkSpec",
-    "SourceSpec",
-    "TimeSeriesSinkSpec",
-    "TriggerSpec",
-    "VectorSinkSpec",
-    "load_spec",
-    "read_spec",
-]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")

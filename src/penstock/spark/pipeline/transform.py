@@ -7,20 +7,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.spark.pipeline.spec import PipelineSpec, SinkSpec
+from penstock.spark.pipeline.sink_spec import SinkSpec
+from penstock.spark.pipeline.spec import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = [
-    "INPUT",
-    "TRANSFORMED",
-    "Shape",
-    "analysed_plan",
-    "apply_transform",
-    "check_shape",
-    "shape_of_plan",
-]
 
 INPUT: Final = "input"
 TRANSFORMED: Final = "transformed"

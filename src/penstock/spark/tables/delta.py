@@ -54,8 +54,6 @@ except ImportError as error:
         "Delta tables need the package deltalake; run `pip install 'penstock[spark]'`"
     ) from error
 
-__all__ = ["Change", "DeltaLog", "load_delta"]
-
 Change: TypeAlias = Callable[[DeltaTable, CommitProperties], object]
 """Writes one log entry with these properties."""
 

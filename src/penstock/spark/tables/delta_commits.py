@@ -19,8 +19,6 @@ from penstock.objects import ObjectStore, open_store
 from penstock.retry import RetryPolicy, retry
 from penstock.spark.tables.spec import TableSpec
 
-__all__ = ["DeltaCommit", "commit_in", "find_commit", "search"]
-
 _POLICY: Final = RetryPolicy(deadline_s=10.0)
 _APP: Final = "penstock.app"
 _VERSION: Final = "penstock.version"

@@ -28,8 +28,6 @@ from penstock.spark.tables.spec import TableKind, TableSpec
 from penstock.spark.tables.table import DataFile, FileLayout, one_time_app
 from penstock.spark.worker import freeze_modules
 
-__all__ = ["DeltaFormat", "IcebergFormat", "ParquetFormat", "TableFormat", "Txn"]
-
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 

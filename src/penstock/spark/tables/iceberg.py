@@ -58,8 +58,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pyiceberg.table import Table as CatalogTable
 
-__all__ = ["IcebergTable", "load_iceberg", "manifest_file", "without_blind_retries"]
-
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 10

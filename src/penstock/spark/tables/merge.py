@@ -19,8 +19,6 @@ from penstock.spark.tables.delta import DeltaLog
 from penstock.spark.tables.schema import arrow_schema
 from penstock.spark.tables.spec import TableSpec
 
-__all__ = ["check_merge_columns", "merge_into"]
-
 _SUMMABLE: Final = (DecimalType, DoubleType, FloatType, LongType)
 
 

@@ -30,8 +30,6 @@ from pyspark.sql.types import (
 from penstock.config import closest
 from penstock.spark.errors import SchemaMismatch
 
-__all__ = ["arrow_schema", "check_partitioning", "check_rows_fit", "retype", "type_name"]
-
 _LEAVES: Final = (
     BinaryType,
     BooleanType,

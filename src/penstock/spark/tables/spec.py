@@ -12,8 +12,6 @@ from penstock.errors import ConfigError
 from penstock.objects import StoreAddress, StoreConfig
 from penstock.units import parse_size
 
-__all__ = ["COMPRESSIONS", "KINDS", "TARGET_FILE_BYTES", "TableKind", "TableSpec"]
-
 TableKind: TypeAlias = Literal["delta", "iceberg", "parquet"]
 
 KINDS: Final[tuple[TableKind, ...]] = ("delta", "iceberg", "parquet")

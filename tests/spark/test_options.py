@@ -57,7 +57,7 @@ def test_a_path_is_made_absolute_because_executors_stand_elsewhere() -> None:
         ("columns", "", "found nothing"),
         ("columns", "value,value", "names a column twice"),
         ("manifest_path", "a*b", "manifest_path"),
-        ("gc_interval", "0s", "gc_interval must be longer than zero"),
+        ("gc_interval", "0s", "gc_interval must be above 0"),
         ("maxBytesPerTrigger", "0", "expected at least one byte"),
     ],
 )

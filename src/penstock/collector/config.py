@@ -30,7 +30,7 @@ from penstock.collector.settings import (
 from penstock.config import Setting, build, closest, load_mapping
 from penstock.errors import ConfigError
 from penstock.http import allowed_hosts
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 if TYPE_CHECKING:
     from penstock.quiver import QuiverConfig
@@ -134,14 +134,13 @@ class TelemetrySettings:
     allowed_hosts: tuple[str, ...] = ()
     """Names in `Host` besides addresses, localhost and this machine's name; `*` for any."""
 
+    interval_s = seconds_of("interval")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         _ = self.address, allowed_hosts(self.allowed_hosts, "allowed_hosts")
         if self.interval_s <= 0:
             raise ConfigError("interval must be above 0")
-
-    @property
-    def interval_s(self) -> float:
-        return parse_duration(self.interval)
 
     @property
     def address(self) -> Address | None:
@@ -156,12 +155,10 @@ class _File:
     drain_timeout: DurationLike = "30s"
     cores: int = 1
 
-    def __post_init__(self) -> None:
-        _ = self.drain_timeout_s
+    drain_timeout_s = seconds_of("drain_timeout")
 
-    @property
-    def drain_timeout_s(self) -> float:
-        return parse_duration(self.drain_timeout)
+    def __post_init__(self) -> None:
+        convert_units(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

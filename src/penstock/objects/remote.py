@@ -37,7 +37,6 @@ from penstock.objects.keys import check_prefix, normalise_key
 from penstock.objects.local import Workers
 from penstock.objects.settings import REMOTE_SCHEMES, StoreAddress, StoreConfig
 from penstock.objects.store import Blob, ByteRange, Data, ObjectInfo, Version, flat_views
-from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult
@@ -316,7 +315,7 @@ class RemoteStore:
 
 
 def _open_handles(address: StoreAddress, config: StoreConfig) -> _Handles:
-    timeout = timedelta(seconds=parse_duration(config.request_timeout))
+    timeout = timedelta(seconds=config.request_timeout_s)
     client: ClientConfig = {"timeout": timeout}
     patient: RetryConfig = {
         "max_retries": config.retries,

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from penstock.buffer import InvalidInputError, ProducerConfig, Transaction
 from penstock.errors import ConfigError
 from penstock.topics import SEQ_MAX, check_topic_name
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 __all__ = ["GAPS", "VALUES", "OnGap", "RelayConfig", "Start", "Value"]
 
@@ -42,7 +42,10 @@ class RelayConfig:
     retry_for: DurationLike = "60s"
     """How long to go on trying while the server or the store is away and nothing moves."""
 
+    retry_for_s = seconds_of("retry_for")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         check_topic_name(self.topic)
         if self.on_gap not in GAPS:
             raise ConfigError(f"on_gap: expected {', '.join(GAPS)}, found {self.on_gap!r}")
@@ -50,7 +53,6 @@ class RelayConfig:
             raise ConfigError(f"value: expected {' or '.join(VALUES)}, found {self.value!r}")
         if not _is_start(self.start):
             raise ConfigError(f"start: expected earliest, latest or a sequence, found {self.start!r}")
-        _ = self.retry_for_s
         try:
             Transaction(app=self.name, version=0)
         except InvalidInputError as error:
@@ -59,10 +61,6 @@ class RelayConfig:
     @property
     def name(self) -> str:
         return self.app or f"relay:{self.topic}"
-
-    @property
-    def retry_for_s(self) -> float:
-        return parse_duration(self.retry_for)
 
 
 def _is_start(start: object) -> bool:

@@ -132,10 +132,10 @@ def change(path: str, value: object) -> dict[str, Any]:
         (
             "nodes/otlp_exporter/config/http_endpoint",
             "http://x",
-            "either a grpc_endpoint or an http_endpoint",
+            "either grpc_endpoint or http_endpoint",
         ),
         ("nodes/otlp_receiver/config/listening_addr", "0.0.0.0:4317", "there are no tokens"),
-        ("nodes/otlp_receiver/config/listening_addr", "4317", "is no address"),
+        ("nodes/otlp_receiver/config/listening_addr", "4317", "is not an address"),
         ("nodes/otap_exporter/config/arow", {}, "did you mean 'arrow'"),
         ("nodes/otlp_receiver/plugin_urn", "urn:otel:otlp:exporter", "kind is receiver"),
         ("telemetry/metric_addr", "x", "did you mean 'metrics_addr'"),
@@ -146,7 +146,7 @@ def change(path: str, value: object) -> dict[str, Any]:
             (
                 "nodes/otlp_exporter",
                 {"kind": "exporter", "plugin_urn": f"urn:otel:{name}:exporter", "config": config},
-                "concurrency must be at least 1",
+                "concurrency must be a whole number of at least 1",
             )
             for name, config in (
                 ("file", {"path": "x", "concurrency": 0}),

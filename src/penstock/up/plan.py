@@ -11,8 +11,9 @@ from typing import Final
 from penstock.buffer import ConsumerConfig
 from penstock.config import Secret, Setting
 from penstock.errors import ConfigError
+from penstock.units import duration_text
 from penstock.up.parts import DATA_DIR_VARIABLE, TOPICS_URL, Layout, PartPlan, Plan, Probe, address_of
-from penstock.up.settings import CollectorSettings, PipelineSettings, QueueSettings, RelaySettings, UpSettings
+from penstock.up.settings import CollectorPart, PipelinePart, QueueSettings, RelayPart, UpSettings
 from penstock.up.status import (
     DatabasePlace,
     FleetMap,
@@ -213,13 +214,13 @@ class _Planner:
             places.append(place)
         return parts, places
 
-    def _relay(self, relay: RelaySettings) -> tuple[PartPlan, RelayPlace]:
+    def _relay(self, relay: RelayPart) -> tuple[PartPlan, RelayPlace]:
         name = self._name(f"relay-{relay.name or relay.topic}")
         queue = self._queue(relay.queue, producer=name)
         arguments = ["topics", "relay", relay.topic, queue.store]
         arguments += ["--manifest", queue.manifest_path, "--prefix", queue.data_path_prefix]
         arguments += ["--url", TOPICS_URL, "--value", relay.value, "--on-gap", relay.on_gap]
-        arguments += ["--after", relay.after, "--flush-interval", str(relay.flush_interval)]
+        arguments += ["--after", relay.after, "--flush-interval", duration_text(relay.flush_interval)]
         arguments += ["--retry-for", "60s", "--events", *(["--create"] if relay.create else [])]
         arguments += ["--app", relay.app] if relay.app else []
         topics = self._settings.topics
@@ -234,7 +235,7 @@ class _Planner:
         app = relay.app or f"relay:{relay.topic}"
         return part, RelayPlace(part=name, topic=relay.topic, queue=relay.queue, app=app)
 
-    def _pipeline(self, pipeline: PipelineSettings) -> tuple[PartPlan, PipelinePlace]:
+    def _pipeline(self, pipeline: PipelinePart) -> tuple[PartPlan, PipelinePlace]:
         file = self._layout.path(pipeline.file)
         stem = os.path.splitext(os.path.basename(file))[0]
         name = self._name(f"pipeline-{pipeline.name or stem}")
@@ -258,7 +259,7 @@ class _Planner:
         own = self._settings.timeseries
         if own is None or not own.enabled:
             return None
-        more = ["--retention", str(own.retention)] if own.retention is not None else []
+        more = ["--retention", duration_text(own.retention)] if own.retention is not None else []
         return self._database(
             PartKind.TIMESERIES,
             host=own.host,
@@ -328,9 +329,7 @@ class _Planner:
         return part, DatabasePlace(name=name, part=name, kind=kind, store=where, queue=queue, key=key)
 
 
-def collector_mapping(
-    collector: CollectorSettings, settings: UpSettings, layout: Layout
-) -> dict[str, Setting]:
+def collector_mapping(collector: CollectorPart, settings: UpSettings, layout: Layout) -> dict[str, Setting]:
     """Return the file of a collector that keeps what it takes and has a queue for each signal."""
     host = collector.host or settings.host
     store = layout.store(collector.store, "queues")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.config import Setting, load_mapping, merge
 from penstock.errors import ConfigError
 from penstock.objects import StoreAddress
-from penstock.units import parse_size
 from penstock.up.parts import (
     DATA_DIR_VARIABLE,
     PartPlan,
@@ -198,7 +197,7 @@ def _quivers(own: CollectorPlan, part: PartPlan) -> tuple[QuiverPlace, ...]:
             part=part.name,
             path=str(Path(own.persistence(node).quiver.path).absolute()),
             cores=own.cores,
-            budget_bytes=parse_size(own.persistence(node).quiver.retention.size_cap),
+            budget_bytes=own.persistence(node).quiver.retention.cap_bytes,
         )
         for node in nodes
     )

@@ -150,6 +150,13 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(("written", "argument"), [("36h", "36h"), (129_600, "129600.000000s")])
+def test_a_duration_of_the_file_is_passed_on_with_a_unit(written: object, argument: str) -> None:
+    found = plan({"timeseries": {"retention": written}})
+    arguments = next(part.arguments for part in found.parts if part.kind is PartKind.TIMESERIES)
+    assert arguments[arguments.index("--retention") + 1] == argument
+
+
 def test_one_port_on_two_addresses_is_no_conflict() -> None:
     mapping: dict[str, object] = {"topics": {"host": "127.0.0.2", "port": 9090}, "timeseries": {}}
     assert faults(mapping) == []
@@ -159,12 +166,13 @@ def test_port_0_may_be_asked_for_twice() -> None:
     assert faults({"topics": {"port": 0}, "timeseries": {"port": 0}, "console": {"port": 0}}) == []
 
 
-def test_every_fault_of_a_file_is_told_at_once() -> None:
+def test_all_faults_of_a_file_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topcs": {},
         "topics": {"port": "many", "hots": "x"},
         "relays": [{"topic": "a"}, {"topic": "b", "queue": "c", "value": "all"}],
-        "timeseries": {"port": 70000, "retention": "long"},
+        "timeseries": {"retention": "long"},
+        "vector": {"port": 70000},
         "stop_timeout": "soon",
         "collector": {"file": "a", "config": {}},
     }
@@ -175,7 +183,9 @@ def test_every_fault_of_a_file_is_told_at_once() -> None:
         "f: topics.hots: unknown key, did you mean 'host'?",
         "f: relays.0.queue: required, but not set",
         "f: relays.1.value: expected one of record, data",
-        "f: timeseries: port: expected 0 to 65535",
+        "f: timeseries.retention: 'long' is not a duration",
+        "f: vector: port: expected 0 to 65535",
+        "f: stop_timeout: 'soon' is not a duration",
         "f: collector: give file or config, not both",
     ):
         assert any(words in line for line in told), (words, told)

@@ -221,7 +221,7 @@ class ConsoleSettings:
             self.host,
             has_keys=len(self.keys) > 0,
             allowed=False,
-            way_out=f"set {KEYS_VARIABLE}, or bind the console to 127.0.0.1",
+            remedy=f"set {KEYS_VARIABLE}, or bind the console to 127.0.0.1",
         )
 
     def __repr__(self) -> str:

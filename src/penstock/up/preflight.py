@@ -140,7 +140,7 @@ def _exposed(settings: UpSettings, disabled: Container[str]) -> list[str]:
                 part.host or settings.host,
                 has_keys=bool(getattr(part, keys)),
                 allowed=settings.allow_no_keys and name != "console",
-                way_out=f"set {name}.{keys}, or {name}.host to 127.0.0.1",
+                remedy=f"set {name}.{keys}, or {name}.host to 127.0.0.1",
             )
         except ConfigError as error:
             found.append(f"{name}: {error}")

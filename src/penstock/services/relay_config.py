@@ -1,4 +1,4 @@
-"""What is relayed, where to, and what becomes of gaps."""
+"""The configuration of a relay: its topic, its queue, and what it does with gaps."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ VALUES: Final[tuple[Value, ...]] = ("record", "data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """One relay. Raises `ConfigError` for values that cannot work.
+    """The configuration of a relay. Raises `ConfigError` for values that cannot work.
 
-    A batch is closed as a producer closes it: `flush_interval` after its first record or at
-    `flush_size_bytes`, whichever comes first, or when the topic has no more.
+    A batch is stored `flush_interval` after its first record, at `flush_size_bytes`, or when the topic has no
+    more records, whichever comes first.
     """
 
     topic: str
     queue: ProducerConfig
     app: str = ""
-    """The name the position is kept under in the queue; `relay:TOPIC` unless given. Topics of the same name
-    on different servers need names of their own."""
+    """The name of its position in the queue; by default `relay:TOPIC`. Topics of the same name on different
+    servers need different names."""
     start: Start = "earliest"
-    """Where to begin while nothing is relayed yet: behind this sequence; afterwards it means nothing."""
+    """Where to start while the queue has no position: after this sequence. Ignored afterwards."""
     on_gap: OnGap = "fail"
-    """What becomes of records that are gone: an error, nothing but a count, or a record that tells it."""
+    """What to do about deleted records: fail, count them, or write a record that describes the gap."""
     value: Value = "record"
-    """What a record of the queue is: all that the topic says of it, or its data alone."""
+    """The content of a record in the queue: all fields of the topic's record, or only its data."""
     retry_for: DurationLike = "60s"
-    """How long to go on trying while the server or the store is away and nothing moves."""
+    """How long to retry while the server or the store is unavailable and nothing is relayed."""
 
     retry_for_s = seconds_of("retry_for")
 

@@ -89,6 +89,14 @@ QUIVER_WAL_MUTANTS = (
         "::test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once",
     ),
     Mutant(
+        name="delivered payloads stay in the log until it rotates",
+        where="quiver:Maintenance._forget_delivered",
+        old="    is_delivered = not core.store.infos() and core.memtable.needed() >= core.memtable.end\n",
+        new="    is_delivered = False\n",
+        test="tests/unit/quiver/test_delivered_payloads.py"
+        "::test_maintenance_leaves_no_delivered_payload_once_everything_is_acknowledged",
+    ),
+    Mutant(
         name="delivered payloads stay in the log after a clean shutdown",
         where="quiver:Core._clear_log",
         old="            self.wal.clear()\n",

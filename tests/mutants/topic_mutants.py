@@ -245,6 +245,21 @@ TOPIC_MUTANTS = (
         "::test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_them_again",
     ),
     Mutant(
+        name="a deletion on a full disk makes the server ready",
+        where="topics:WalShard._decide_all",
+        old="            is_ordinary = is_ordinary or not entry.urgent\n",
+        new="            is_ordinary = True\n",
+        test="tests/unit/topics/test_engine_failures.py"
+        "::test_a_deletion_on_a_full_disk_does_not_make_the_server_ready",
+    ),
+    Mutant(
+        name="ready although the server must be restarted",
+        where="topics:WalShard._decide_all",
+        old="    if is_ordinary and not self._unpublished:\n",
+        new="    if is_ordinary:\n",
+        test="tests/unit/topics/test_engine_failures.py::test_a_server_that_must_be_restarted_is_not_ready",
+    ),
+    Mutant(
         name="clients read the paths of the server",
         where="errors:public_text",
         old="            text = text.replace(path, _PLACE)\n",

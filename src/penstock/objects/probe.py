@@ -1,6 +1,7 @@
-"""Does this store honour conditional writes? Some that speak S3 answer 200 and overwrite.
+"""A check that a store honours conditional writes.
 
-On such a store two writers silently undo each other, so it is asked once, before anything is trusted to it.
+Some stores with the S3 API return 200 and overwrite. There, two writers silently undo each other, so each
+store is checked once before it is used.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _CHECKED: set[tuple[int, str]] = set()
 
 
 async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
-    """Try every condition on an object of its own below `folder`, which is removed again.
+    """Try every condition on a new object below `folder`, which is removed afterwards.
 
-    Raises `Unsupported`, naming the condition that was ignored, or whatever kept the store from answering.
+    Raises `Unsupported` naming the condition that was ignored, or the error of the store.
     """
     key = join_key(folder, f"probe-{uuid.uuid4().hex}")
     try:
@@ -34,9 +35,9 @@ async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
 
 
 async def ensure_conditional_writes(store: ObjectStore, folder: str) -> None:
-    """The same, once per process and remote store; what is not remote is ours and needs no asking.
+    """Check a remote store once per process. Local stores are known to honour conditions.
 
-    Raises `Unavailable` when the store could not be asked: nothing is decided, ask again.
+    Raises `Unavailable` if the store could not be reached; then call it again.
     """
     checked = (os.getpid(), store.url)
     if store.url.partition("://")[0] not in REMOTE_SCHEMES or checked in _CHECKED:

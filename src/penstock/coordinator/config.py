@@ -10,8 +10,6 @@ from penstock.config import Setting, build, check_whole_numbers
 from penstock.errors import ConfigError
 from penstock.units import DurationLike, SizeLike, convert_units, seconds_of, size_of
 
-__all__ = ["CoordinatorConfig", "SizeUnit", "SyncMode"]
-
 
 class SyncMode(StrEnum):
     """When flushed data is synced. `close` and `flush(durable=True)` always sync."""

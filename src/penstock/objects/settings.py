@@ -1,8 +1,7 @@
-"""The address and settings of an object store, and how to open one."""
+"""The address and the settings of an object store."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,11 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.config import closest
 from penstock.errors import ConfigError, PenstockError
-from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.keys import check_prefix
-from penstock.objects.local import LocalStore
-from penstock.objects.memory import named_memory_store
-from penstock.objects.store import ObjectStore
 from penstock.units import DurationLike, convert_units, seconds_of
 
 REMOTE_SCHEMES: Final = ("az", "gs", "s3")
@@ -122,33 +117,3 @@ def _bucket_address(scheme: str, bucket: str, path: str) -> StoreAddress:
         return StoreAddress(scheme=scheme, bucket=bucket, path=check_prefix(path))
     except PenstockError as error:
         raise ConfigError(f"store: the folder in {scheme}://{bucket}{path} is not valid: {error}") from error
-
-
-def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
-    """Open the store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
-
-    An `ObjectStore` is returned as it is. No connection is made yet. `deadline_s` is how long the caller
-    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
-    """
-    if isinstance(spec, str):
-        spec = StoreConfig(url=spec)
-    if not isinstance(spec, StoreConfig):
-        if isinstance(spec, ObjectStore):
-            return spec
-        raise ConfigError(
-            f"store: expected a url, a path, a StoreConfig or a store, found {type(spec).__name__}"
-        )
-    address = StoreAddress.parse(spec.url)
-    if address.scheme not in ("file", "memory"):
-        # Imported here because the client is a large native library that local stores do not need.
-        from penstock.objects.remote import RemoteStore
-
-        return RemoteStore(spec)
-    if spec.options:
-        raise ConfigError(
-            f"store: {address.scheme}:// takes no options, found {', '.join(sorted(spec.options))}"
-        )
-    if address.scheme == "memory":
-        return named_memory_store(address.bucket)
-    lock_wait_s = LOCK_WAIT_S if deadline_s is None else min(LOCK_WAIT_S, deadline_s)
-    return LocalStore(os.path.abspath(os.path.expanduser(address.path)), lock_wait_s=lock_wait_s)

@@ -10,8 +10,6 @@ from penstock.errors import ConfigError
 from penstock.topics import SEQ_MAX, check_topic_name
 from penstock.units import DurationLike, convert_units, seconds_of
 
-__all__ = ["GAPS", "VALUES", "OnGap", "RelayConfig", "Start", "Value"]
-
 OnGap: TypeAlias = Literal["fail", "skip", "record"]
 Value: TypeAlias = Literal["record", "data"]
 Start: TypeAlias = int | Literal["earliest", "latest"]

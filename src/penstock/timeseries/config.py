@@ -11,8 +11,6 @@ from penstock.errors import ConfigError
 from penstock.timeseries.promql import EngineConfig
 from penstock.units import DurationLike, SizeLike, convert_units, seconds_of, size_of
 
-__all__ = ["TimeSeriesConfig"]
-
 
 def _coordinator() -> CoordinatorConfig:
     return CoordinatorConfig(flush_interval="1s", sync_mode=SyncMode.EVERY_FLUSH)

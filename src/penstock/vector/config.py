@@ -14,8 +14,6 @@ from penstock.units import DurationLike, convert_units, seconds_of
 from penstock.vector.index import Tuning
 from penstock.vector.model import Claim, Field, Metric
 
-__all__ = ["VectorConfig"]
-
 _LEAST: Final = {"exact_max": 0, "split_at": 4, "merge_below": 0, "flush_vectors": 1, "searches_max": 1}
 
 

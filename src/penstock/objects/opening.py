@@ -1,4 +1,4 @@
-"""A check that a store honours conditional writes.
+"""Opening a store, and checking that it honours conditional writes.
 
 Some stores with the S3 API return 200 and overwrite. There, two writers silently undo each other, so each
 store is checked once before it is used.
@@ -9,12 +9,46 @@ from __future__ import annotations
 import os
 import uuid
 
-from penstock.errors import Conflict, OutcomeUnknown, Unavailable, Unsupported
+from penstock.errors import ConfigError, Conflict, OutcomeUnknown, Unavailable, Unsupported
+from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.keys import join_key
-from penstock.objects.settings import REMOTE_SCHEMES
+from penstock.objects.local import LocalStore
+from penstock.objects.memory import named_memory_store
+from penstock.objects.settings import REMOTE_SCHEMES, StoreAddress, StoreConfig
 from penstock.objects.store import ObjectStore, Version
 
 _CHECKED: set[tuple[int, str]] = set()
+_ADVICE = "use a store with strongly consistent conditional writes"
+
+
+def open_store(spec: str | StoreConfig | ObjectStore, *, deadline_s: float | None = None) -> ObjectStore:
+    """Open the store at `spec`: a path, `file:///path`, `memory://name`, `s3://bucket/folder`, `az://`, `gs://`.
+
+    An `ObjectStore` is returned as it is. No connection is made yet. `deadline_s` is how long the caller
+    retries: a directory waits no longer than that for another writer's lock. Raises `ConfigError`.
+    """
+    if isinstance(spec, str):
+        spec = StoreConfig(url=spec)
+    if not isinstance(spec, StoreConfig):
+        if isinstance(spec, ObjectStore):
+            return spec
+        raise ConfigError(
+            f"store: expected a url, a path, a StoreConfig or a store, found {type(spec).__name__}"
+        )
+    address = StoreAddress.parse(spec.url)
+    if address.scheme not in ("file", "memory"):
+        # Imported here because the client is a large native library that local stores do not need.
+        from penstock.objects.remote import RemoteStore
+
+        return RemoteStore(spec)
+    if spec.options:
+        raise ConfigError(
+            f"store: {address.scheme}:// takes no options, found {', '.join(sorted(spec.options))}"
+        )
+    if address.scheme == "memory":
+        return named_memory_store(address.bucket)
+    lock_wait_s = LOCK_WAIT_S if deadline_s is None else min(LOCK_WAIT_S, deadline_s)
+    return LocalStore(os.path.abspath(os.path.expanduser(address.path)), lock_wait_s=lock_wait_s)
 
 
 async def check_conditional_writes(store: ObjectStore, folder: str) -> None:
@@ -45,11 +79,8 @@ async def ensure_conditional_writes(store: ObjectStore, folder: str) -> None:
     try:
         await check_conditional_writes(store, folder)
     except OutcomeUnknown as error:
-        raise Unavailable(f"{store.url} could not be asked for conditional writes: {error}") from error
+        raise Unavailable(f"{store.url} could not be checked for conditional writes: {error}") from error
     _CHECKED.add(checked)
-
-
-_ADVICE = "use a store with strongly consistent conditional writes"
 
 
 async def _must_conflict_on_create(store: ObjectStore, key: str) -> None:

@@ -380,7 +380,7 @@ MUTANTS = (
         where="clock:SteadyClock.cautious_ms",
         old="for last_s, one in leads if last_s >= now_s - age_ms / 1000)",
         new="for last_s, one in [(0, 0), *leads] if last_s <= now_s)",
-        test="tests/unit/test_clock.py"
+        test="tests/unit/foundation/test_clock.py"
         "::test_a_clock_that_was_wrong_at_the_start_delays_nothing_for_longer_than_its_age",
     ),
     Mutant(

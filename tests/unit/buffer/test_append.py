@@ -182,7 +182,7 @@ async def test_versions_may_have_holes_and_may_not_fall(q: Queue) -> None:
         await append(q, await stored(q, b"x"), version=7)
 
 
-async def test_the_last_version_is_known_in_the_queue_and_behind_it(q: Queue) -> None:
+async def test_the_last_version_is_known_in_the_queue_and_after_it_left(q: Queue) -> None:
     config = ProducerConfig(store=q.store)
     assert await last_version(config, "query") is None
     await append(q, await stored(q, b"a"), version=7)

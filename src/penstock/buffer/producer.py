@@ -334,8 +334,8 @@ class Producer:
     def _fail(self, error: StorageError) -> None:
         """Settle every call and refuse later ones, so that no caller waits for a task that has ended.
 
-        The other tasks end too: one that continued could append records whose callers were told that they are
-        lost.
+        The other tasks end too: one that continued could append records after their callers were notified of
+        the loss.
         """
         if self._closed or self._defect is not None:
             return

@@ -2,9 +2,9 @@
 
 Directories are created with mode 0700, files and lock files with 0600, whatever the umask is. The environment
 variable `PENSTOCK_DATA_MODE` sets another mode for directories, such as 0750 or 0770. Files then get the same
-read and write bits. A lock file can be opened only by users who may write, because a user who can open
-it can hold the lock, and a reader that held it would stop every writer. Modes of existing files and directories stay as they
-are, except that an old lock file loses the read bits of users who may not write it.
+read and write bits. A lock file can be opened only by users who may write, because a user who can open it can
+hold the lock, and a reader that held it would stop every writer. Modes of existing files and directories stay
+as they are, except that an old lock file loses the read bits of users who may not write it.
 
 A lock is an `flock`. It ends with its process, but a stopped process keeps it, so every wait of a store has
 an end. The error then names the holder: from the kernel's table of locks, or else from the process id that

@@ -10,7 +10,6 @@ was expected. Every failure is a `ConfigError`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import types
 import typing
@@ -24,7 +23,18 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Secret", "Setting", "build", "faults", "from_env", "load_mapping", "mask", "merge", "unknown_key"]
+__all__ = [
+    "Secret",
+    "Setting",
+    "build",
+    "closest",
+    "faults",
+    "from_env",
+    "load_mapping",
+    "mask",
+    "merge",
+    "unknown_key",
+]
 
 Setting: TypeAlias = object
 """What a layer holds at a key: text, a number, a flag, None, a list or a nested mapping."""
@@ -179,9 +189,16 @@ def _faults(hint: object, value: Setting, place: _Place) -> Iterator[ConfigError
 def unknown_key(place: str, key: str, known: Iterable[str]) -> ConfigError:
     """The error for a key nobody knows, naming the nearest one that is known."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(names) or '(none)'}"
+    near = closest(key, names)
+    hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(names) or '(none)'}"
     return ConfigError(f"{place}: unknown key, {hint}")
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that `word` was probably meant to be, or None if none is similar."""
+    import difflib  # slow to import, and needed only for an error message
+
+    return next(iter(difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -303,8 +320,8 @@ def _enum(hint: type[enum.Enum], value: Setting, place: _Place) -> Setting:
 
 
 def _no_choice(place: _Place, value: Setting, choices: list[str]) -> ConfigError:
-    nearest = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    near = closest(str(value), choices)
+    hint = f"; did you mean {near!r}?" if near else ""
     return ConfigError(f"{place}: expected one of {', '.join(choices)}, found {_kind(value)}{hint}")
 
 

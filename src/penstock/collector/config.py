@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from penstock.collector.settings import (
     ParquetSettings,
     parse_address,
 )
-from penstock.config import Setting, build, load_mapping
+from penstock.config import Setting, build, closest, load_mapping
 from penstock.errors import ConfigError
 from penstock.http import allowed_hosts
 from penstock.units import DurationLike, parse_duration
@@ -61,8 +60,8 @@ def _filled(value: Setting, variables: Mapping[str, str], place: str) -> Setting
 def _value(name: str, variables: Mapping[str, str], place: str) -> str:
     found = variables.get(name)
     if found is None:
-        nearest = difflib.get_close_matches(name, variables, n=1, cutoff=0.7)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        near = closest(name, variables)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(
             f"{place}: the variable {name!r} is not set: give --set {name}=…, or put it into the "
             f"environment{hint}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from penstock.config import closest
 from penstock.errors import ConfigError, PenstockError
 from penstock.objects.directory import LOCK_WAIT_S
 from penstock.objects.keys import check_prefix
@@ -97,8 +97,8 @@ class StoreAddress:
 def _check_scheme(scheme: str) -> None:
     if scheme in SCHEMES:
         return
-    nearest = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]}://?" if nearest else ""
+    near = closest(scheme, SCHEMES)
+    hint = f"; did you mean {near}://?" if near else ""
     known = ", ".join(f"{name}://" for name in SCHEMES)
     raise ConfigError(f"store: unknown scheme {scheme}://, expected one of {known} or a path{hint}")
 

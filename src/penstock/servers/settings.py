@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.config import closest
 from penstock.errors import ConfigError
 from penstock.http import Keyring, allowed_hosts
 from penstock.objects import StoreAddress
@@ -190,8 +190,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     for name in names:
         if name in _READ or name in _NOT_READ:
             continue
-        nearest = difflib.get_close_matches(name, _READ, n=1)
-        hint = f"; did you mean {_PREFIX}{nearest[0]}?" if nearest else ""
+        near = closest(name, _READ)
+        hint = f"; did you mean {_PREFIX}{near}?" if near else ""
         sentences.append(f"{_PREFIX}{name} is set and has no meaning{hint}")
     return sentences
 

@@ -58,7 +58,7 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="the noise of two workers at once is an error",
-        where="up:NoiseFilter.hear",
+        where="up:SparkTraceFilter.hear",
         old="    if line == _OPENING:\n        self._open += 1\n",
         new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
         test=f"{LINES}::test_the_noise_of_several_workers_is_debug_however_its_lines_mix",

@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.child_process import Exit
 from penstock.retry import RetryPolicy
 from penstock.units import format_duration
 from penstock.up.status import PartState
@@ -62,22 +63,6 @@ class Action(enum.Enum):
     NOTHING = "nothing"
     START = "start"
     KILL = "kill"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a process ended. `signal` is the number that killed it."""
-
-    code: int | None = None
-    signal: int | None = None
-
-    @classmethod
-    def of(cls, returncode: int) -> Exit:
-        """From the number that Python gives, which is negative for a signal."""
-        return cls(signal=-returncode) if returncode < 0 else cls(code=returncode)
-
-    def __str__(self) -> str:
-        return f"killed by signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

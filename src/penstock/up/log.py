@@ -1,13 +1,13 @@
 """The one log of a fleet: what parts print becomes lines with a level, and the last lines are kept.
 
-Output is cut into lines (`Splitter`), given a level (`Levels`, `LogFilter`), limited (`Throttle`), kept and
-published (`LogBuffer`).
+Lines of output get a level (`Levels`, `LogFilter`), are limited (`Throttle`),
+kept and published (`LogBuffer`).
 
-`NoiseFilter` recognises traces that Spark prints although nothing is wrong. Spark closes the connection to a
-Python worker that plans a read or a write as soon as it has the answer. The worker then flushes what is left
-for nobody, and its daemon prints the `BrokenPipeError` with the two frames that lead there. An error of the
-work itself has other frames, and what it does to a query is reported by Spark. Several workers may print at
-the same time, so the lines of their blocks mix with each other and with those of Java's log.
+`SparkTraceFilter` recognises tracebacks that Spark prints although nothing is wrong. Spark closes the
+connection to a Python worker that plans a read or a write as soon as it has the result. The worker then
+flushes its buffer to the closed connection, and its daemon prints the `BrokenPipeError` with two frames. A
+real error has other frames, and Spark reports its effect on the query. Several workers may print at the same
+time, so their lines are mixed with each other and with Java's log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,6 @@ from penstock.up.status import FleetEvent, Level, LogLine, PartStatus
 
 _LOG = logging.getLogger(__name__)
 
-LINE_MAX: Final = 4096
-"""Bytes of a line that are kept."""
 _SECRET_MIN: Final = 8
 _PYTHON_LOGGED: Final = re.compile(
     r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d+\s+(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(.*)$", re.DOTALL
@@ -74,38 +72,6 @@ class Veil:
 
     def over(self, text: str) -> str:
         return text if self._found is None else self._found.sub("***", text)
-
-
-class Splitter:
-    """Bytes as they come, as lines. What is longer than a line may be is left out and said so."""
-
-    def __init__(self, line_max: int = LINE_MAX) -> None:
-        self._line_max = line_max
-        self._kept = bytearray()
-        self._cut = 0
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` completes."""
-        *whole, rest = data.split(b"\n")
-        for piece in whole:
-            self._keep(piece)
-            yield self._line()
-        self._keep(rest)
-
-    def rest(self) -> str | None:
-        """What came after the last end of a line."""
-        return self._line() if self._kept or self._cut else None
-
-    def _keep(self, piece: bytes) -> None:
-        room = self._line_max - len(self._kept)
-        self._kept += piece[:room]
-        self._cut += max(0, len(piece) - room)
-
-    def _line(self) -> str:
-        text = self._kept.decode("utf-8", "replace").rstrip("\r")
-        cut, self._cut = self._cut, 0
-        self._kept.clear()
-        return f"{text} … ({cut} more bytes)" if cut else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +152,7 @@ class Throttle:
         return count
 
 
-class NoiseFilter:
+class SparkTraceFilter:
     """Tells each line of standard error, and whether it is a part of such a block.
 
     The lines of what may become a block are held until it has ended, or has become something else.
@@ -253,7 +219,7 @@ class LogFilter:
 
     def __init__(self) -> None:
         self._levels = Levels()
-        self._filter = NoiseFilter()
+        self._filter = SparkTraceFilter()
         self._heard_s = 0.0
 
     def hear(self, line: str, now_s: float) -> list[Said]:

@@ -1,4 +1,4 @@
-"""Keeps one part running: starts its process, watches it, starts it again, stops it."""
+"""Runs parts as child processes: starts, watches, restarts and stops them. Runs commands to their end."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import contextlib
 import os
 import random
 import signal
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.child_process import AsyncChild, Exit, Lines, Tail
 from penstock.clock import Clock
 from penstock.units import format_duration
 from penstock.up import lifecycle
-from penstock.up.child import Child, Lines
-from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
+from penstock.up.lifecycle import Action, ProbeResult, ProcessState
 from penstock.up.log import LogBuffer, LogFilter, Said, event_of
 from penstock.up.parts import TOPICS_URL, PartPlan, Probe, reachable
 from penstock.up.status import Level, PartKind, PartState, PartStatus
 
+PART_COMMAND: Final = (sys.executable, "-m", "penstock.cli.part")
+"""Runs the arguments after it as `penstock` does, and ends with its parent."""
 PROBE_TIMEOUT_S: Final = 5.0
 _OK: Final = 200
 _ASK_SOON_S: Final = 0.2
@@ -37,6 +42,10 @@ _ALIVE_EVENTS: Final = frozenset({"alive", "progress"})
 _QUIET_EVENTS: Final = frozenset({"progress", "batch"})
 """Too many for the log; the last of them is in the part's status."""
 _GOOD_ENDS: Final = (0, 130, 143)
+_NOT_STARTED: Final = 127
+_OUTPUT_BYTES_MAX: Final = 4 << 20
+_ERROR_LINES: Final = 50
+_ERROR_LINE_MAX: Final = 1 << 20
 
 
 class Runner:
@@ -64,7 +73,7 @@ class Runner:
         self._environ = environ
         self._lifecycle = lifecycle.initial_state(clock.monotonic(), enabled=disabled_why is None)
         self._since_ms = clock.now_ms()
-        self._child: Child | None = None
+        self._child: AsyncChild | None = None
         self._address: str | None = None
         self._error: tuple[str, int] | None = None
         self._errors_heard = 0
@@ -125,10 +134,10 @@ class Runner:
                     await self._wake.wait()
         return False
 
-    async def _start(self) -> Child | None:
+    async def _start(self) -> AsyncChild | None:
         try:
             self._forget_run()
-            child = await Child.start(
+            child = await AsyncChild.start(
                 [*self._command, *self._arguments()],
                 {**self._environ, **self.plan.environment},
                 output=Lines(self._heard),
@@ -163,7 +172,7 @@ class Runner:
         url = f"http://{reachable(self._topics_address() or '')}"
         return [url if argument == TOPICS_URL else argument for argument in self.plan.arguments]
 
-    async def _accompany(self, child: Child) -> None:
+    async def _accompany(self, child: AsyncChild) -> None:
         asking = asyncio.create_task(self._keep_asking(child))
         try:
             how = await child.wait()
@@ -181,7 +190,7 @@ class Runner:
                 self._address = None
         self._ended(how)
 
-    async def _keep_asking(self, child: Child) -> None:
+    async def _keep_asking(self, child: AsyncChild) -> None:
         """Poll its probe, if it has one, until it ends, and kill it when it hangs."""
         while True:
             wait_s = _ASK_S if self._lifecycle.state is PartState.READY else _ASK_SOON_S
@@ -364,3 +373,47 @@ async def _status(address: str, probe: Probe) -> int:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOutcome:
+    """How a command ended."""
+
+    exit_code: int
+    """A negative number is that of the signal that killed it."""
+    output: str
+    """The end of its standard output."""
+    errors: str
+    """The end of its standard error."""
+
+
+async def run_command(
+    arguments: Sequence[str], tell: Callable[[str], None], environment: Mapping[str, str]
+) -> CommandOutcome:
+    """Run `penstock ARGUMENTS…` to its end; `tell` gets the lines of its standard error.
+
+    Cancelling kills the command, and so does the end of this process. Of standard output, the last 4 MiB are
+    kept. A command that cannot be started has exit code 127.
+    """
+    errors: deque[str] = deque(maxlen=_ERROR_LINES)
+
+    def on_line(text: str) -> None:
+        if line := text.rstrip():
+            errors.append(line)
+            tell(line)
+
+    output = Tail(_OUTPUT_BYTES_MAX)
+    lines = Lines(on_line, _ERROR_LINE_MAX)
+    try:
+        child = await AsyncChild.start([*PART_COMMAND, *arguments], environment, output=output, errors=lines)
+    except OSError as error:
+        return CommandOutcome(exit_code=_NOT_STARTED, output="", errors=str(error))
+    try:
+        how = await child.wait()
+    except asyncio.CancelledError:
+        child.kill()
+        await child.wait()
+        raise
+    code = -how.signal if how.signal is not None else how.code
+    assert code is not None
+    return CommandOutcome(exit_code=code, output=output.text, errors="\n".join(errors))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.servers import free_ports
 
+from penstock.child_process import AsyncChild, Lines
 from penstock.up import Fleet, PartState, PartStatus, Plan, UpSettings, lifecycle, runner
-from penstock.up.child import Child, Lines
 from penstock.up.parts import Layout, PartPlan, Probe
 from penstock.up.status import FleetMap, Level, PartKind
 
@@ -162,9 +162,9 @@ async def test_a_part_that_ends_is_started_again(tmp_path: Path) -> None:
 async def test_a_part_that_was_killed_has_that_as_its_last_error(tmp_path: Path) -> None:
     async with running(tmp_path, part("killed", kind=PartKind.PIPELINE)) as stage:
         await stage.until(
-            lambda: any("was killed by signal 9; it is started" in text for text in stage.texts)
+            lambda: any("was killed by signal 9 (SIGKILL); it is started" in text for text in stage.texts)
         )
-        assert stage.part("killed").last_error == "was killed by signal 9"
+        assert stage.part("killed").last_error == "was killed by signal 9 (SIGKILL)"
 
 
 async def test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_whatever_a_part_prints_is_text_and_does_not_stop_it(tmp_path: Pat
 async def test_the_number_of_a_process_that_has_ended_is_never_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = await Child.start(
+    ended = await AsyncChild.start(
         [sys.executable, "-c", ""], os.environ, output=Lines(print), errors=Lines(print)
     )
     assert (await ended.wait()).code == 0

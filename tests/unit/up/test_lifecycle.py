@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from penstock.child_process import Exit
 from penstock.up import lifecycle
-from penstock.up.lifecycle import Action, Exit, ProbeResult, ProcessState
+from penstock.up.lifecycle import Action, ProbeResult, ProcessState
 from penstock.up.status import PartState
 
 
@@ -179,5 +180,5 @@ def test_trouble_that_a_part_tells_itself_makes_it_not_ready() -> None:
 
 
 def test_an_exit_is_told_in_words() -> None:
-    assert str(Exit.of(-9)) == "killed by signal 9"
+    assert str(Exit.of(-9)) == "killed by signal 9 (SIGKILL)"
     assert str(Exit.of(3)) == "exit code 3"

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from penstock.child_process import Splitter
 from penstock.testing import ManualClock
 from penstock.up.log import (
     HELD_MAX_S,
@@ -13,7 +14,6 @@ from penstock.up.log import (
     LogBuffer,
     LogFilter,
     Said,
-    Splitter,
     Throttle,
     event_of,
     shown,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError
 from penstock.spark import Ending, build_session, explain, forget_java, java_ending
-from penstock.up import NoiseFilter
+from penstock.up import SparkTraceFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ class CommandSession:
                 master=self._master,
                 remote=self._remote,
                 conf=self._conf,
-                java_output=None if self._verbose else JavaNoise().hear,
+                java_output=None if self._verbose else JavaOutput().hear,
             )
         except PenstockError:
             raise
@@ -168,11 +168,11 @@ def _is_alive(session: SparkSession) -> bool:
 _STANDARD_ERROR: Final = 2
 
 
-class JavaNoise:
+class JavaOutput:
     """Prints every line on standard error as it is, except the noise of Spark's Python daemon."""
 
     def __init__(self, target: int = _STANDARD_ERROR) -> None:
-        self._filter = NoiseFilter()
+        self._filter = SparkTraceFilter()
         self._target = target
 
     def hear(self, line: str) -> None:

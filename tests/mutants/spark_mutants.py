@@ -86,9 +86,9 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="a core that is killed while it starts ends all",
-        where="cli:_CoreProcess.look",
-        old="    if is_new and code < 0:\n",
-        new="    if is_new and code < -64:\n",
+        where="cli:CoreProcess.check",
+        old="        return ended.code ",
+        new="        return ended.code or 1 ",
         test=f"{KILLED}::test_a_core_that_is_killed_while_it_starts_is_started_again",
     ),
     Mutant(
@@ -108,9 +108,9 @@ SPARK_MUTANTS = (
     ),
     Mutant(
         name="the demo calls a signal an exit code",
-        where="cli:_failed",
-        old="    if code is not None and code < 0:\n",
-        new="    if code is not None and code < -64:\n",
+        where="cli:failure_of",
+        old="{ended.reason}",
+        new="ended with code {ended.code}",
         test=f"{KILLED}::test_the_demo_says_which_signal_has_killed_a_process",
     ),
 )

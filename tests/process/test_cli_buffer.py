@@ -132,7 +132,7 @@ def test_reading_stops_at_the_first_failure_and_says_from_where_on(tmp_path: Pat
     assert account["durable"] == 0
     assert 0 < account["accepted"] == account["not_durable"] < 1_000_000
     assert account["first_not_durable"] == 0
-    assert b"all before record 0" in run.stderr
+    assert b"all records before number 0" in run.stderr
 
 
 def test_sharded_records_go_by_key_and_stat_shows_each_shard(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_sharded_records_go_by_key_and_stat_shows_each_shard(tmp_path: Path) -> 
     assert [line.split()[0] for line in table[1:]] == ["shard", "0000", "0001", "0002", "total"]
     assert len({len(line) for line in table[1:]}) == 1
     penstock("buffer", "fsck", tmp_path, "--deep")
-    assert b"say which with --shard" in penstock("buffer", "dump", tmp_path, code=1).stderr
+    assert b"choose one with --shard" in penstock("buffer", "dump", tmp_path, code=1).stderr
     plain = penstock("buffer", "produce", tmp_path / "new", "--key", "k", given=b"k\n", code=2)
     assert b"not sharded" in plain.stderr
 

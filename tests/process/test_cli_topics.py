@@ -196,12 +196,12 @@ def test_a_copy_of_a_topic_with_a_gap_goes_on_behind_it(server: Server) -> None:
         *("topics", "write", "copy", "--envelope", "--url", server.url, "--key", KEY),
         given=server.run("diff", "small", "--json"),
     )
-    assert b"gap: line 1 of the input tells of records 1 to 3, which are gone (cap)" in told.stderr
+    assert b"gap: line 1 of the input stands for records 1 to 3, which are gone (cap)" in told.stderr
     assert server.run("diff", "copy", "--raw") == b"4\n5\n"
 
 
 def test_the_help_tells_that_stat_shows_the_server_too() -> None:
-    assert b"Show one topic, or how the server is." in penstock("topics", "--help").stdout
+    assert b"Show the state of a topic, or of the server." in penstock("topics", "--help").stdout
     assert b"-1000 to 1000" in penstock("topics", "put", "--help").stdout
 
 

@@ -289,12 +289,12 @@ def test_what_init_writes_runs_and_is_never_replaced_unasked(tmp_path: Path) -> 
         "timeseries",
         "vector",
     ]
-    assert all(part["what"] and "is not run" not in part["what"] for part in checked["parts"])
+    assert all(part["what"] and "does not run" not in part["what"] for part in checked["parts"])
     site = ("up", tmp_path / "site" / "penstock.yaml", "--data-dir", tmp_path / "elsewhere")
     assert json.loads(penstock(*site, "--check", "--json").stdout)["faults"] == []
     (tmp_path / "site" / "events.yaml").write_text("mine")
     told = penstock("init", tmp_path / "site", code=2).stderr.decode()
-    assert "events.yaml: there already; --force replaces what is there" in told
+    assert "events.yaml: exists already; use --force to replace it" in told
     assert (tmp_path / "site" / "events.yaml").read_text() == "mine"
     penstock("init", tmp_path / "site", "--force")
     assert (tmp_path / "site" / "events.yaml").read_text() != "mine"

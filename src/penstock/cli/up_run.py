@@ -107,7 +107,7 @@ class _Up:
 
     def _say_disabled(self) -> None:
         for part, why in self._prepared.disabled.items():
-            self._fleet.log_buffer.say(part, Level.INFO, f"is not run: {why}")
+            self._fleet.log_buffer.say(part, Level.INFO, f"does not run: {why}")
         for part, fault in self._prepared.faults.items():
             self._fleet.log_buffer.say(part, Level.ERROR, fault)
 

@@ -187,7 +187,7 @@ def _disabled(plan: Plan, only: Sequence[str], without: Sequence[str]) -> dict[s
     off = [part for part in plan.parts if part.kind is PartKind.TOPICS and part.name in disabled]
     for part in plan.parts:
         if off and part.needs_topics and part.name not in disabled:
-            disabled[part.name] = f"needs {off[0].name}, which is not run"
+            disabled[part.name] = f"needs {off[0].name}, which does not run"
     return disabled
 
 

@@ -106,7 +106,7 @@ def test_export_writes_parquet_and_can_be_repeated(data: Path, tmp_path: Path) -
     assert pq.read_table(out / "other" / "core-0-seg-0000000000000002.parquet")["n"].to_pylist() == [4]
     again = quiver("export", data, "--parquet", out)
     assert "0 files" in again.output
-    assert "3 were there already" in again.output
+    assert "3 existed already" in again.output
 
 
 def test_export_tells_programs_what_it_did(data: Path, tmp_path: Path) -> None:

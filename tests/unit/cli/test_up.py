@@ -186,7 +186,7 @@ def test_parts_are_left_out_by_name_or_kind_and_what_needs_them_goes_with_them(t
     assert found.plan.map.databases == ()
     found = prepared(tmp_path, only=("relay", "vector"))
     assert [part.name for part in found.running] == ["vector"]
-    assert found.disabled["relay-events"] == "needs topics, which is not run"
+    assert found.disabled["relay-events"] == "needs topics, which does not run"
     with pytest.raises(ConfigError, match="'topic' is not a part: there are collector, topics"):
         prepared(tmp_path, only=("topic",))
 

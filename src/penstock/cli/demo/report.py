@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.child_process import Exit
 from penstock.cli.demo.producer import BAD_AT, BAD_EVERY, COLUMNS, Journal, Sums, checksum_of, rebuild
 from penstock.cli.demo.run import ROWS, TOTALS, DemoFailed, Outcome, Plan
 from penstock.cli.output import print_pairs, print_table
@@ -235,9 +236,7 @@ def audit_json(plan: Plan) -> dict[str, object]:
     try:
         return msgspec.json.decode(run.stdout, type=dict[str, object])
     except msgspec.DecodeError:
-        code = run.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise DemoFailed(f"the audit {how} and gave no answer") from None
+        raise DemoFailed(f"the audit {Exit.of(run.returncode).reason} without a result") from None
 
 
 def print_next(plan: Plan, *, kept: bool) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Final, Protocol
 
+from penstock.child_process import ChildProcess, Exit
 from penstock.cli.demo.producer import Journal, JournalReader, read_journal
 from penstock.errors import PenstockError
 from penstock.spark import (
@@ -134,7 +134,7 @@ def pipeline_text(plan: Plan) -> str:
 _LEAVING_S: Final = 10.0
 _QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that lives a minute: quick to start rather than quick in the long run."""
-_STOPPED: Final = (0, 128 + signal.SIGTERM)
+_STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
 
 
 class DemoFailed(PenstockError):
@@ -146,14 +146,14 @@ class Processes:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._producers: dict[int, subprocess.Popen[bytes]] = {}
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._producers: dict[int, ChildProcess] = {}
+        self._driver: ChildProcess | None = None
         self._sessions: list[int] = []
         self.producer_kills = 0
         self.driver_kills = 0
 
     def start_producer(self, number: int) -> None:
-        """Start it, or start it again where its journal ends."""
+        """Start a producer; a restarted one continues at the end of its journal."""
         plan = self._plan
         arguments = ["penstock.cli.demo.producer", "--store", plan.queue, "--producer", str(number)]
         arguments += ["--journal", str(plan.journal(number)), "--release", str(plan.release)]
@@ -162,70 +162,70 @@ class Processes:
         self._producers[number] = self._start(f"producer-{number}", arguments)
 
     def start_driver(self) -> None:
-        """`penstock run`: the same command that people use."""
+        """Start `penstock run`, as users do."""
         arguments = ["penstock.cli", "run", str(self._plan.pipeline_file), "--conf", _QUICK_JAVA]
         self._driver = self._start("run", arguments)
 
-    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, arguments: list[str]) -> ChildProcess:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with open(data_modes().new_file(str(self._plan.log(name)), flags), "ab") as log:
-            started = subprocess.Popen(
+            started = ChildProcess.start(
                 [sys.executable, "-m", *arguments],
-                stdin=subprocess.DEVNULL,
+                environment={**os.environ, "SPARK_LOCAL_DIRS": str(self._plan.folder / "spark")},
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "SPARK_LOCAL_DIRS": str(self._plan.folder / "spark")},
-                start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
             )
         self._sessions.append(started.pid)
         return started
 
     def kill_producer(self, number: int) -> bool:
-        """SIGKILL, unless it has ended."""
+        """Kill a producer; return false if it has already ended."""
         if self._producers[number].poll() is not None:
             return False
-        _kill_group(self._producers[number])
+        self._producers[number].kill()
+        self._producers[number].wait()
         self.producer_kills += 1
         return True
 
     def kill_driver(self) -> None:
-        """SIGKILL to the whole process group: the driver, and the Java it has started."""
+        """Kill the driver and its process group, which the Java that it started belongs to."""
         assert self._driver is not None
-        _kill_group(self._driver)
+        self._driver.kill()
+        self._driver.wait()
         self.driver_kills += 1
 
     def stop_driver(self) -> None:
-        """Ask it to stop, as a service manager would."""
+        """Ask the driver to stop, as a service manager would."""
         assert self._driver is not None
-        self._driver.send_signal(signal.SIGTERM)
+        self._driver.terminate()
 
     @property
     def driver_stopped(self) -> bool:
-        """Whether it has ended as it should when it is asked to stop. Raises `DemoFailed` if otherwise."""
+        """Whether the driver has stopped as requested. Raises `DemoFailed` if it ended in another way."""
         assert self._driver is not None
-        code = self._driver.poll()
-        if code not in (None, *_STOPPED):
-            raise _failed("the pipeline", code, self._plan.log("run"))
-        return code is not None
+        ended = self._driver.poll()
+        if ended is not None and ended not in _STOPPED:
+            raise failure_of("the pipeline", ended, self._plan.log("run"))
+        return ended is not None
 
     @property
     def producing(self) -> bool:
         return any(process.poll() is None for process in self._producers.values())
 
     def check(self) -> None:
-        """Raises `DemoFailed` if a process ended that should not have."""
+        """Raise `DemoFailed` if a process has ended unexpectedly."""
         for number, process in self._producers.items():
-            code = process.poll()
-            if code not in (None, 0):
-                raise _failed(f"producer {number}", code, self._plan.log(f"producer-{number}"))
-        if self._driver is not None and self._driver.poll() is not None:
-            raise _failed("the pipeline", self._driver.returncode, self._plan.log("run"))
+            ended = process.poll()
+            if ended is not None and ended.code != 0:
+                raise failure_of(f"producer {number}", ended, self._plan.log(f"producer-{number}"))
+        if self._driver is not None and (ended := self._driver.poll()) is not None:
+            raise failure_of("the pipeline", ended, self._plan.log("run"))
 
     def end(self) -> None:
-        """End everything that is left, Spark's Python workers included, which have a group of their own."""
+        """Kill every remaining process, including Spark's Python workers, which have their own group."""
         for process in [*self._producers.values(), *([self._driver] if self._driver else [])]:
-            if process.poll() is None:
-                _kill_group(process)
+            process.kill()
+            process.wait()
         deadline = time.monotonic() + _LEAVING_S
         while (left := session_members(self._sessions)) and time.monotonic() < deadline:
             for pid in left:
@@ -234,18 +234,14 @@ class Processes:
             time.sleep(0.05)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _failed(name: str, code: int | None, log: Path) -> DemoFailed:
-    if code is not None and code < 0:
-        return DemoFailed(f"{name} was killed by signal {-code}; its log is {log}")
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
-    return DemoFailed(f"{name} ended with code {code}{f': {told[-1]}' if told else ''}; its log is {log}")
+def failure_of(name: str, ended: Exit, log: Path) -> DemoFailed:
+    """Return the error for a process that ended, with the last error in its log unless it was killed."""
+    reason = ""
+    if ended.signal is None:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error:")]
+        reason = f": {errors[-1]}" if errors else ""
+    return DemoFailed(f"{name} {ended.reason}{reason}; its log is {log}")
 
 
 def session_members(sessions: list[int]) -> list[int]:

@@ -64,11 +64,12 @@ def audit(pipeline: PipelineFile, sink: str | None, deep: bool, out: Output) -> 
     spec = pipeline.read()
     with Progress() as progress:
         report = audit_pipeline(spec, sink=sink, deep=deep, tell=progress.show)
-    out.show(_audit_object(report), lambda: _print_audit(report))
+    out.show(audit_document(report), lambda: print_audit(report))
     return ExitCode.OK if report.balanced else ExitCode.PROBLEM
 
 
-def _audit_object(report: AuditReport) -> dict[str, object]:
+def audit_document(report: AuditReport) -> dict[str, object]:
+    """Return an audit's report for --json."""
     found = report.balance
     return {
         "pipeline": report.pipeline,
@@ -99,7 +100,8 @@ def _reasons(sink: SinkTotals) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if count}
 
 
-def _print_audit(report: AuditReport) -> None:
+def print_audit(report: AuditReport) -> None:
+    """Print an audit's report for people."""
     from penstock.buffer import Severity
 
     found = report.balance

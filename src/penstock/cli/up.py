@@ -14,7 +14,6 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.output import print_json
 from penstock.cli.pipeline_file import overrides
 from penstock.cli.starting_file import DEFAULT_PIPELINE, default_mapping, pipeline_text
-from penstock.cli.up_log import LogPrinter
 from penstock.config import from_env, load_mapping, merge
 from penstock.up import (
     Level,
@@ -84,7 +83,7 @@ def up(
     with hold(prepared.plan):
         check_ports(prepared)
         write_collector_file(prepared.plan)
-        from penstock.cli.up_run import run_fleet
+        from penstock.cli.up_run import LogPrinter, run_fleet
 
         with LogPrinter(Level[level.upper()], as_json=out.is_json) as printer:
             run_fleet(prepared, printer)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import logging
+import mimetypes
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
@@ -12,7 +17,6 @@ import msgspec
 
 from penstock.console.access import LOOK, Access
 from penstock.console.poller import reason_of
-from penstock.console.static_files import StaticFiles
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -40,23 +44,24 @@ from penstock.jsontext import check_json
 from penstock.servers import STATUS as _STATUS
 from penstock.servers import told
 
-__all__ = [
-    "BODY_BYTES_MAX",
-    "Call",
-    "ConsoleApp",
-    "Handler",
-    "Route",
-    "json_answer",
-    "number_of",
-    "read_body",
-]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 40.0
 """A part or a store that hangs must not keep a request indefinitely. Of a stream, until it begins."""
+TEXT_BYTES_MAX: Final = 4096
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+}
+_PACKED: Final = (".css", ".html", ".js", ".json", ".mjs", ".svg", ".txt", ".md")
 _ROOT: Final = b"/console"
 _STATIC: Final = b"/console/static/"
 _API: Final = b"/console/api/"
@@ -184,3 +189,84 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         return error_answer(503, "unavailable", reason_of(error), headers)
     _LOG.error("a request failed", exc_info=error)
     return error_answer(500, "internal", "the console failed; its log says why")
+
+
+def text_fields(data: bytes, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
+    """`text`, or None where the bytes are none, and whether it was cut."""
+    cut = len(data) > most
+    shown = data[:most]
+    try:
+        text: str | None = shown.decode()
+    except UnicodeDecodeError as error:
+        # A cut may go through a character; anything else is no text.
+        text = shown[: error.start].decode() if cut and error.start > len(shown) - 4 else None
+    return {"text": text, "cut": cut}
+
+
+def payload_fields(data: bytes | None, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
+    """The bytes in base64 as well, for what is no text."""
+    if data is None:
+        return {"text": None, "cut": False, "bytes_b64": None, "size": None}
+    packed = base64.b64encode(data[:most]).decode()
+    return {**text_fields(data, most), "bytes_b64": packed, "size": len(data)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    stamp: tuple[int, int]
+    data: bytes
+    packed: bytes | None
+    kind: bytes
+    tag: bytes
+
+
+class StaticFiles:
+    """Files by their path below a folder, and nothing outside of it. A file that changes is read again."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+
+    def answer(self, request: Request, name: str) -> Response | None:
+        """The file, or that the browser has it (304); None if there is no such file."""
+        file = self._file(name)
+        if file is None:
+            return None
+        headers = [(b"etag", file.tag), (b"cache-control", b"no-cache"), (b"vary", b"accept-encoding")]
+        if file.tag in _tags(request.headers.get(b"if-none-match", b"")):
+            return Response(304, content_type=file.kind, headers=headers)
+        if file.packed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+            headers.append((b"content-encoding", b"gzip"))
+            return Response(200, file.packed, content_type=file.kind, headers=headers)
+        return Response(200, file.data, content_type=file.kind, headers=headers)
+
+    def _file(self, name: str) -> _File | None:
+        parts = name.split("/")
+        if not all(parts) or any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
+            return None
+        path = os.path.join(self._folder, *parts)
+        try:
+            found = os.stat(path)
+            if not os.path.isfile(path):
+                return None
+            known = self._files.get(name)
+            stamp = (found.st_mtime_ns, found.st_size)
+            if known is None or known.stamp != stamp:
+                known = self._files[name] = _read(path, stamp)
+        except OSError:
+            return None
+        return known
+
+
+def _read(path: str, stamp: tuple[int, int]) -> _File:
+    with open(path, "rb") as file:
+        data = file.read()
+    ending = os.path.splitext(path)[1].lower()
+    kind = _TYPES.get(ending) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+    packed = gzip.compress(data, 9, mtime=0) if ending in _PACKED else None
+    tag = b'"%b"' % hashlib.sha256(data).hexdigest()[:32].encode()
+    return _File(stamp=stamp, data=data, packed=packed, kind=kind.encode(), tag=tag)
+
+
+def _tags(header: bytes) -> set[bytes]:
+    return {tag.strip().removeprefix(b"W/") for tag in header.split(b",")}

@@ -6,8 +6,7 @@ import asyncio
 from typing import Final
 
 from penstock.buffer import QueueSurvey
-from penstock.console.app import Call, json_answer
-from penstock.console.payload import text_fields
+from penstock.console.app import Call, json_answer, text_fields
 from penstock.console.poller import Poller
 from penstock.console.queues import EntryView, QueueReading
 from penstock.console.sources import QueueWatch, Sources

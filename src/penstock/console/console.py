@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.console.access import ACT, Access, ConsoleSettings
-from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, json_answer, read_body
+from penstock.console.app import BODY_BYTES_MAX, Call, ConsoleApp, Route, StaticFiles, json_answer, read_body
 from penstock.console.buffers_panel import BuffersPanel
 from penstock.console.databases_panel import DatabasesPanel
 from penstock.console.live import LiveHub, last_id
@@ -22,7 +22,6 @@ from penstock.console.pipelines_panel import PipelinesPanel
 from penstock.console.quivers_panel import QuiversPanel
 from penstock.console.redrive import RedrivePanel
 from penstock.console.sources import Sources
-from penstock.console.static_files import StaticFiles
 from penstock.console.tail import TailPanel
 from penstock.console.topics_panel import TopicsPanel
 from penstock.console.trace import TracePanel

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.console.app import Call, json_answer, number_of
+from penstock.console.app import Call, json_answer, number_of, payload_fields
 from penstock.console.books import BooksReading, Letter
 from penstock.console.overview import backlog_of, balance_of, lines_rate
-from penstock.console.payload import payload_fields
 from penstock.console.sources import PipelineSource, Sources
 from penstock.console.topology import state_of
 from penstock.errors import InvalidInput

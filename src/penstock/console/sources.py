@@ -17,12 +17,13 @@ from penstock.console.http_poller import Exposition, HttpSource
 from penstock.console.poller import Meter, Pollable, Poller, Trail
 from penstock.console.queues import QueueReading, QueueSource
 from penstock.console.topics_source import TopicsNumbers, TopicsReading, TopicsSource
-from penstock.console.topology import CollectorPlace, collector_of, url_of
+from penstock.console.topology import url_of
 from penstock.errors import NotFound
 from penstock.objects import Workers
 from penstock.quiver import LocalSegments, SegmentInfo, SubscriberLook, core_directories, look_at_progress
 from penstock.storage import OsFileSystem
 from penstock.up import (
+    CollectorPlace,
     DatabasePlace,
     FleetMap,
     FleetView,
@@ -233,7 +234,7 @@ class Sources:
         """Follow the fleet: new places get a source, others lose theirs, addresses move."""
         places = self.places = self.fleet.map
         parts = {part.name: part for part in self.fleet.parts()}
-        self.collector_place = collector_of(places, parts.values())
+        self.collector_place = places.collector(parts.values())
         self._follow(self.queues, places.queues, lambda place: QueueWatch(place, self.clock))
         self._follow(self.quivers, places.quivers, lambda place: QuiverSource(place, self.clock))
         self._follow(

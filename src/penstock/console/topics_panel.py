@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from penstock.console.app import Call, json_answer, number_of
-from penstock.console.payload import text_fields
+from penstock.console.app import Call, json_answer, number_of, text_fields
 from penstock.console.poller import Meter, Trail
 from penstock.console.sources import Sources
 from penstock.http import Response

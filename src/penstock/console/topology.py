@@ -6,11 +6,11 @@ has `known` false and no rates. What durable state alone tells, such as a backlo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.up import FleetMap, PartKind, PartState, PartStatus, reachable
+from penstock.up import CollectorPlace, FleetMap, PartState, PartStatus, reachable
 
 EdgeKey: TypeAlias = tuple[str, str, str]
 """From, to (ids of nodes), and the part that carries."""
@@ -96,27 +96,6 @@ class _Arrow:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorPlace:
-    """The collector: the Quiver directories it keeps, and the queues its exporters append to."""
-
-    part: str
-    quivers: tuple[str, ...] = ()
-    queues: tuple[str, ...] = ()
-
-
-def collector_of(places: FleetMap, parts: Iterable[PartStatus]) -> CollectorPlace | None:
-    """The collector of a fleet, unless none is run."""
-    for part in parts:
-        if part.kind is PartKind.COLLECTOR and part.state is not PartState.DISABLED:
-            return CollectorPlace(
-                part=part.name,
-                quivers=tuple(place.name for place in places.quivers),
-                queues=tuple(place.name for place in places.queues if part.name in place.producers),
-            )
-    return None
-
-
 def state_of(part: PartStatus) -> str:
     """A part's state as the API shows it. One that is stopping still runs, and takes nothing more."""
     text: str = part.state.value
@@ -136,7 +115,7 @@ def topology_of(
     stored: Mapping[str, bool],
     sinks: Mapping[str, Sequence[tuple[str, str]]],
 ) -> Topology:
-    """The picture of a places.
+    """Return the picture of a fleet.
 
     `stored` tells of each node that is no process whether it could be read; `sinks` are the (name, kind) of
     what each pipeline writes, as far as known.

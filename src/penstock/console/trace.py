@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.buffer import BatchDescriptor, Entry, entry_time_ms, find_tag
-from penstock.console.app import Call, json_answer
+from penstock.console.app import Call, json_answer, text_fields
 from penstock.console.books import Letter, SinkCommit
 from penstock.console.overview import feed_position
-from penstock.console.payload import text_fields
 from penstock.console.poller import reason_of
 from penstock.console.sources import PipelineSource, QueueWatch, Sources
 from penstock.errors import InvalidInput, NotFound, PenstockError

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.up.runner import PART_COMMAND, CommandOutcome, run_command
     from penstock.up.settings import UpSettings, faults_of, read_settings
     from penstock.up.status import (
+        CollectorPlace,
         DatabasePlace,
         FleetEvent,
         FleetMap,
@@ -56,6 +57,7 @@ __all__ = [
     "DATA_DIR_VARIABLE",
     "OWN_NAME",
     "PART_COMMAND",
+    "CollectorPlace",
     "CommandOutcome",
     "DatabasePlace",
     "Fleet",
@@ -119,7 +121,7 @@ if not TYPE_CHECKING:
             "runner": "PART_COMMAND CommandOutcome run_command",
             "settings": "UpSettings faults_of read_settings",
             "status": (
-                "DatabasePlace FleetEvent FleetMap FleetView Level LogLine PartKind PartState "
+                "CollectorPlace DatabasePlace FleetEvent FleetMap FleetView Level LogLine PartKind PartState "
                 "PartStatus PipelinePlace QueuePlace QuiverPlace RelayPlace TopicsPlace"
             ),
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -140,6 +140,15 @@ class QuiverPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorPlace:
+    """The collector, its Quiver directories, and the queues that its exporters append to."""
+
+    part: str
+    quivers: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlace:
     """A pipeline by its file, and the queue it reads if that is one of the fleet's."""
 
@@ -172,6 +181,17 @@ class FleetMap:
     quivers: tuple[QuiverPlace, ...] = ()
     pipelines: tuple[PipelinePlace, ...] = ()
     databases: tuple[DatabasePlace, ...] = ()
+
+    def collector(self, parts: Iterable[PartStatus]) -> CollectorPlace | None:
+        """Return the collector among the parts, or None if it is missing or disabled."""
+        for part in parts:
+            if part.kind is PartKind.COLLECTOR and part.state is not PartState.DISABLED:
+                return CollectorPlace(
+                    part=part.name,
+                    quivers=tuple(place.name for place in self.quivers),
+                    queues=tuple(place.name for place in self.queues if part.name in place.producers),
+                )
+        return None
 
 
 class FleetView(Protocol):

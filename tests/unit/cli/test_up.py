@@ -14,8 +14,7 @@ import pytest
 from penstock.cli.output import LineWriter
 from penstock.cli.starting_file import pipeline_text, starting_text
 from penstock.cli.up import find_file, write_default_pipeline
-from penstock.cli.up_log import LogPrinter
-from penstock.cli.up_run import hint_of
+from penstock.cli.up_run import LogPrinter, hint_of
 from penstock.collector.config import load_plan
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.spec import load_spec

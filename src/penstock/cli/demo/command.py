@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ import click
 from penstock.cli.base import Output, command
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import print_json
+from penstock.cli.pipelines import audit_document, print_audit
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.ids import SYSTEM_RNG, mint_ulid
@@ -106,15 +108,14 @@ def _run_and_tidy(plan: Plan, out: Output, *, keep: bool) -> ExitCode:
 
 
 def _run_and_report(plan: Plan, out: Output, *, keep: bool) -> bool:
-    from penstock.cli.demo.report import audit_json, print_audit, print_next, print_totals, read_books
+    from penstock.cli.demo.report import audit_of, print_next, print_totals, read_books
     from penstock.cli.demo.run import run_demo
 
     with open_stage() as stage:
         outcome = run_demo(plan, stage)
-    balance = read_books(plan)
+    balance, audit = read_books(plan), audit_of(plan)
+    balanced = balance.balanced and audit.balanced
     if out.is_json:
-        audit = audit_json(plan)
-        balanced = balance.balanced and audit["balanced"] is True
         print_json(
             {
                 "balanced": balanced,
@@ -123,13 +124,14 @@ def _run_and_report(plan: Plan, out: Output, *, keep: bool) -> bool:
                 "driver_kills": outcome.last.driver_kills,
                 "interrupted_batches": outcome.interrupted,
                 "seconds": round(outcome.last.elapsed_s, 2),
-                "audit": audit,
+                "audit": audit_document(audit),
             }
         )
         return balanced
     print_totals(balance, outcome)
     click.echo()
-    balanced = print_audit(plan) and balance.balanced
+    click.echo(click.style(f"$ penstock audit {shlex.quote(str(plan.pipeline_file))} --deep", bold=True))
+    print_audit(audit)
     click.echo()
     if balanced:
         verdict = "balanced: every acknowledged event is in the tables exactly once"

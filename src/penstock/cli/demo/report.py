@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
 
-import click
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.child_process import Exit
 from penstock.cli.demo.producer import BAD_AT, BAD_EVERY, COLUMNS, Journal, Sums, checksum_of, rebuild
 from penstock.cli.demo.run import ROWS, TOTALS, DemoFailed, Outcome, Plan
 from penstock.cli.output import print_pairs, print_table
+from penstock.spark import AuditReport, audit_pipeline, load_delta, load_spec, read_letters, table_of
 from penstock.units import format_duration, format_size
 
 Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -87,7 +83,7 @@ def _integers(texts: pa.ChunkedArray) -> Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class JournalBalance:
     """The books of one run."""
 
     produced: int
@@ -124,15 +120,17 @@ class Balance:
         return {**asdict(self), "in_flight_when_killed": self.never_durable}
 
 
-def close_books(journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int) -> Balance:
-    """Sort every stored record by what its producer's journal says of it."""
+def close_books(
+    journals: Mapping[int, Journal], rows: Records, letters: Records, clicks: int
+) -> JournalBalance:
+    """Compare every stored record with the journal of its producer."""
     stored = rows + letters
     offered, acked = np.zeros(len(stored), np.bool_), np.zeros(len(stored), np.bool_)
     for producer, journal in journals.items():
         mine = stored.producer == producer
         offered |= mine & (stored.number < journal.offered_end)
         acked |= mine & _within(stored.number, journal.intervals)
-    return Balance(
+    return JournalBalance(
         produced=sum(journal.offered_end for journal in journals.values()),
         acknowledged=sum((journal.acked for journal in journals.values()), Sums()),
         stored=stored.sums(acked),
@@ -153,12 +151,8 @@ def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
     return flags
 
 
-def read_books(plan: Plan) -> Balance:
-    """The tables against the journals. Raises `DemoFailed` when there is no table."""
-    import pyarrow.compute as pc
-
-    from penstock.spark import load_delta, load_spec, read_letters, table_of
-
+def read_books(plan: Plan) -> JournalBalance:
+    """Compare the tables with the journals. Raises `DemoFailed` if a table is missing."""
     spec = load_spec(plan.pipeline_file)
     tables = {name: table_of(sink) for name, sink in spec.outputs.items()}
     rows, totals = (load_delta(table) for name in (ROWS, TOTALS) if (table := tables[name]) is not None)
@@ -173,7 +167,7 @@ def read_books(plan: Plan) -> Balance:
     )
 
 
-def print_totals(balance: Balance, outcome: Outcome) -> None:
+def print_totals(balance: JournalBalance, outcome: Outcome) -> None:
     rows = [
         ("acknowledged to producers", *_cells(balance.acknowledged)),
         ("of these, in the tables", *_cells(balance.stored)),
@@ -206,7 +200,7 @@ def _driver_kill(outcome: Outcome) -> str:
     return f"the Spark driver in micro-batch {outcome.interrupted[0]}, {moment}; it was run again"
 
 
-def _producer_kill(balance: Balance, outcome: Outcome) -> str:
+def _producer_kill(balance: JournalBalance, outcome: Outcome) -> str:
     if not outcome.last.producer_kills:
         return "no producer: it had ended before"
     return (
@@ -215,32 +209,18 @@ def _producer_kill(balance: Balance, outcome: Outcome) -> str:
     )
 
 
-def _speed(balance: Balance, outcome: Outcome) -> str:
+def _speed(balance: JournalBalance, outcome: Outcome) -> str:
     size = format_size(balance.acknowledged.size_bytes)
     return f"{size} in {format_duration(outcome.last.elapsed_s)}, with two starts of Spark"
 
 
-def _audit_command(plan: Plan, *options: str) -> list[str]:
-    return [sys.executable, "-m", "penstock.cli", "audit", str(plan.pipeline_file), "--deep", *options]
-
-
-def print_audit(plan: Plan) -> bool:
-    """`penstock audit --deep` as people run it; true when it balances."""
-    click.echo(click.style(f"$ penstock audit {shlex.quote(str(plan.pipeline_file))} --deep", bold=True))
-    return subprocess.run(_audit_command(plan), check=False).returncode == 0
-
-
-def audit_json(plan: Plan) -> dict[str, object]:
-    """The same for programs. Raises `DemoFailed` when it has no answer."""
-    run = subprocess.run(_audit_command(plan, "--json"), stdout=subprocess.PIPE, check=False)
-    try:
-        return msgspec.json.decode(run.stdout, type=dict[str, object])
-    except msgspec.DecodeError:
-        raise DemoFailed(f"the audit {Exit.of(run.returncode).reason} without a result") from None
+def audit_of(plan: Plan) -> AuditReport:
+    """Audit the pipeline record by record, as `penstock audit --deep` does."""
+    return audit_pipeline(load_spec(plan.pipeline_file), sink=None, deep=True)
 
 
 def print_next(plan: Plan, *, kept: bool) -> None:
-    """Commands to go on with; for a run that leaves nothing, those of one that would."""
+    """Print commands to try next; if no file is kept, those for a run that keeps them."""
     if kept:
         file, queue, table = str(plan.pipeline_file), plan.queue, plan.table(TOTALS)
     else:

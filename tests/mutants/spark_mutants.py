@@ -80,8 +80,8 @@ SPARK_MUTANTS = (
     Mutant(
         name="a trace after the reason of a failure is the last error",
         where="up:Runner._is_news",
-        old="said.is_verdict or not self._has_verdict or",
-        new="said.is_verdict or self._has_verdict or not self._has_verdict or",
+        old="line.is_verdict or not self._has_verdict or",
+        new="line.is_verdict or self._has_verdict or not self._has_verdict or",
         test=f"{FLEET}::test_a_trace_after_the_reason_of_a_failure_is_not_the_last_error",
     ),
     Mutant(

@@ -273,8 +273,8 @@ def test_ports_that_are_taken_are_all_named_with_their_keys(
         numbers = [one.getsockname()[1] for one in (first, second)]
         file.write_text(f"topics: {{port: {numbers[0]}}}\nconsole: {{port: {numbers[1]}}}\n")
         told = penstock("up", file, code=3).stderr.decode()
-    assert f"port {numbers[0]} of 127.0.0.1 is taken (topics.port)" in told
-    assert f"port {numbers[1]} of 127.0.0.1 is taken (console.port)" in told
+    assert f"port {numbers[0]} of 127.0.0.1 is in use (topics.port)" in told
+    assert f"port {numbers[1]} of 127.0.0.1 is in use (console.port)" in told
     assert "change" in told
 
 

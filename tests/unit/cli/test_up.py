@@ -141,8 +141,8 @@ def test_a_pipeline_beside_the_queue_that_the_others_fill_is_a_fault(tmp_path: P
     (fault,) = told("elsewhere").values()
     assert fault == (
         f"{tmp_path}/events.yaml: it reads the queue events/manifest in {tmp_path}/penstock-data/queues, "
-        f"which no part writes to; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
-        "reads: ${PENSTOCK_DATA_DIR} in the file stands for the data directory of `penstock up`"
+        f"to which no part writes; relay-events writes to that of {tmp_path}/elsewhere/queues, which no part "
+        "reads: use ${PENSTOCK_DATA_DIR} in the file for the data directory of `penstock up`"
     )
     # Somebody else may fill it when nobody here does.
     assert told("elsewhere", without=("relay",)) == {}
@@ -199,7 +199,7 @@ def test_parts_that_are_left_out_need_neither_keys_nor_ports(tmp_path: Path) -> 
     assert (
         len(faults) == 4
     )  # vector and collector have no keys, those of timeseries are wrong, a port is shared
-    with pytest.raises(ConfigError, match="it runs anyway"):
+    with pytest.raises(ConfigError, match="the console always runs"):
         prepared(tmp_path, only=("console",))
 
 

@@ -45,7 +45,7 @@ def test_a_start_may_take_long_and_a_part_that_hangs_in_it_is_killed() -> None:
     process = lifecycle.on_probe(running(), ProbeResult.SILENT, 1.0)
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S - 1) is Action.NOTHING
     assert lifecycle.next_action(process, lifecycle.STARTING_MAX_S) is Action.KILL
-    assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m, and is killed"
+    assert lifecycle.hang_reason(process, lifecycle.STARTING_MAX_S) == "is not ready after 30m and is killed"
     # One that says that it is still at it does not hang.
     for told in (
         lifecycle.on_probe(process, ProbeResult.NOT_READY, 1000.0),
@@ -69,7 +69,7 @@ def test_a_part_that_tells_that_it_lives_and_then_does_not_is_killed() -> None:
     assert lifecycle.next_action(process, 9990 + lifecycle.MUTE_MAX_S) is Action.KILL
     assert (
         lifecycle.hang_reason(process, 9990 + lifecycle.MUTE_MAX_S)
-        == "has told nothing for 5m, and is killed"
+        == "has been silent for 5m and is killed"
     )
     # What the fleet itself slept through is not held against it.
     late = lifecycle.excuse_silence(process, 50_000.0)

@@ -13,7 +13,7 @@ from penstock.up.log import (
     Levels,
     LogBuffer,
     LogFilter,
-    Said,
+    OutputLine,
     Throttle,
     event_of,
     shown,
@@ -46,11 +46,11 @@ def test_a_part_cannot_command_the_terminal() -> None:
 
 def test_levels_come_from_the_line_itself() -> None:
     levels = Levels()
-    assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == Said(Level.WARNING, "it is late")
+    assert levels.of("2026-01-02 03:04:05,678 WARNING it is late") == OutputLine(Level.WARNING, "it is late")
     assert levels.of("  more of it").level is Level.WARNING
     assert levels.of("2026-01-02 03:04:05,678 CRITICAL down").level is Level.ERROR
-    assert levels.of("error: no such file") == Said(Level.ERROR, "no such file", is_verdict=True)
-    assert levels.of("hint: look there") == Said(Level.INFO, "hint: look there")
+    assert levels.of("error: no such file") == OutputLine(Level.ERROR, "no such file", is_verdict=True)
+    assert levels.of("hint: look there") == OutputLine(Level.INFO, "hint: look there")
     assert levels.of("anything").level is Level.INFO
 
 
@@ -71,8 +71,8 @@ def test_a_flood_is_limited_and_counted() -> None:
     throttle = Throttle(per_s=10, burst=5)
     assert [throttle.admits(0.0) for _ in range(8)] == [True] * 5 + [False] * 3
     assert throttle.admits(0.1)
-    assert throttle.take_left_out() == 3
-    assert throttle.take_left_out() == 0
+    assert throttle.take_omitted() == 3
+    assert throttle.take_omitted() == 0
 
 
 def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
@@ -80,13 +80,13 @@ def test_the_journal_says_how_many_lines_of_a_part_were_left_out() -> None:
     heard: list[FleetEvent] = []
     end = log_buffer.subscribe(heard.append)
     for number in range(600):
-        log_buffer.hear("noisy", Said(Level.INFO, str(number)))
-    log_buffer.hear("quiet", Said(Level.INFO, "here"))
-    log_buffer.tell_left_out()
+        log_buffer.hear("noisy", OutputLine(Level.INFO, str(number)))
+    log_buffer.hear("quiet", OutputLine(Level.INFO, "here"))
+    log_buffer.report_omitted()
     lines = [line for line in heard if isinstance(line, LogLine)]
     assert [line.text for line in lines][-2:] == [
         "here",
-        "100 lines were left out: it prints too many of them",
+        "100 lines were omitted: it prints too many",
     ]
     assert [line.number for line in lines] == list(range(1, 503))
     end()
@@ -227,6 +227,8 @@ def test_an_event_nested_beyond_reason_is_a_line_like_any_other() -> None:
 
 def test_a_secret_is_in_no_line_whoever_prints_it() -> None:
     log_buffer = LogBuffer(clock=ManualClock(), secrets=["own-key-1234", "own-key-1234-longer", "key"])
-    log_buffer.hear("careless", Said(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key"))
+    log_buffer.hear(
+        "careless", OutputLine(Level.INFO, "sent own-key-1234, then own-key-1234-longer as the key")
+    )
     log_buffer.say("up", Level.INFO, "own-key-1234")
     assert [line.text for line in log_buffer.lines()] == ["sent ***, then *** as the key", "***"]

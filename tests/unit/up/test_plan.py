@@ -84,7 +84,7 @@ def test_the_queues_of_the_collector_are_where_its_store_is() -> None:
     assert nodes["queues"]["config"]["store"] == "s3://bucket"
     assert option(found, "timeseries", "--buffer") == "s3://bucket"
     (fault,) = plan({**EVERYTHING, "queues": {"metrics": {"store": "s3://other"}}}).faults
-    assert fault == "queues.metrics: the collector puts it where collector.store says; set that instead"
+    assert fault == "queues.metrics: collector.store sets the place of this queue; set that instead"
 
 
 def test_a_stop_goes_in_the_direction_of_the_flow() -> None:
@@ -141,7 +141,7 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
         "relays": [{"topic": "a", "queue": "b"}] * 2,
     }
     name, queue, *others = faults(mapping)
-    assert name == "two parts are called relay-a: give one of them a name of its own (name)"
+    assert name == "two parts are called relay-a: give one of them another name (name)"
     assert queue.startswith("queue '../up': data_path_prefix: object key '../up' contains the segment '..'")
     assert others == [
         "topics.port and timeseries.port are both 9090: change one of them",

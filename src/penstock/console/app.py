@@ -1,4 +1,4 @@
-"""From a request to a handler of the console: host, path, who asks, scope, and every error as JSON."""
+"""The console's HTTP application: access checks, routes, static files, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 40.0
-"""A part or a store that hangs must not keep a request indefinitely. Of a stream, until it begins."""
+"""Time limit of a request, as a part or a store may hang; for a stream, the limit until it begins."""
 TEXT_BYTES_MAX: Final = 4096
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -83,7 +83,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class Call(HttpCall):
-    """One admitted request: who sent it, the name in its path, and its query."""
+    """An admitted request with its sender, the name in its path, and its query."""
 
     __slots__ = ("query",)
 
@@ -97,7 +97,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(HttpRoute[Call]):
-    """A handler and what it takes to reach it. Most of them show something."""
+    """A handler with the scope that it requires, by default that of a viewer."""
 
     scope: Scope = LOOK
 
@@ -107,7 +107,7 @@ def json_answer(value: object, status: int = 200, headers: HeaderList = ()) -> R
 
 
 def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int) -> int:
-    """A whole number of the query. Raises `InvalidInput` for anything else; above `most` it is `most`."""
+    """Return a whole number in the query, at most `most`. Raises `InvalidInput`."""
     text = call.query.get(name, "")
     if not text:
         return default
@@ -117,7 +117,7 @@ def number_of(call: Call, name: str, default: int, *, least: int = 0, most: int)
 
 
 def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body as JSON. Raises `InvalidInput`, `UnsupportedMediaType`."""
+    """Decode the body as JSON. Raises `InvalidInput`, `UnsupportedMediaType`."""
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise UnsupportedMediaType("send the body as Content-Type: application/json")
@@ -125,11 +125,11 @@ def read_body(call: Call, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(call.request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not what it should be: {error}") from None
+        raise InvalidInput(f"the body is not valid: {error}") from None
 
 
 class ConsoleApp(App[Call]):
-    """An `Application`: the page for anybody who gets here, the rest for whoever may."""
+    """An `Application` that serves the page to every client and the API to authenticated ones."""
 
     def __init__(
         self, access: Access, static: StaticFiles, routes: Sequence[tuple[bytes, bytes, Route]]
@@ -153,7 +153,7 @@ class ConsoleApp(App[Call]):
         return self._access.principal(request)
 
     def _static_page(self, request: Request) -> Response | None:
-        """What a browser loads; it holds no secret."""
+        """Return a file of the page, which contains no secret."""
         path = request.path
         if path.startswith(_API) or request.method not in (b"GET", b"HEAD"):
             return None
@@ -173,7 +173,7 @@ def error_answer(status: int, code: str, message: str, headers: HeaderList = ())
 
 
 def refusal(error: Exception, request: Request | None = None) -> Response:
-    """What a client is told about an error; what nobody expected is logged and told as `internal`."""
+    """Return the response for an error. An unexpected error is logged and returned as `internal`."""
     if isinstance(error, Refusal):
         return error_answer(_STATUS[error.code], error.code, str(error), error.headers)
     if isinstance(error, NotFound):
@@ -188,23 +188,23 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         headers = [(b"retry-after", b"1")] if isinstance(error, Unavailable) else []
         return error_answer(503, "unavailable", reason_of(error), headers)
     _LOG.error("a request failed", exc_info=error)
-    return error_answer(500, "internal", "the console failed; its log says why")
+    return error_answer(500, "internal", "the request failed; see the console's log")
 
 
 def text_fields(data: bytes, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
-    """`text`, or None where the bytes are none, and whether it was cut."""
+    """Return bytes as text, or None if they are not text, and whether the text was cut."""
     cut = len(data) > most
     shown = data[:most]
     try:
         text: str | None = shown.decode()
     except UnicodeDecodeError as error:
-        # A cut may go through a character; anything else is no text.
+        # The cut may split a character; any other error means that this is not text.
         text = shown[: error.start].decode() if cut and error.start > len(shown) - 4 else None
     return {"text": text, "cut": cut}
 
 
 def payload_fields(data: bytes | None, most: int = TEXT_BYTES_MAX) -> dict[str, object]:
-    """The bytes in base64 as well, for what is no text."""
+    """Return bytes as text and in base64."""
     if data is None:
         return {"text": None, "cut": False, "bytes_b64": None, "size": None}
     packed = base64.b64encode(data[:most]).decode()
@@ -221,14 +221,14 @@ class _File:
 
 
 class StaticFiles:
-    """Files by their path below a folder, and nothing outside of it. A file that changes is read again."""
+    """The files below a folder, by path. A file that has changed is read again."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._files: dict[str, _File] = {}
 
     def answer(self, request: Request, name: str) -> Response | None:
-        """The file, or that the browser has it (304); None if there is no such file."""
+        """Return the file, or 304 if the browser has it; None if there is no such file."""
         file = self._file(name)
         if file is None:
             return None

@@ -157,7 +157,7 @@ async def test_a_part_that_is_silent_is_given_up_in_time() -> None:
     part = Part()
     part.held.clear()
     async with asking(part, timeout_s=0.05) as poller:
-        with pytest.raises(Unavailable, match="the part did not answer in time"):
+        with pytest.raises(Unavailable, match="the part did not respond in time"):
             await poller.ask("/")
 
 

@@ -74,7 +74,7 @@ async def test_a_source_that_hangs_is_unknown_and_holds_up_nobody() -> None:
     asked = await watching.fresh(wait_s=0.01)
     assert asked.value is None
     reading = await watching.fresh()
-    assert reading.error == "it did not answer in time"
+    assert reading.error == "it did not respond in time"
     await watching.close()
 
 
@@ -92,7 +92,7 @@ async def test_a_bug_in_a_look_is_a_reading_without_a_value(caplog: pytest.LogCa
     source.error = ZeroDivisionError("oops")
     reading = await poller(source, clock).fresh()
     assert reading.value is None
-    assert "log says why" in str(reading.error)
+    assert "see the console's log" in str(reading.error)
     assert "oops" in caplog.text
 
 

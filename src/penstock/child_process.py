@@ -4,7 +4,7 @@
 be killed as a group without the risk that its number has been reused meanwhile.
 
 A child can be made to end with this process, even if this process is killed: its standard input is a pipe
-that nobody writes to. The kernel closes the pipe with the last process that holds the other end, and
+without a writer. The kernel closes the pipe with the last process that holds the other end, and
 `end_with_parent`, in the child, reacts to that.
 """
 
@@ -365,7 +365,7 @@ class Tail:
 
 
 def end_with_parent() -> None:
-    """Kill this process and its group when standard input is closed. Returns at once; a thread waits."""
+    """Kill this process and its group when standard input is closed; a thread waits for that."""
     threading.Thread(target=_wait_for_parent, name="penstock-parent", daemon=True).start()
 
 

@@ -206,7 +206,7 @@ def test_a_signal_while_spark_starts_leaves_at_once(root: Path, runs: list[Run])
         time.sleep(0.05)
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 143
-    assert "stopped at once" in run.errors.read_text()
+    assert "stopped immediately" in run.errors.read_text()
 
 
 def running_children(parent: int) -> set[str]:

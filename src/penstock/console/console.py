@@ -145,7 +145,7 @@ class Console:
                     await asyncio.wait([asyncio.ensure_future(queue.main.renew(5.0)) for queue in queues])
                 for queue in queues:
                     queue.note()
-            except Exception:  # noqa: BLE001 - the history goes on with its next point
+            except Exception:  # noqa: BLE001 - the history continues with its next point
                 _LOG.exception("the depth of the queues could not be recorded")
             await self._clock.sleep(_HISTORY_EVERY_S)
 

@@ -278,7 +278,7 @@ def test_a_signal_lets_the_micro_batch_finish(number: signal.Signals, code: Exit
 
 
 def test_a_second_signal_leaves_at_once() -> None:
-    with pytest.raises(LeaveNow, match="stopped at once"):
+    with pytest.raises(LeaveNow, match="stopped immediately"):
         supervise(FakePipeline([signal.SIGTERM, line(0), signal.SIGTERM]), Told())
 
 
@@ -294,7 +294,7 @@ def test_a_failure_while_stopping_is_a_stop() -> None:
     assert code is ExitCode.TERMINATED
     assert told.events[-1] == (
         "stopped",
-        "stopped by SIGTERM; what was under way is run again at the next start",
+        "stopped by SIGTERM; unfinished work is repeated at the next start",
     )
 
 

@@ -330,7 +330,7 @@ def test_the_log_is_text_for_people_from_a_level_on(capsys: pytest.CaptureFixtur
     with LogPrinter(Level.INFO, as_json=False) as printer:
         printer(line(Level.DEBUG, "hidden"))
         printer(line(Level.WARNING, "shown"))
-        printer.tell_url("http://here/console#token=t")
+        printer.print_url("http://here/console#token=t")
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.splitlines() == [

@@ -1,4 +1,4 @@
-"""The demo's totals: what was acknowledged, what the tables hold, and how both are printed."""
+"""The demo's totals: compares the producers' journals with the tables, and prints the result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _MADE_BY: Final = r'^\{"producer":(?P<producer>\d{1,6}),"number":(?P<number>\d{1,12}),'
 _NUMBERS: Final = 10**12
-"""More than any producer has."""
+"""More records than any producer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Records by who made them, with size and checksum. Producer -1: nobody of the demo."""
+    """Records by producer, with size and checksum. Producer -1 is unknown."""
 
     producer: Numbers
     number: Numbers
@@ -37,7 +37,7 @@ class Records:
 
     @classmethod
     def of(cls, values: pa.ChunkedArray) -> Records:
-        """From their bytes."""
+        """Parse records from their bytes."""
         made = pc.struct_field(pc.extract_regex(values, _MADE_BY), [0])
         number = pc.struct_field(pc.extract_regex(values, _MADE_BY), [1])
         raw = [value or b"" for value in values.to_pylist()]
@@ -65,7 +65,7 @@ class Records:
 
     @property
     def bad(self) -> Flags:
-        """Those that were made so that they do not decode."""
+        """The records that were produced so that they do not decode."""
         flags: Flags = self.number % BAD_EVERY == BAD_AT
         return flags
 
@@ -84,19 +84,22 @@ def _integers(texts: pa.ChunkedArray) -> Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalBalance:
-    """The books of one run."""
+    """The balance of the producers' journals against the tables.
+
+    It uses nothing of the pipeline's ledger, which `penstock audit` checks.
+    """
 
     produced: int
     acknowledged: Sums
     stored: Sums
-    """Of the acknowledged records, those in the tables: rows and dead letters."""
+    """The acknowledged records in the tables: rows and dead letters."""
     rows: int
     letters: int
     unacknowledged: int
-    """Stored, but their producer was killed before it got the acknowledgement."""
+    """Stored records whose producer was killed before it got the acknowledgement."""
     duplicates: int
     foreign: int
-    """Stored, but nobody produced them."""
+    """Stored records that were never produced."""
     misplaced: int
     """Bad records among the rows, good ones among the dead letters."""
     clicks: int
@@ -104,7 +107,7 @@ class JournalBalance:
 
     @property
     def balanced(self) -> bool:
-        """Every acknowledged record is stored exactly once, unchanged, and counted once in the totals."""
+        """Whether every acknowledged record is stored exactly once, unchanged, and counted once."""
         return (
             self.acknowledged == self.stored
             and self.duplicates == self.foreign == self.misplaced == 0
@@ -145,7 +148,7 @@ def close_books(
 
 
 def _within(numbers: Numbers, intervals: tuple[tuple[int, int], ...]) -> Flags:
-    """Which numbers are in one of the half-open ranges, which are ascending and apart."""
+    """Return which numbers are in one of the half-open ranges, which are ascending and disjoint."""
     edges = np.array(intervals, np.int64).reshape(-1)
     flags: Flags = np.searchsorted(edges, numbers, side="right") % 2 == 1
     return flags

@@ -1,4 +1,4 @@
-"""The demo itself: starts the processes, kills two of them, and watches until everything is delivered."""
+"""Runs the demo: starts the processes, kills two of them, and waits until everything is delivered."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ TOTALS: Final = "clicks_per_page"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run of the demo."""
+    """The settings of one run of the demo."""
 
     folder: Path
-    """Journals, logs, the pipeline's file, its checkpoint and ledger; without `store` everything."""
+    """Journals, logs, the pipeline's file, checkpoint and ledger; without `store`, queue and tables too."""
     store: str | None
-    """The address of a folder for the queue and the tables, which nobody else uses."""
+    """The address of an unused folder for the queue and the tables."""
     producers: int
     records: int
     """Events per producer."""
     seconds: float
-    """Over which they are spread."""
+    """The time over which they are spread."""
     since_ms: int
     """The time of the first event."""
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def release(self) -> Path:
-        """Until this file exists the producers keep something back: the kills shall find them busy."""
+        """Until this file exists, producers hold back events, so that they are busy during the kills."""
         return self.folder / "release"
 
     def log(self, name: str) -> Path:
@@ -78,7 +78,7 @@ class Plan:
         return self.folder / f"producer-{producer}.journal"
 
     def journals(self) -> dict[int, Journal]:
-        """Every producer's journal, read in full."""
+        """Read every producer's journal."""
         return {producer: read_journal(self.journal(producer)) for producer in range(self.producers)}
 
 
@@ -119,7 +119,7 @@ spark: {spark.master: "local[2]"}
 
 
 def pipeline_text(plan: Plan) -> str:
-    """The pipeline as YAML. Without a store its paths are relative, so that the folder can be moved."""
+    """Return the pipeline as YAML. Without a store, paths are relative, so that the folder can be moved."""
     queue, tables = ("queue", "tables") if plan.store is None else (plan.queue, f"{plan.store}/tables")
     return Template(_PIPELINE).substitute(
         queue=json.dumps(queue),
@@ -133,12 +133,12 @@ def pipeline_text(plan: Plan) -> str:
 
 _LEAVING_S: Final = 10.0
 _QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java that lives a minute: quick to start rather than quick in the long run."""
+"""Options for a short-lived Java: a fast start matters more than throughput."""
 _STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
 
 
 class DemoFailed(PenstockError):
-    """A process of the demo ended by itself, or nothing moved any more."""
+    """A process of the demo ended unexpectedly, or the demo makes no progress."""
 
 
 class Processes:
@@ -245,7 +245,7 @@ def failure_of(name: str, ended: Exit, log: Path) -> DemoFailed:
 
 
 def session_members(sessions: list[int]) -> list[int]:
-    """The processes of these sessions that still run; none where the system does not tell (no /proc)."""
+    """Return the running processes of these sessions; none on systems without /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -272,13 +272,13 @@ STANDSTILL_S: Final = 600.0
 """Longer than Spark needs to start on a slow machine."""
 KILL_PRODUCER_AT: Final = 0.2
 KILL_DRIVER_PATIENCE_S: Final = 15.0
-"""How long to wait, from the first micro-batch on, for the worst moment to kill the driver."""
+"""How long to wait, after the first micro-batch, for the worst moment to kill the driver."""
 VICTIM: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What the display shows."""
+    """The state that the display shows."""
 
     phase: str
     elapsed_s: float
@@ -293,35 +293,35 @@ class Live:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """What changes as long as anything moves."""
+        """Figures that change as long as the demo makes progress."""
         return (self.produced, self.acknowledged, self.delivered, self.dead, self.driver_kills)
 
 
 class Stage(Protocol):
-    """Where people watch."""
+    """The display of the demo."""
 
     def show(self, live: Live) -> None:
-        """The state now. Cheap to call often."""
+        """Show the state. Cheap to call often."""
         ...
 
     def say(self, live: Live, sentence: str) -> None:
-        """Something that stays to be read."""
+        """Print a message that stays visible."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a finished run went."""
+    """The result of a finished run."""
 
     last: Live
     interrupted: tuple[int, ...]
-    """Micro-batches that were under way when the driver was killed."""
+    """Micro-batches that were running when the driver was killed."""
     half_stored: bool
-    """Whether one of them had its rows stored already, but not its totals or its books."""
+    """Whether one of them had stored its rows, but not its totals or its ledger line."""
 
 
 def run_demo(plan: Plan, stage: Stage) -> Outcome:
-    """From the first event to a stopped pipeline that has nothing left to do. Raises `DemoFailed`."""
+    """Run the demo until everything is delivered and the pipeline has stopped. Raises `DemoFailed`."""
     OsFileSystem().make_dirs(os.path.abspath(plan.folder))
     plan.pipeline_file.write_text(pipeline_text(plan), encoding="utf-8")
     with started_processes(plan) as processes:
@@ -383,7 +383,7 @@ class _Story:
         return bool(self._processes.driver_kills) and not self._processes.producing
 
     def _try_to_kill_producer(self) -> None:
-        """In the middle of its work: with records that are offered and not yet acknowledged."""
+        """Kill the producer while it has offered records that are not acknowledged yet."""
         if not self._journals:
             return
         journal = self._journals[VICTIM]
@@ -395,7 +395,7 @@ class _Story:
             self._processes.start_producer(VICTIM)
 
     def _try_to_kill_driver(self) -> None:
-        """At the worst moment: a micro-batch has stored its rows, and neither its totals nor its books."""
+        """Kill the driver at the worst moment: a micro-batch has stored its rows, but not its totals."""
         if not self._lines:
             return
         query = self._checkpoint.query_id or ""
@@ -406,7 +406,7 @@ class _Story:
         if not half_stored and self._processes.producing and waited_s < KILL_DRIVER_PATIENCE_S:
             return
         self._processes.kill_driver()
-        # Looked at again: until the kill it may have gone on.
+        # Read again: it may have made progress before the kill.
         under_way = set(self._checkpoint.planned()) - set(self._checkpoint.done())
         lines = {line.batch for line in self._ledger.lines(query)}
         self._interrupted = tuple(sorted(under_way))

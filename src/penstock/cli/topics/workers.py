@@ -112,7 +112,7 @@ class Workers:
             await self._client.nack(self._queue, self._node, [job], delay_ms=self._delay_ms)
 
     async def _begin(self, job: ClaimedJob) -> AsyncChild:
-        """Start the command in a session of its own: Ctrl-C reaches only `penstock`, which waits for it."""
+        """Start the command in a separate session: Ctrl-C reaches only `penstock`, which waits for it."""
         facts = {"JOB_SEQ": str(job.seq), "JOB_DELIVERIES": str(job.deliveries), "JOB_TAG": job.tag or ""}
         try:
             return await AsyncChild.start(
@@ -179,7 +179,7 @@ async def work(
 ) -> int:
     """Run COMMAND for every job of QUEUE: the data on its standard input, exit code 0 if it is done.
 
-    Put -- before a COMMAND that has options of its own; otherwise they are taken as options of `work`.
+    Put -- before a COMMAND that has options; otherwise they are taken as options of `work`.
 
     If the command fails, the job is returned to the queue. The command's environment has JOB_SEQ,
     JOB_DELIVERIES and JOB_TAG. Ctrl-C or SIGTERM waits for the running commands; a second one kills them and

@@ -61,14 +61,14 @@ SPARK_MUTANTS = (
         where="up:SparkTraceFilter.hear",
         old="    if line == _OPENING:\n        self._open += 1\n",
         new="    if line == _OPENING and not self._open:\n        self._open += 1\n",
-        test=f"{LINES}::test_the_noise_of_several_workers_is_debug_however_its_lines_mix",
+        test=f"{LINES}::test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix",
     ),
     Mutant(
         name="noise is an error if its worker pauses",
         where="up:LogFilter.overdue",
         old="now_s - self._heard_s >= HELD_MAX_S",
         new="now_s > self._heard_s",
-        test=f"{LINES}::test_a_worker_that_pauses_within_its_trace_still_prints_noise",
+        test=f"{LINES}::test_a_worker_that_pauses_within_its_traceback_is_still_harmless",
     ),
     Mutant(
         name="a part that was killed keeps an earlier line as its last error",
@@ -105,6 +105,14 @@ SPARK_MUTANTS = (
         new="",
         test="tests/spark/test_java.py::"
         "test_a_java_that_is_killed_when_it_is_asked_for_its_version_may_be_asked_again",
+    ),
+    Mutant(
+        name="a process that has ended is signalled by its reused number",
+        where="child_process:ChildProcess.kill",
+        old="        if self._exit is None:\n",
+        new="        if self._process:\n",
+        test="tests/unit/foundation/test_child_process.py::"
+        "test_a_process_that_has_ended_is_never_signalled_again",
     ),
     Mutant(
         name="the demo calls a signal an exit code",

@@ -53,7 +53,7 @@ def test_jobs_are_claimed_given_back_extended_and_done(server: Server) -> None:
     assert server.run("claim", "mails", "--node", "w") == b""
 
 
-def test_what_makes_no_sense_is_told(server: Server) -> None:
+def test_contradictory_options_are_reported(server: Server) -> None:
     server.run("write", "log", given=b"1\n")
     server.run("claim", "log", code=2)
     server.run("ack", "none", "1", code=2)
@@ -120,7 +120,7 @@ def ready_and_held(server: Server) -> tuple[int, int]:
         return counts.ready, counts.in_flight
 
 
-def test_a_command_that_is_not_there_is_told_before_a_job_is_taken(server: Server) -> None:
+def test_a_missing_command_is_reported_before_a_job_is_claimed(server: Server) -> None:
     server.run("put", "mails", "--type", "queue")
     server.run("write", "mails", given=b"1\n")
     options = ["--url", server.url, "--drain"]
@@ -130,7 +130,9 @@ def test_a_command_that_is_not_there_is_told_before_a_job_is_taken(server: Serve
     assert b'"deliveries":1,' in server.run("claim", "mails", "--json").replace(b" ", b"")
 
 
-def test_a_command_that_cannot_be_run_is_told_and_its_job_goes_back(server: Server, tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_reported_and_its_job_is_returned(
+    server: Server, tmp_path: Path
+) -> None:
     """It may be executed, says its file, but what shall execute it is not there."""
     server.run("put", "mails", "--type", "queue", "--lease", "10m")
     server.run("write", "mails", given=b"1\n")

@@ -160,7 +160,7 @@ async def queued(config: ConsumerConfig) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_fleet_killed_in_the_middle_of_traffic_loses_nothing_and_leaves_nothing_behind(
+def test_a_fleet_killed_in_the_middle_of_traffic_loses_nothing_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     settings = ports_for(TOPICS, "console.port", "topics.port")
@@ -212,7 +212,7 @@ def test_a_part_with_wrong_settings_fails_and_the_others_run(tmp_path: Path) -> 
         assert fleet.stop() == 0
 
 
-def test_every_fault_is_told_at_once_and_nothing_is_started(tmp_path: Path) -> None:
+def test_all_faults_are_reported_together_and_nothing_is_started(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: x")
     file = tmp_path / "penstock.yaml"
     file.write_text("topics: {prt: 1}\npipelines: [{file: bad.yaml}]\nvector: {port: x}\n")
@@ -228,7 +228,7 @@ def test_every_fault_is_told_at_once_and_nothing_is_started(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(120)
-def test_a_fleet_runs_without_standard_streams_and_stops_at_once_while_it_starts(tmp_path: Path) -> None:
+def test_a_fleet_runs_without_standard_streams_and_stops_promptly_while_it_starts(tmp_path: Path) -> None:
     settings = ports_for(TOPICS, "console.port", "topics.port")
     (tmp_path / "penstock.yaml").write_text(json.dumps(settings))
     process = subprocess.Popen(
@@ -255,7 +255,7 @@ def answers(url: str) -> bool:
     return False
 
 
-def test_a_directory_has_one_fleet_and_the_second_says_who_has_it(tmp_path: Path) -> None:
+def test_a_directory_has_one_fleet_and_the_second_names_its_process(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("data_dir: data\ntopics:\n")
     with DirectoryLock(OsFileSystem(), str(tmp_path / "data"), name=preflight.LOCK_NAME):

@@ -61,7 +61,7 @@ def test_the_collectors_own_file_is_for_this_user_alone_and_can_run(tmp_path: Pa
     assert [place.path for place in found.plan.map.quivers] == [str(tmp_path / "penstock-data" / "quiver")]
 
 
-def test_what_a_spark_that_was_killed_left_behind_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_spark_are_removed(tmp_path: Path) -> None:
     plan = prepared(tmp_path).plan
     left = Path(scratch_of_spark(plan)) / "blockmgr-1"
     left.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_parts_that_are_left_out_need_neither_keys_nor_ports(tmp_path: Path) -> 
         prepared(tmp_path, only=("console",))
 
 
-def test_what_is_wrong_with_the_settings_of_a_database_is_told_before_it_runs(tmp_path: Path) -> None:
+def test_errors_in_the_settings_of_a_database_are_reported_before_it_runs(tmp_path: Path) -> None:
     (tmp_path / "series.yaml").write_text("retenton: 1d\n")
     (tmp_path / "penstock.yaml").write_text(
         "timeseries: {config: series.yaml}\nvector: {dimensions: -4, config: none.yaml}\n"
@@ -216,7 +216,7 @@ def test_what_is_wrong_with_the_settings_of_a_database_is_told_before_it_runs(tm
     assert prepared(tmp_path / "elsewhere").faults == {}
 
 
-def test_a_part_whose_extra_is_missing_is_told_with_the_line_of_pip(
+def test_a_part_without_its_extra_is_reported_with_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def installed(package: str) -> bool:
@@ -242,7 +242,7 @@ def test_a_file_that_runs_nothing_is_refused_with_every_reason(tmp_path: Path) -
     assert faults == ["penstock.yaml: no part runs; topics: left out by --without"]
 
 
-def test_keys_that_no_server_would_take_are_told_and_never_shown(tmp_path: Path) -> None:
+def test_keys_that_no_server_accepts_are_reported_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text(
         "topics: {keys: 'hush:everything'}\nconsole: {keys: 'hush:read:clicks'}\n"
     )
@@ -384,7 +384,7 @@ def test_every_character_can_be_printed_wherever_that_is(
         assert told.endswith(b"\\xe9 \\U0001f642\n")
 
 
-def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left_out() -> None:
+def test_a_blocked_reader_delays_no_writer_and_gets_the_count_of_omitted_lines() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as read:
         with os.fdopen(writing, "w") as slow:
@@ -404,7 +404,7 @@ def test_a_reader_that_stands_still_keeps_nobody_waiting_and_hears_what_was_left
     assert 1000 < len(lines) < 4000
 
 
-def test_lines_that_nobody_reads_do_not_keep_the_end_waiting() -> None:
+def test_unread_lines_do_not_delay_the_end() -> None:
     reading, writing = os.pipe()
     slow = os.fdopen(writing, "w")
     outlet = LineWriter(slow, lambda count: b"")

@@ -92,7 +92,7 @@ def test_every_edge_joins_two_nodes() -> None:
     assert ("quiver:v", "queue:q") in {(one.source, one.target) for one in flow.edges}
 
 
-def test_an_error_of_before_is_not_told_of_a_part_that_is_well() -> None:
+def test_a_part_that_has_recovered_shows_no_earlier_error() -> None:
     found = edge(picture(part("relay-a", PartState.READY, "exit 3")), "relay-a")
     assert (found.known, found.last_error) == (True, None)
 

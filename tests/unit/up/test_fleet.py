@@ -257,7 +257,7 @@ async def test_a_part_that_answers_nothing_any_more_is_killed_and_started_again(
         assert ("mute", PartState.NOT_READY) in stage.history
 
 
-async def test_a_part_without_a_probe_that_tells_nothing_any_more_is_killed_and_started_again(
+async def test_a_part_without_a_probe_that_falls_silent_is_killed_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "MUTE_MAX_S", 0.5)
@@ -277,7 +277,7 @@ async def test_a_part_that_hangs_while_it_starts_is_killed_and_started_again(
         assert "is not ready after 500ms and is killed" in stage.texts
 
 
-async def test_a_disabled_part_is_told_with_its_reason_and_not_run(tmp_path: Path) -> None:
+async def test_a_disabled_part_is_listed_with_its_reason_and_does_not_run(tmp_path: Path) -> None:
     async with running(tmp_path, part("good"), part("off"), disabled={"off": "pip install it"}) as stage:
         await stage.until(lambda: stage.part("good").state is PartState.READY)
         found = stage.part("off")

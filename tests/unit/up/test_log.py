@@ -154,7 +154,7 @@ OTHER_TRACE = [
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_noise_of_several_workers_is_debug_however_its_lines_mix(seed: int) -> None:
+def test_harmless_tracebacks_of_several_workers_are_debug_however_their_lines_mix(seed: int) -> None:
     rng = random.Random(seed)
     streams = [list(SPARK_NOISE) for _ in range(rng.randint(2, 4))] + [[JAVA_LOG]]
     mixed: list[str] = []
@@ -192,7 +192,7 @@ def test_no_other_trace_is_taken_for_noise(lines: list[str]) -> None:
     assert {level for _, level in told} == {Level.ERROR}
 
 
-def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
+def test_a_worker_that_pauses_within_its_traceback_is_still_harmless() -> None:
     listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:3]] == [[], [], []]
     assert listener.overdue(12.0) == []
@@ -201,14 +201,14 @@ def test_a_worker_that_pauses_within_its_trace_still_prints_noise() -> None:
     assert len(heard) == len(SPARK_NOISE)
 
 
-def test_what_is_held_for_a_block_is_told_when_nothing_more_comes() -> None:
+def test_held_lines_are_released_when_no_more_follow() -> None:
     listener = LogFilter()
     assert [listener.hear(line, 10.0) for line in SPARK_NOISE[:2]] == [[], []]
     assert [said.level for said in listener.overdue(10.0 + HELD_MAX_S)] == [Level.ERROR] * 2
     assert listener.release() == []
 
 
-def test_a_reason_is_told_from_a_trace() -> None:
+def test_a_reason_is_distinguished_from_a_trace() -> None:
     listener = LogFilter()
     (said,) = listener.hear("error: Spark's Java was killed by signal 9", 0.0)
     assert (said.text, said.is_verdict) == ("Spark's Java was killed by signal 9", True)

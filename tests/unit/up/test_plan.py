@@ -112,7 +112,7 @@ def test_without_keys_nothing_is_made_up() -> None:
     assert plan().part("relay-events").environment == {}
 
 
-def test_a_pipeline_is_told_to_stop_before_it_would_be_killed() -> None:
+def test_a_pipeline_is_asked_to_stop_before_it_would_be_killed() -> None:
     found = plan({**EVERYTHING, "stop_timeout": "30s"})
     assert option(found, "pipeline-events", "--stop-timeout") == "20s"
     assert found.part("pipeline-events").grace_s == 30.0
@@ -133,7 +133,7 @@ def test_parts_that_do_not_fit_together_are_refused(mapping: dict[str, object], 
     assert re.search(told, fault)
 
 
-def test_everything_that_does_not_fit_is_told_at_once() -> None:
+def test_all_contradictions_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topics": {"host": "0.0.0.0", "port": 9090},
         "timeseries": {},
@@ -159,7 +159,7 @@ def test_port_0_may_be_asked_for_twice() -> None:
     assert faults({"topics": {"port": 0}, "timeseries": {"port": 0}, "console": {"port": 0}}) == []
 
 
-def test_every_fault_of_a_file_is_told_at_once() -> None:
+def test_all_faults_of_a_file_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topcs": {},
         "topics": {"port": "many", "hots": "x"},

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _SECOND_SIGNAL_S: Final = 1.0
 _OWN_THREADS: Final = 8
+_LOOK_S: Final = 0.2
+_RESTART_S: Final = 1.0
+_GRACE_S: Final = 30.0
+"""Time for closing the stores, in addition to the time for deliveries."""
 
 
 def _variables(ctx: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -157,12 +161,6 @@ def _print_event(out: Output, event: str, **fields: object) -> None:
         sys.stdout.flush()
     else:
         _LOG.info("%s", event)
-
-
-_LOOK_S: Final = 0.2
-_RESTART_S: Final = 1.0
-_GRACE_S: Final = 30.0
-"""Time for closing the stores, in addition to the time for deliveries."""
 
 
 class CoreProcess:

@@ -40,6 +40,20 @@ _LOG = logging.getLogger(__name__)
 D = TypeVar("D")
 S = TypeVar("S")
 D_co = TypeVar("D_co", covariant=True)
+_TIMESERIES_ENVIRONMENT = """\b
+Environment:
+  TIMESERIES_API_KEYS   key[:scopes],… with the scopes read, write and admin
+
+SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
+not accept the writes in time. If a newer process takes over, it ends with exit code 4.
+"""
+_VECTOR_ENVIRONMENT = """\b
+Environment:
+  VECTOR_API_KEYS   key[:scopes],… with the scopes read, write, delete and admin
+
+SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
+not accept the writes in time. If a newer process takes over, it ends with exit code 4.
+"""
 
 
 def address(store: str) -> str:
@@ -264,15 +278,6 @@ class DatabaseService(Generic[D]):
         }
 
 
-_TIMESERIES_ENVIRONMENT = """\b
-Environment:
-  TIMESERIES_API_KEYS   key[:scopes],… with the scopes read, write and admin
-
-SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
-not accept the writes in time. If a newer process takes over, it ends with exit code 4.
-"""
-
-
 @serve_command(
     port=9090, levels=("durable", "applied"), records="OTLP metrics", epilog=_TIMESERIES_ENVIRONMENT
 )
@@ -337,15 +342,6 @@ def _fed_timeseries(database: TimeSeries, registry: Registry) -> FedDatabase:
 def _about_timeseries(database: TimeSeries) -> tuple[str, dict[str, object]]:
     hours = len(database.buckets)
     return f"ready, with {hours} hours of samples", {"buckets": hours}
-
-
-_VECTOR_ENVIRONMENT = """\b
-Environment:
-  VECTOR_API_KEYS   key[:scopes],… with the scopes read, write, delete and admin
-
-SIGTERM or Ctrl-C ends it with exit code 0 once every accepted write is durable, or with 6 if the store does
-not accept the writes in time. If a newer process takes over, it ends with exit code 4.
-"""
 
 
 @serve_command(

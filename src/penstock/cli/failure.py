@@ -10,6 +10,19 @@ import click
 
 from penstock import errors
 
+EXIT_CODES_HELP = """\b
+Exit codes:
+  0    success
+  1    a problem was found, or not every record is durable
+  2    wrong usage, configuration or request: do not repeat it
+  3    the store or another dependency is unavailable: repeat later
+  4    fenced: a newer consumer holds the queue
+  5    stored bytes are damaged: keep them
+  6    a write may have been applied: verify before repeating
+  130  stopped by Ctrl-C    143  stopped by SIGTERM
+"""
+EXIT_CODES_HINT = "`penstock --help` lists the exit codes."
+
 
 class ExitCode(enum.IntEnum):
     """The exit codes of `penstock`."""
@@ -24,20 +37,6 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
     TERMINATED = 143
 
-
-EXIT_CODES_HELP = """\b
-Exit codes:
-  0    success
-  1    a problem was found, or not every record is durable
-  2    wrong usage, configuration or request: do not repeat it
-  3    the store or another dependency is unavailable: repeat later
-  4    fenced: a newer consumer holds the queue
-  5    stored bytes are damaged: keep them
-  6    a write may have been applied: verify before repeating
-  130  stopped by Ctrl-C    143  stopped by SIGTERM
-"""
-
-EXIT_CODES_HINT = "`penstock --help` lists the exit codes."
 
 _BY_KIND: tuple[tuple[type[errors.PenstockError], ExitCode, str], ...] = (
     (errors.PermissionDenied, ExitCode.REJECTED, "check the credentials and their permissions"),

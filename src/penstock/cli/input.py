@@ -17,6 +17,9 @@ from penstock.limits import BATCH_BYTES_MAX
 
 CHUNK_BYTES = 1024 * 1024
 CHUNKS_AHEAD = 4
+RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
+"""A longer record is most likely a wrong delimiter. It is refused before it fills the memory."""
+_LENGTH = struct.Struct("<I")
 
 
 def open_source(path: str) -> int:
@@ -81,12 +84,6 @@ async def read_chunks(descriptor: int, stop: asyncio.Event) -> AsyncIterator[byt
             yield chunk
     finally:
         stopping.cancel()
-
-
-RECORD_BYTES_MAX = BATCH_BYTES_MAX // 2
-"""A longer record is most likely a wrong delimiter. It is refused before it fills the memory."""
-
-_LENGTH = struct.Struct("<I")
 
 
 class Framing(Protocol):

@@ -13,6 +13,10 @@ from penstock import __version__, errors
 from penstock.cli.failure import EXIT_CODES_HELP, EXIT_CODES_HINT, ExitCode, exit_code, report
 from penstock.config import closest
 
+_STORES = (
+    "STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; --config may name it instead. "
+)
+
 
 class LazyGroup(click.Group):
     """Commands that are imported when they are used.
@@ -60,10 +64,6 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
-
-_STORES = (
-    "STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; --config may name it instead. "
-)
 
 _GROUPS: Mapping[str, LazyGroup] = {
     group.name or "": group

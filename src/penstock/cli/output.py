@@ -26,6 +26,8 @@ QUIET_S = 1.0
 """Shorter work shows no progress."""
 PLAIN_EVERY_S = 5.0
 """Without a terminal, progress is printed at this interval, as it goes to a log."""
+_HELD_BYTES_MAX: Final = 4 << 20
+_LAST_WORDS_S: Final = 2.0
 
 
 def print_json(value: object) -> None:
@@ -171,10 +173,6 @@ def print_check(check: Check, width: int) -> None:
     click.echo(f"{label}  {check.name:<{width}}  {check.text}")
     if check.advice:
         click.echo(f"{'':4}  {'':<{width}}  -> {check.advice}")
-
-
-_HELD_BYTES_MAX: Final = 4 << 20
-_LAST_WORDS_S: Final = 2.0
 
 
 class LineWriter:

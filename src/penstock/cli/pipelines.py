@@ -46,6 +46,10 @@ _HEADERS = (
     "difference",
 )
 
+LIMIT = 100_000
+"""The letters of one redrive are in memory together, and one object lists them all."""
+REASONS_SHOWN = 20
+
 
 @command()
 @pipeline_argument
@@ -144,11 +148,6 @@ def _print_rest(found: Balance) -> None:
         if shard.batches:
             name = f"shard {shard.shard}" if len(found.shards) > 1 else "in flight"
             click.echo(f"  {name}: {shard.batches:,} batches, {shard.records:,} records from {shard.next} on")
-
-
-LIMIT = 100_000
-"""The letters of one redrive are in memory together, and one object lists them all."""
-REASONS_SHOWN = 20
 
 
 @command()

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         TimestampUnit,
     )
 
+_BUNDLES_SHOWN = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentChoice:
@@ -109,9 +111,6 @@ def chosen_cores(path: str, core: int | None) -> list[tuple[int, str]]:
             f"there is no core {core} in {path}; there is {', '.join(str(each) for each, _ in cores)}"
         )
     return chosen
-
-
-_BUNDLES_SHOWN = 20
 
 
 @command()

@@ -12,6 +12,30 @@ from penstock.config import Setting
 from penstock.errors import ConfigError
 from penstock.up import DATA_DIR_VARIABLE
 
+DEFAULT_PIPELINE: Final = "pipelines/events.yaml"
+"""The pipeline below the data directory, used without a file."""
+DIMENSIONS: Final = 384
+_HEAD: Final = """\
+# Moves records of the topic `events` from the queue, where the relay puts them, into a Delta table.
+# Every key: docs/reference/pipeline.md. Check it: penstock run FILE --check
+"""
+_FOLLOWS: Final = f"""\
+# ${{{DATA_DIR_VARIABLE}}} is the data directory of `penstock up`. Other commands use penstock-data next to
+# this file, unless the variable is set.
+"""
+_PIPELINE: Final = """\
+<head>name: events
+source: {buffer: {store: "<data>/queues", manifest_path: events/manifest, data_path_prefix: events}}
+decode:
+  format: json
+  schema: "`$seq` bigint NOT NULL, `$ts` bigint, `$node` string, `$tag` string, data string, meta string"
+transform: >
+  SELECT `$seq` AS seq, timestamp_millis(`$ts`) AS at, `$node` AS node, `$tag` AS tag, data, meta FROM input
+sink: {delta: {path: "<data>/lake/events"}}
+trigger: {interval: 2s}
+checkpoint: "<data>/checkpoints/events"
+"""
+
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
@@ -43,11 +67,6 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-DEFAULT_PIPELINE: Final = "pipelines/events.yaml"
-"""The pipeline below the data directory, used without a file."""
-DIMENSIONS: Final = 384
 
 
 def default_mapping(data_dir: str) -> dict[str, Setting]:
@@ -128,25 +147,4 @@ vector:
 console:
   # port: 4600
   # keys: "a-secret"       # or PENSTOCK_CONSOLE_KEYS in the environment
-"""
-
-_HEAD: Final = """\
-# Moves records of the topic `events` from the queue, where the relay puts them, into a Delta table.
-# Every key: docs/reference/pipeline.md. Check it: penstock run FILE --check
-"""
-_FOLLOWS: Final = f"""\
-# ${{{DATA_DIR_VARIABLE}}} is the data directory of `penstock up`. Other commands use penstock-data next to
-# this file, unless the variable is set.
-"""
-_PIPELINE: Final = """\
-<head>name: events
-source: {buffer: {store: "<data>/queues", manifest_path: events/manifest, data_path_prefix: events}}
-decode:
-  format: json
-  schema: "`$seq` bigint NOT NULL, `$ts` bigint, `$node` string, `$tag` string, data string, meta string"
-transform: >
-  SELECT `$seq` AS seq, timestamp_millis(`$ts`) AS at, `$node` AS node, `$tag` AS tag, data, meta FROM input
-sink: {delta: {path: "<data>/lake/events"}}
-trigger: {interval: 2s}
-checkpoint: "<data>/checkpoints/events"
 """

@@ -48,6 +48,10 @@ _FILE_BYTES_MAX: Final = 64 * 1024
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 DEFAULT_PORT: Final = 4600
 KEYS_VARIABLE: Final = "PENSTOCK_CONSOLE_KEYS"
+LOOK: Final = Scope.READ
+"""The scope required to view anything."""
+ACT: Final = Scope.READ | Scope.WRITE
+"""The scope required to change something."""
 
 
 class Access:
@@ -227,9 +231,3 @@ class ConsoleSettings:
 
     def __repr__(self) -> str:
         return f"ConsoleSettings(host={self.host!r}, port={self.port}, keys={self.keys!r})"
-
-
-LOOK: Final = Scope.READ
-"""The scope required to view anything."""
-ACT: Final = Scope.READ | Scope.WRITE
-"""The scope required to change something."""

@@ -24,6 +24,7 @@ _POSITIONS_MAX: Final = 1000
 _REASON_MAX: Final = 1000
 _JOBS_KEPT: Final = 20
 _LINES_KEPT: Final = 50
+_RESULT: Final = msgspec.json.Decoder(dict[str, object])
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,7 +34,6 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _ORDER: Final = msgspec.json.Decoder(_Order)
-_RESULT: Final = msgspec.json.Decoder(dict[str, object])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -47,6 +47,8 @@ from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.units import format_duration, format_size
 
 Surveys = list[tuple[int | None, QueueSurvey]]
+POLL_S = 0.25
+ENTRIES_PER_READ = 100
 
 
 @queue_command()
@@ -158,10 +160,6 @@ def _print_shards(surveys: Surveys) -> None:
 
 def _age(age_ms: int | None, suffix: str = "old") -> str:
     return "-" if age_ms is None else f"{format_duration(age_ms / 1000)} {suffix}".rstrip()
-
-
-POLL_S = 0.25
-ENTRIES_PER_READ = 100
 
 
 def _start(ctx: click.Context, option: click.Parameter, text: str) -> int | str:

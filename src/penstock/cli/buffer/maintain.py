@@ -32,6 +32,8 @@ from penstock.cli.buffer.target import (
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Progress, print_finding, time_text
 
+LISTED_MAX = 10
+
 
 @queue_command()
 @click.option("--deep", is_flag=True, help="Also fetch and decode every batch in the queue.")
@@ -80,9 +82,6 @@ def _finding_object(finding: Finding) -> dict[str, str]:
         "text": finding.text,
         "advice": finding.advice,
     }
-
-
-LISTED_MAX = 10
 
 
 @command()

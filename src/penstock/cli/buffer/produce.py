@@ -23,6 +23,9 @@ from penstock.errors import ConfigError, OutcomeUnknown, PenstockError
 from penstock.objects import open_store
 from penstock.units import format_count, format_duration, format_size
 
+CALL_BYTES_MAX = 8 * 1024 * 1024
+"""The records of one call are in memory together, so large records are passed a few at a time."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
@@ -87,10 +90,6 @@ class Tally:
     def complete(self) -> bool:
         """Whether every accepted record is durable."""
         return self.durable == self.accepted
-
-
-CALL_BYTES_MAX = 8 * 1024 * 1024
-"""The records of one call are in memory together, so large records are passed a few at a time."""
 
 
 @queue_command()

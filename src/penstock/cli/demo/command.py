@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _DAY_MS: Final = 86_400_000
+LINE_EVERY_S: Final = 5.0
 
 
 @command(json_help="Machine-readable result.")
@@ -228,9 +229,6 @@ def _until_stopped() -> Iterator[None]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
-
-
-LINE_EVERY_S: Final = 5.0
 
 
 @contextmanager

@@ -41,6 +41,12 @@ _PAGES: Final = (
 _USERS: Final = 5000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS: Final = 86_400_000
+CHECKSUM_END = 1 << 64
+CALLS_PER_S = 50
+HELD_FROM = 0.75
+"""The share of events after which producers wait for the demo's kills..."""
+HELD_CALL_S = 1.0
+"""...except for a call at this interval, so that there is always one in progress."""
 
 
 def is_bad(number: int) -> bool:
@@ -91,9 +97,6 @@ def rebuild(rows: pa.Table) -> pa.ChunkedArray:
         "",
         null_handling="emit_null",
     ).cast(pa.binary())
-
-
-CHECKSUM_END = 1 << 64
 
 
 def checksum_of(record: bytes) -> int:
@@ -202,13 +205,6 @@ class JournalWriter:
 
     def close(self) -> None:
         os.close(self._file)
-
-
-CALLS_PER_S = 50
-HELD_FROM = 0.75
-"""The share of events after which producers wait for the demo's kills..."""
-HELD_CALL_S = 1.0
-"""...except for a call at this interval, so that there is always one in progress."""
 
 
 @click.command()

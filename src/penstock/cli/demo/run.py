@@ -32,6 +32,17 @@ from penstock.storage import OsFileSystem, data_modes
 
 ROWS: Final = "clicks"
 TOTALS: Final = "clicks_per_page"
+_LEAVING_S: Final = 10.0
+_QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options for a short-lived Java: a fast start matters more than throughput."""
+_STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
+LOOK_EVERY_S: Final = 0.2
+STANDSTILL_S: Final = 600.0
+"""Longer than Spark needs to start on a slow machine."""
+KILL_PRODUCER_AT: Final = 0.2
+KILL_DRIVER_PATIENCE_S: Final = 15.0
+"""How long to wait, after the first micro-batch, for the worst moment to kill the driver."""
+VICTIM: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +140,6 @@ def pipeline_text(plan: Plan) -> str:
         totals=json.dumps(f"{tables}/{TOTALS}"),
         letters=json.dumps(f"{tables}/dead_letters"),
     )
-
-
-_LEAVING_S: Final = 10.0
-_QUICK_JAVA: Final = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a short-lived Java: a fast start matters more than throughput."""
-_STOPPED: Final = (Exit(code=0), Exit(code=128 + signal.SIGTERM))
 
 
 class DemoFailed(PenstockError):
@@ -265,15 +270,6 @@ def started_processes(plan: Plan) -> Iterator[Processes]:
         yield processes
     finally:
         processes.end()
-
-
-LOOK_EVERY_S: Final = 0.2
-STANDSTILL_S: Final = 600.0
-"""Longer than Spark needs to start on a slow machine."""
-KILL_PRODUCER_AT: Final = 0.2
-KILL_DRIVER_PATIENCE_S: Final = 15.0
-"""How long to wait, after the first micro-batch, for the worst moment to kill the driver."""
-VICTIM: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.cli.run.session import CommandSession
     from penstock.spark import CheckFinding, PipelineSpec
 
+_WIDTH = 16
+
 
 @command(json_help="Print events as JSON on standard output, one per line.")
 @click.option("--once", is_flag=True, help="Deliver the records that exist now, then end.")
@@ -120,9 +122,6 @@ def _set_up_logging(verbose: bool) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(logging.Filter("penstock"))
     logging.basicConfig(handlers=[handler])
-
-
-_WIDTH = 16
 
 
 def report_checks(spec: PipelineSpec, sessions: CommandSession, out: Output) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 WINDOW_S = 10.0
+LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,6 @@ class View:
             "restarts": self.restarts,
             "last_error": self.last_error,
         }
-
-
-LINE_EVERY_S = 5.0
 
 
 class Display(Protocol):

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _DYING_S: Final = 10.0
 """How long to wait for a lost Java to end: after SIGTERM it runs its hooks first."""
 _QUIETED: Final = ("py4j", "pyspark", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_STANDARD_ERROR: Final = 2
 
 
 class CommandSession:
@@ -163,9 +164,6 @@ def _is_alive(session: SparkSession) -> bool:
             return not session.sparkContext._jsc.sc().isStopped()
         return bool(session.version)
     return False
-
-
-_STANDARD_ERROR: Final = 2
 
 
 class JavaOutput:

@@ -25,6 +25,7 @@ from penstock.topics import ClaimedJob, Client, counted
 
 _EXTENSIONS: Final = 3
 """How often a lease is extended before it would expire, so that one or two failures do no harm."""
+_LOOK_EVERY_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -145,9 +146,6 @@ class Workers:
         except PenstockError as error:
             return f"could not be held ({error})"
         return "is no longer held" if held.skipped else ""
-
-
-_LOOK_EVERY_S: Final = 0.5
 
 
 @topics_command(context_settings={"ignore_unknown_options": True})

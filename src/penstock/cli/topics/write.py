@@ -25,6 +25,9 @@ from penstock.units import format_count, format_duration, format_size
 
 BATCH_BYTES: Final = 8 * 1024**2
 """Well below the limit of one request, and large enough that the cost of a request does not matter."""
+_ANY: Final = msgspec.json.Decoder(msgspec.Raw)
+_NULL: Final = b"null"
+_TOMBSTONE: Final = b'"tombstone"'
 
 
 class _Envelope(msgspec.Struct):
@@ -55,11 +58,8 @@ class _Gap(msgspec.Struct):
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _GAP: Final = msgspec.json.Decoder(_Gap)
-_NULL: Final = b"null"
-_TOMBSTONE: Final = b'"tombstone"'
 
 
 @dataclass(slots=True, kw_only=True)

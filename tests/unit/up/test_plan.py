@@ -84,7 +84,7 @@ def test_the_queues_of_the_collector_are_where_its_store_is() -> None:
     assert nodes["queues"]["config"]["store"] == "s3://bucket"
     assert option(found, "timeseries", "--buffer") == "s3://bucket"
     (fault,) = plan({**EVERYTHING, "queues": {"metrics": {"store": "s3://other"}}}).faults
-    assert fault == "queues.metrics: the collector puts it where collector.store says; set that instead"
+    assert fault == "queues.metrics: collector.store sets the place of this queue; set that instead"
 
 
 def test_a_stop_goes_in_the_direction_of_the_flow() -> None:
@@ -112,7 +112,7 @@ def test_without_keys_nothing_is_made_up() -> None:
     assert plan().part("relay-events").environment == {}
 
 
-def test_a_pipeline_is_told_to_stop_before_it_would_be_killed() -> None:
+def test_a_pipeline_is_asked_to_stop_before_it_would_be_killed() -> None:
     found = plan({**EVERYTHING, "stop_timeout": "30s"})
     assert option(found, "pipeline-events", "--stop-timeout") == "20s"
     assert found.part("pipeline-events").grace_s == 30.0
@@ -133,7 +133,7 @@ def test_parts_that_do_not_fit_together_are_refused(mapping: dict[str, object], 
     assert re.search(told, fault)
 
 
-def test_everything_that_does_not_fit_is_told_at_once() -> None:
+def test_all_contradictions_are_reported_together() -> None:
     mapping: dict[str, object] = {
         "topics": {"host": "0.0.0.0", "port": 9090},
         "timeseries": {},
@@ -141,7 +141,7 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
         "relays": [{"topic": "a", "queue": "b"}] * 2,
     }
     name, queue, *others = faults(mapping)
-    assert name == "two parts are called relay-a: give one of them a name of its own (name)"
+    assert name == "two parts are called relay-a: give one of them another name (name)"
     assert queue.startswith("queue '../up': data_path_prefix: object key '../up' contains the segment '..'")
     assert others == [
         "topics.port and timeseries.port are both 9090: change one of them",

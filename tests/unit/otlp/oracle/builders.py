@@ -1,4 +1,4 @@
-"""Columns out of messages, field by field: the plain way, which every quicker one is compared with."""
+"""Columns out of messages, field by field."""
 
 from __future__ import annotations
 
@@ -25,40 +25,6 @@ from penstock.otlp.schema import (
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-
-TRACE_ID_BYTES: Final = 16
-SPAN_ID_BYTES: Final = 8
-
-
-def id_fault(name: str, value: bytes, length: int) -> str | None:
-    """What is wrong with an id; one of no bytes at all is none, and right."""
-    if not value or len(value) == length:
-        return None
-    return f"{name} has {len(value)} bytes, expected {length}"
-
-
-class Refusals:
-    """How many items of one request were refused, and why the first of them was."""
-
-    def __init__(self, items: str) -> None:
-        self.count = 0
-        self._items = items
-        self._first = ""
-
-    def refuse(self, faults: Iterable[str | None]) -> bool:
-        """Whether one of `faults` is one; the item then counts as refused."""
-        for fault in faults:
-            if fault is not None:
-                self.count += 1
-                self._first = self._first or fault
-                return True
-        return False
-
-    @property
-    def message(self) -> str:
-        """What the sender is told; empty when nothing was refused."""
-        return f"{self.count} {self._items} refused: {self._first}" if self.count else ""
-
 
 _KINDS: Final = {
     "string_value": STR,

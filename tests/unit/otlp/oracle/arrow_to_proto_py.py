@@ -1,22 +1,40 @@
-"""Messages out of columns, row by row: what the native way must equal."""
+"""From columns to one request, row by row."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidInput
-from penstock.otlp.arrow_to_proto import changes
-from penstock.otlp.schema import BOOL, BYTES, DOUBLE, EMPTY, INT, METRIC_COLUMNS, POINT_TYPES, STR
+from penstock.otlp.columns import changes
+from penstock.otlp.messages import messages_of
+from penstock.otlp.schema import (
+    BOOL,
+    BYTES,
+    DOUBLE,
+    EMPTY,
+    INT,
+    METRIC_COLUMNS,
+    POINT_TYPES,
+    RESOURCE_COLUMNS,
+    SCOPE_COLUMNS,
+    STR,
+    Signal,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+    from google.protobuf.message import Message
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import ScopeLogs
     from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
     from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
+
+    from penstock.otlp.messages import Request
 
 _LEAVES: Final = {STR: "str", INT: "int", DOUBLE: "double", BOOL: "bool", BYTES: "bytes"}
 _FIELDS: Final = {
@@ -118,7 +136,7 @@ class LogFiller:
         self._bodies = ValueReader(batch.column("body_any"))
         self._attributes = AttributeReader(batch.column("attributes"))
 
-    def add(self, row: int, scope: ScopeLogs, *, anew: bool) -> None:
+    def add(self, row: int, scope: ScopeLogs, *, is_first: bool) -> None:
         """One more log record."""
         record = scope.log_records.add()
         for name, cells in self._cells.items():
@@ -146,7 +164,7 @@ class SpanFiller:
         self._attributes = AttributeReader(batch.column("attributes"))
         self._events, self._links = _Events(batch.column("events")), _Links(batch.column("links"))
 
-    def add(self, row: int, scope: ScopeSpans, *, anew: bool) -> None:
+    def add(self, row: int, scope: ScopeSpans, *, is_first: bool) -> None:
         """One more span."""
         span = scope.spans.add()
         for name, cells in self._cells.items():
@@ -225,9 +243,9 @@ class PointFiller:
         self._exemplars = _Exemplars(batch.column("exemplars"))
         self._data: pb.Histogram
 
-    def add(self, row: int, scope: pb.ScopeMetrics, *, anew: bool) -> None:
+    def add(self, row: int, scope: pb.ScopeMetrics, *, is_first: bool) -> None:
         """One more data point. Raises `InvalidInput` for a type that no metric has."""
-        if anew or self._new[row]:
+        if is_first or self._new[row]:
             self._data = self._add_metric(row, scope)
         point = self._data.data_points.add()
         point.start_time_unix_nano, point.time_unix_nano = self._starts[row], self._times[row]
@@ -301,3 +319,82 @@ def _fill_number(point: pb.NumberDataPoint | pb.Exemplar, whole: int | None, rea
         point.as_int = whole
     elif real is not None:
         point.as_double = real
+
+
+_NAMES: Final = {Signal.TRACES: "spans", Signal.LOGS: "logs", Signal.METRICS: "metrics"}
+
+
+class Filler(Protocol):
+    """Puts the rows of one scope into its message."""
+
+    def add(self, row: int, scope: Message, *, is_first: bool) -> None:
+        """One more row; `is_first` when it is the first of its scope."""
+
+
+_FILLERS: Final[dict[Signal, Callable[[pa.RecordBatch], Filler]]] = {
+    Signal.TRACES: SpanFiller,
+    Signal.LOGS: LogFiller,
+    Signal.METRICS: PointFiller,
+}
+
+
+def arrow_to_proto_py(batch: pa.RecordBatch, signal: Signal) -> Request:
+    """Build the request that `batch` is the rows of."""
+    request = messages_of(signal).request()
+    filler = _FILLERS[signal](batch)
+    resources, scopes = _ResourceFiller(batch), _ScopeFiller(batch)
+    new_resource = changes([batch.column(name) for name in RESOURCE_COLUMNS]).tolist()
+    new_scope = changes([batch.column(name) for name in SCOPE_COLUMNS]).tolist()
+    under_request = getattr(request, f"resource_{_NAMES[signal]}")
+    group = scope = None
+    for row in range(batch.num_rows):
+        if new_resource[row]:
+            group = under_request.add()
+            resources.fill(row, group)
+        is_first = new_resource[row] or new_scope[row]
+        if is_first:
+            scope = getattr(group, f"scope_{_NAMES[signal]}").add()
+            scopes.fill(row, scope)
+        filler.add(row, scope, is_first=is_first)
+    return request
+
+
+class _ResourceFiller:
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        column = batch.column("resource_attributes")
+        self._there = column.is_valid().to_pylist()
+        self._attributes = AttributeReader(column)
+        self._dropped = batch.column("resource_dropped_attributes_count")
+        self._refs = batch.column("resource_entity_refs")
+        self._urls = batch.column("resource_schema_url")
+
+    def fill(self, row: int, group: Message) -> None:
+        group.schema_url = self._urls[row].as_py() or ""
+        if not self._there[row]:
+            return
+        resource: Resource = group.resource
+        resource.SetInParent()
+        self._attributes.fill(row, resource.attributes)
+        resource.dropped_attributes_count = self._dropped[row].as_py() or 0
+        for ref in self._refs[row].as_py() or ():
+            resource.entity_refs.add(**ref)
+
+
+class _ScopeFiller:
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        column = batch.column("scope_attributes")
+        self._there = column.is_valid().to_pylist()
+        self._attributes = AttributeReader(column)
+        self._names, self._versions = batch.column("scope_name"), batch.column("scope_version")
+        self._dropped = batch.column("scope_dropped_attributes_count")
+        self._urls = batch.column("scope_schema_url")
+
+    def fill(self, row: int, group: Message) -> None:
+        group.schema_url = self._urls[row].as_py() or ""
+        if not self._there[row]:
+            return
+        scope: InstrumentationScope = group.scope
+        scope.SetInParent()
+        scope.name, scope.version = self._names[row].as_py() or "", self._versions[row].as_py() or ""
+        self._attributes.fill(row, scope.attributes)
+        scope.dropped_attributes_count = self._dropped[row].as_py() or 0

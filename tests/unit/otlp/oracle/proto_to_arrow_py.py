@@ -1,4 +1,4 @@
-"""From a parsed request to columns, message by message: always there, and what the quick way must equal."""
+"""From a parsed request to columns, message by message."""
 
 from __future__ import annotations
 
@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+from tests.unit.otlp.oracle.builders import Attributes, Lists, Values, columns_of
 
-from penstock.otlp.builders import (
-    SPAN_ID_BYTES,
-    TRACE_ID_BYTES,
-    Attributes,
-    Lists,
-    Refusals,
-    Values,
-    columns_of,
-    id_fault,
-)
 from penstock.otlp.columns import duration_of, text_of
-from penstock.otlp.messages import ITEM_NAMES
-from penstock.otlp.proto_to_arrow import Context
+from penstock.otlp.messages import ITEM_NAMES, SPAN_ID_BYTES, TRACE_ID_BYTES, Refusals, id_fault
 from penstock.otlp.schema import (
     ENTITY_REFS,
     EVENTS,
@@ -34,6 +24,7 @@ from penstock.otlp.schema import (
     Signal,
     schema_of,
 )
+from penstock.otlp.to_arrow import Context
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -326,14 +317,14 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class Converted:
     """The rows of a request, and what was refused."""
 
     batch: pa.RecordBatch
     refusals: Refusals
 
 
-def walk(request: Request, signal: Signal) -> Walked:
+def proto_to_arrow_py(request: Request, signal: Signal) -> Converted:
     """The rows of `request`. Raises `LimitExceeded` when resources would repeat too much."""
     refusals = Refusals(ITEM_NAMES[signal])
     rows = _ROWS[signal](refusals)
@@ -355,7 +346,7 @@ def walk(request: Request, signal: Signal) -> Walked:
     columns = context.columns(np.array(scope_of_row, np.int64)) | rows.finish()
     schema = schema_of(signal)
     batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-    return Walked(batch, refusals)
+    return Converted(batch, refusals)
 
 
 _ROWS: Final[dict[Signal, Callable[[Refusals], Rows]]] = {

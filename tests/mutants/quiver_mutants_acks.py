@@ -52,7 +52,7 @@ QUIVER_ACK_MUTANTS = (
     Mutant(
         name="a segment is deleted that somebody registered for meanwhile",
         where="quiver:SubscriptionStore.mark_deleted",
-        old="        chosen = [seq for seq in seqs if self._state.is_finished(seq)]\n",
+        old="        chosen = [seq for seq in seqs if self.state.is_finished(seq)]\n",
         new="        chosen = list(seqs)\n",
         test=f"{BOOK}::test_somebody_who_registers_before_the_deletion_keeps_the_segment",
     ),
@@ -80,7 +80,7 @@ QUIVER_ACK_MUTANTS = (
     Mutant(
         name="files are removed before the sync",
         where="quiver:Reaper._remove",
-        old="    if self._offsets.has_tombstones:\n        self._offsets.sync()\n",
+        old="    if self._offsets.state.tombstoned:\n        self._offsets.sync()\n",
         new="",
         test=f"{SWEEP}::test_what_everybody_processed_goes_at_once",
     ),

@@ -22,14 +22,14 @@ QUIVER_ENDING_MUTANTS = (
     Mutant(
         name="a segment that was set aside counts as never written",
         where="quiver:SubscriptionStore.reconcile",
-        old="        holes = self._state.take_in(infos, quarantined_infos)\n",
-        new="        holes = self._state.take_in(infos)\n",
+        old="        holes = self.state.take_in(infos, quarantined_infos)\n",
+        new="        holes = self.state.take_in(infos)\n",
         test=f"{DAMAGED}::test_the_book_tells_corrupt_from_missing_and_from_never_written",
     ),
     Mutant(
         name="dropping a subscriber by hand draws conclusions from what it does not see",
         where="quiver:drop_subscriber",
-        old="            offsets.compare(infos)\n",
+        old="            offsets.state.take_in(infos)\n",
         new="            offsets.reconcile(infos)\n",
         test=f"{DAMAGED}::test_dropping_a_subscriber_by_hand_gives_nothing_up_for_the_others",
     ),

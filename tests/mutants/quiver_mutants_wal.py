@@ -44,8 +44,8 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="a processed segment goes while the log still has its bundles",
-        where="quiver:Maintenance._may_remove",
-        old="        return core.store.get(seq).wal_end <= core.wal.cursor\n",
+        where="quiver:RemovableSegments.may_remove",
+        old="        return self._store.get(seq).wal_end <= self._wal.cursor\n",
         new="        return True\n",
         test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it",
     ),
@@ -59,7 +59,7 @@ QUIVER_WAL_MUTANTS = (
     Mutant(
         name="a log that ends before what was durable is not compared with the acknowledgements",
         where="quiver:recover",
-        old="    replay.expect(offsets.logged[0])\n",
+        old="    replay.expect(offsets.state.logged[0])\n",
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
         "::test_a_log_that_is_cut_above_its_cursor_is_reported_by_what_the_acknowledgements_recorded",
@@ -140,21 +140,21 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="the same room is given to everybody who asks",
-        where="quiver:Maintenance.reserve",
+        where="quiver:DiskSpace.reserve",
         old="        self._quota.charge(_RESERVED, self._footprint(byte_count))\n",
         new="",
         test=f"{ADMISSION}::test_room_is_given_once",
     ),
     Mutant(
         name="what is left of the log keeps large bundles out for ever",
-        where="quiver:Maintenance._shed_log",
-        old="            core.appender.rotate()\n            core.cut()\n",
+        where="quiver:DiskSpace._cut_active_log",
+        old="            self._appender.rotate()\n            self._flusher.cut_log()\n",
         new="            pass\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
     ),
     Mutant(
         name="data is dropped before the log is cut",
-        where="quiver:Maintenance._reclaim",
+        where="quiver:DiskSpace._reclaim",
         old="        if self._reaper.reclaim(needed_bytes, may_drop=False):\n",
         new="        if self._reaper.reclaim(needed_bytes):\n",
         test=f"{ADMISSION}::test_room_that_costs_no_data_is_made_before_data_is_dropped",
@@ -182,15 +182,15 @@ QUIVER_WAL_MUTANTS = (
     ),
     Mutant(
         name="the log of a closed directory is rotated",
-        where="quiver:Maintenance.stop",
+        where="quiver:CloseGuard.wait_idle",
         old="self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))",
         new="pass",
         test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
     ),
     Mutant(
         name="a full device keeps the oldest from going",
-        where="quiver:Maintenance._free_log",
-        old='            self._warn("what is open could not be written to make room", error)\n',
+        where="quiver:DiskSpace._free_log",
+        old='            self._throttle.warn("open segments could not be written to free the log", error)\n',
         new="            raise\n",
         test=f"{ADMISSION}::test_a_full_device_does_not_keep_the_oldest_from_going",
     ),
@@ -199,7 +199,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:recover",
         old=(
             "        numbers.append(replay.end)\n"
-            "    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))\n"
+            "    found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))\n"
         ),
         new="        pass\n    found.next_wal_seq = 1 + max(numbers)\n",
         test="tests/crash/quiver/test_admission_crash.py::test_a_crash_at_every_call_loses_and_doubles_nothing",

@@ -22,10 +22,9 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import DEFAULT_REGISTRY, Registry
 from penstock.quiver.append import Batches, EncodedBundle, Receipt, encode_bundle, raw_batch
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.core import Core, Runtime
+from penstock.quiver.core import Core, QuiverStats, Runtime
 from penstock.quiver.delivery.leases import Bundle, Lease
 from penstock.quiver.errors import AtCapacity, Closed, Locked
-from penstock.quiver.metrics import QuiverStats
 from penstock.quiver.model import BundleRef, Signal, raw_slot
 from penstock.quiver.offsets.state import Subscriber
 from penstock.quiver.tools.dataset import Instant, scan_segments, select
@@ -216,8 +215,8 @@ class Quiver:
     def flush(self) -> None:
         """Return when everything accepted so far is in segments, which are ready to be delivered."""
         self.check_open()
-        with self._core.maintenance.at_work():
-            self._core.flush()
+        with self._core.guard.at_work():
+            self._core.flusher.flush()
 
     def maintain(self) -> None:
         """Do what is due now: seal, redeliver, sync, delete. Raises what the disk raises."""

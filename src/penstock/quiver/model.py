@@ -8,7 +8,7 @@ log. A *slot* says which kind of payload a batch is; its number is on disk and n
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -172,3 +172,42 @@ def raw_slot(signal: Signal) -> int:
 def event_columns(slot: int) -> tuple[str, ...]:
     """The columns that may hold the event time of this slot's rows, best first."""
     return _SPAN_TIMES if slot in (40, 50) else _TIMES
+
+
+class Trigger(enum.StrEnum):
+    """Why a segment was sealed."""
+
+    SIZE = "size"
+    AGE = "age"
+    STREAMS = "streams"
+    WAL_CAP = "wal_cap"
+    PRESSURE = "pressure"
+    FLUSH = "flush"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamKey:
+    """One stream: all batches of a slot that have one schema."""
+
+    slot: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SealedSegment:
+    """The bundles of one segment, complete and waiting to be written. At least one part."""
+
+    key: StreamKey
+    parts: Sequence[Pending]
+    byte_count: int
+    trigger: Trigger
+
+    @property
+    def signal(self) -> Signal:
+        return signal_of(self.key.slot)
+
+    @property
+    def wal_start(self) -> int:
+        """The lowest log position that is needed until this segment is committed."""
+        return min(part.wal_start for part in self.parts)

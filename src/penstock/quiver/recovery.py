@@ -19,16 +19,24 @@ from dataclasses import dataclass, field
 from penstock.clock import Clock
 from penstock.errors import Corrupt
 from penstock.quiver.config import QuiverConfig
-from penstock.quiver.model import Pending
+from penstock.quiver.model import Pending, SealedSegment, SegmentInfo, StreamKey, Trigger
 from penstock.quiver.offsets.log import OffsetLogSettings, RecoveryReport
 from penstock.quiver.offsets.store import SubscriptionStore
-from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.wal.entry import ENTRY_BYTES_MIN, SlotPart, WalEntry
+from penstock.quiver.wal.entry import (
+    ENTRY_BYTES_MIN,
+    EntryType,
+    SlotPart,
+    WalEntry,
+    WalFormat,
+    entry_body,
+    entry_type,
+)
+from penstock.quiver.wal.layout import QuiverLayout
 from penstock.quiver.wal.log import Wal
 from penstock.quiver.wal.payload import decode_batch
 from penstock.quiver.wal.replay import FoundEntry, Gap, WalReplay, quarantine_damage, read_wal
-from penstock.storage import FileSystem, write_durably
+from penstock.storage import FileSystem, LogPosition, scan, write_durably
 
 _LOGGER = logging.getLogger(__name__)
 _COUNTED = "quiver.wal.counted-"
@@ -111,8 +119,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     replay = read_wal(fs, wal_dir)
     first_seq = _first_seq(replay)
     _refuse_damage(replay, config)
-    offsets = SubscriptionStore.open(fs, core_dir, _ack_settings(config), clock)
-    replay.expect(offsets.logged[0])
+    offsets = SubscriptionStore(fs, core_dir, _ack_settings(config), clock)
+    replay.expect(offsets.state.logged[0])
     _refuse_damage(replay, config)
     store = SegmentStore.open(
         fs,
@@ -129,8 +137,8 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         committed = _committed(store, first_seq)
     age_s = config.retention.max_age_s
     expired_before_ns = None if age_s is None else int((clock.now_ms() / 1000 - age_s) * 1e9)
-    unlogged = _unlogged(replay, store, offsets.logged)
-    gaps = _uncounted(fs, quarantine, replay, offsets.logged[1])
+    unlogged = _unlogged(replay, store, offsets.state.logged)
+    gaps = _uncounted(fs, quarantine, replay, offsets.state.logged[1])
     unlogged += sum(_missing(gap, store) for gap in gaps)
     reconciled = offsets.reconcile(
         store.infos(),
@@ -147,7 +155,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         store=store,
         wal=None,
         reconciled=reconciled,
-        next_segment_seq=max(offsets.next_segment_seq_floor, store.highest_seq + 1),
+        next_segment_seq=max(offsets.state.next_segment_seq, store.highest_seq + 1),
         cursor=replay.cursor,
         replay=replay,
         expired_before_ns=expired_before_ns,
@@ -160,7 +168,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     if not replay.highest_seq:
         # No entry is left to tell. Each took more than a byte, so no number is above the end of the log.
         numbers.append(replay.end)
-    found.next_wal_seq = max(offsets.next_wal_seq_floor, 1 + max(numbers))
+    found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))
     if replay.is_short:
         # Nobody knows how many bundles were in what is gone, but that they fitted into the log.
         found.next_wal_seq += config.wal.max_bytes // ENTRY_BYTES_MIN
@@ -186,7 +194,7 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
         found.report(f"the log is damaged: {damage}")
     if found.reconciled.unlogged:
         found.report(
-            f"{found.reconciled.unlogged} accepted bundles up to number {found.offsets.logged[1]} are "
+            f"{found.reconciled.unlogged} accepted bundles up to number {found.offsets.state.logged[1]} are "
             "neither in a segment nor in the log: they are recorded as dropped for every subscriber"
         )
     for first, last in found.reconciled.missing:
@@ -258,4 +266,79 @@ def _ack_settings(config: QuiverConfig) -> OffsetLogSettings:
         checkpoint_bytes=config.ack.checkpoint_log_bytes,
         checkpoint_records=config.ack.checkpoint_records,
         checkpoint_interval_s=config.ack.checkpoint_interval_s,
+    )
+
+
+def rebuild_segments(
+    store: SegmentStore, offsets: SubscriptionStore, fs: FileSystem, wal_dir: str
+) -> list[int]:
+    """Write again every quarantined segment that somebody waits for and that the log has whole.
+
+    Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
+    a crash. Raises what the disk raises.
+    """
+    rebuilt: list[int] = []
+    for seq, info in store.quarantined.items():
+        is_awaited = info is not None and offsets.state.is_awaited(seq, info.bundle_count)
+        if info is not None and is_awaited and rebuild_segment(store, info, fs, wal_dir):
+            rebuilt.append(seq)
+    return rebuilt
+
+
+def rebuild_segment(store: SegmentStore, info: SegmentInfo, fs: FileSystem, wal_dir: str) -> bool:
+    """Write this segment again if the log has all of it. Raises what the disk raises.
+
+    Reads the log from its oldest file on, even while it is written.
+    """
+    parts = list(_parts_of(info, fs, wal_dir))
+    rows = sum(part.batch.num_rows for part in parts)
+    if (len(parts), rows) != (info.bundle_count, info.item_count):
+        return False
+    sealed = SealedSegment(
+        key=StreamKey(info.slot, bytes.fromhex(info.schema_hash)),
+        parts=parts,
+        byte_count=sum(part.byte_count for part in parts),
+        trigger=Trigger.FLUSH,
+    )
+    store.put_back(sealed, info, "put together again from the log")
+    return True
+
+
+def _parts_of(info: SegmentInfo, fs: FileSystem, wal_dir: str) -> Iterator[Pending]:
+    """Yield what the log has of a segment, each entry once, even from before the cursor."""
+    layout = QuiverLayout()
+    last = info.wal_seq_min - 1
+    for file, start, end in scan(fs, wal_dir, WalFormat(), layout=layout).frames():
+        try:
+            frame = file.bytes_of(start, end)
+            if entry_type(frame, 0) != EntryType.BUNDLE:
+                continue
+            entry = WalEntry.decode(entry_body(frame, 0, len(frame)))
+        except Corrupt:
+            continue
+        if not last < entry.wal_seq <= info.wal_seq_max:
+            continue
+        last = entry.wal_seq
+        first = layout.position(LogPosition(file.number, start))
+        for part in entry.parts:
+            if (part.slot, part.fingerprint.hex()) == (info.slot, info.schema_hash):
+                pending = _pending(entry, part, first, first + end - start)
+                if pending is not None:
+                    yield pending
+
+
+def _pending(entry: WalEntry, part: SlotPart, start: int, end: int) -> Pending | None:
+    try:
+        batch = decode_batch(part)
+    except Corrupt:
+        return None
+    return Pending(
+        slot=part.slot,
+        batch=batch,
+        fingerprint=part.fingerprint,
+        ingest_ns=entry.ingest_ns,
+        wal_seq=entry.wal_seq,
+        wal_start=start,
+        wal_end=end,
+        byte_count=part.byte_count,
     )

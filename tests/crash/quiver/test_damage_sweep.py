@@ -72,7 +72,7 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
         quiver = open_quiver(disk, StepClock(), registry=registry)
     except (Corrupt, Unsupported):
         return None
-    if not quiver.core.offsets.has("lake"):
+    if "lake" not in quiver.core.offsets.state.subscribers:
         quiver.register("lake")
     quiver.activate("lake")
     number = quiver.ingest(rows(LATER, 3), slot=50).wal_seq

@@ -12,7 +12,7 @@ from penstock.metrics import Registry
 from penstock.quiver import errors
 from penstock.quiver.metrics import DeliveryMetrics
 from penstock.quiver.wal.entry import ENTRY_BYTES_MAX, EntryType
-from penstock.quiver.wal.log import HEADER_BYTES
+from penstock.quiver.wal.layout import HEADER_BYTES
 from penstock.testing.disk import FakeDisk
 
 FORMAT = TEXTS["docs/formats/quiver-wal.md"]

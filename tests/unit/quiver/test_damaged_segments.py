@@ -50,7 +50,7 @@ def two_segments(*, keep_log: bool) -> tuple[FakeDisk, StepClock]:
         quiver.flush()
     if not keep_log:
         quiver.core.appender.rotate()
-        quiver.core.cut()
+        quiver.core.flusher.cut_log()
     quiver.close()
     return disk.crash(Survival.NOTHING), clock
 
@@ -206,7 +206,7 @@ def test_the_book_tells_corrupt_from_missing_and_from_never_written() -> None:
     core.add(4)
     core.add(5)
     core.offsets.checkpoint()
-    again = SubscriptionStore.open(core.disk, BOOK_CORE, None, core.clock)
+    again = SubscriptionStore(core.disk, BOOK_CORE, None, core.clock)
     found = again.reconcile([segment(2), segment(5)], quarantined={4: segment(4), 6: None}, highest_seq=7)
     assert found.missing == ((3, 3),)
     assert [one.info and one.info.seq for one in found.corrupt] == [4, None]

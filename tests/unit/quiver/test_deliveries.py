@@ -221,7 +221,7 @@ async def test_a_claim_that_runs_out_goes_to_the_next_who_asks(core: Core) -> No
     new = core.take("a")
     assert (new.ref, new.attempt) == (old.ref, 2)
     assert not core.deliveries.ack(old)
-    assert core.offsets.outstanding(1) == 1
+    assert core.offsets.state.outstanding(1) == 1
     assert core.deliveries.ack(new)
     assert core.registry.value("quiver.subscriber.stale_claims_total", subscriber="a") == 1
 
@@ -538,7 +538,7 @@ def test_ten_thousand_pending_segments_cost_one_entry_each(core: Core) -> None:
     assert core.offsets.subscriber("a").hwm == 3
     held = (table._held, table._waiting, table._ready, table._deferred, table._positions, table._visited)
     assert all(len(part) <= 1 for part in held)
-    assert not core.offsets.entry("a").progress.gaps
+    assert not core.offsets.state.entry("a").progress.gaps
 
 
 async def test_an_hour_of_outage_loses_nothing_and_keeps_memory_flat(core: Core) -> None:

@@ -228,7 +228,7 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
     quiver = Quiver.open(str(tmp_path), small, registry=Registry())
     quiver.register("nobody")
     held = threading.Event()
-    reclaim = quiver.core.maintenance._reclaim
+    reclaim = quiver.core.space._reclaim
 
     def noted(byte_count: int) -> bool:
         if reclaim(byte_count):
@@ -236,7 +236,7 @@ def test_a_writer_that_is_held_up_is_let_go_when_quiver_closes(tmp_path: Path) -
         held.set()
         return False
 
-    quiver.core.maintenance._reclaim = noted  # type: ignore[method-assign]
+    quiver.core.space._reclaim = noted  # type: ignore[method-assign]
 
     def fill() -> None:
         for n in range(10_000):
@@ -315,19 +315,19 @@ def test_segments_that_cannot_be_written_for_want_of_space_do_not_keep_old_ones_
     quiver.flush()
     free, is_full = [10_000_000], [True]
     disk.free_bytes = lambda path: free[0]  # type: ignore[method-assign]
-    write, remove = quiver.core.store.write, quiver.core.remove
+    write, remove = quiver.core.store.write, quiver.core.segments.remove
 
     def write_if_possible(*arguments: object) -> object:
         if is_full[0]:
             raise StorageFull("no space left on device")
         return write(*arguments)  # type: ignore[arg-type]
 
-    def make_space(*seqs: int) -> None:
-        remove(*seqs)
+    def make_space(seq: int) -> None:
+        remove(seq)
         free[0], is_full[0] = 10_000_000, False
 
     quiver.core.store.write = write_if_possible  # type: ignore[method-assign, assignment]
-    quiver.core.remove = make_space  # type: ignore[method-assign]
+    quiver.core.segments.remove = make_space  # type: ignore[method-assign]
     with contextlib.suppress(PenstockError):
         for n in range(100):
             quiver.ingest(rows(1000 + n * 100, 20))
@@ -345,10 +345,10 @@ def test_a_held_up_writer_does_not_spin_while_quiver_closes() -> None:
         tries.append(byte_count)
         return False
 
-    quiver.core.maintenance._reclaim = no_room  # type: ignore[method-assign]
+    quiver.core.space._reclaim = no_room  # type: ignore[method-assign]
     quiver.core.maintenance.stop()
     with pytest.raises(Closed):
-        quiver.core.maintenance.reclaim(10)
+        quiver.core.space.reclaim(10)
     assert len(tries) <= 2
 
 

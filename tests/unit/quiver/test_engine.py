@@ -274,7 +274,7 @@ def test_a_log_that_was_wiped_does_not_hide_what_comes_next(disk: FakeDisk, cloc
 
 
 def again_disk(quiver: Engine) -> FakeDisk:
-    fs = quiver.core.maintenance._fs
+    fs = quiver.core.fs
     assert isinstance(fs, FakeDisk)
     return fs
 
@@ -476,7 +476,7 @@ def test_a_damaged_segment_is_set_aside_and_never_delivered(disk: FakeDisk, cloc
     quiver.ingest(rows(100))
     quiver.flush()
     quiver.core.appender.rotate()
-    quiver.core.cut()
+    quiver.core.flusher.cut_log()
     quiver.close()
     after = disk.crash(Survival.NOTHING)
     flip(after, f"{CORE}/segments/seg-{1:016d}.arrow", 900)
@@ -691,7 +691,7 @@ def test_segments_are_copied_to_a_store_before_they_are_deleted(disk: FakeDisk, 
     assert bundle is not None
     bundle.ack()
     assert quiver.core.uploader is not None
-    assert not quiver.core.maintenance._may_remove(1)
+    assert not quiver.core.segments.may_remove(1)
     clock.step(1)
     quiver.maintain()
     quiver.maintain()

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
 from tests.unit.quiver.test_reaper import Files
 
+from penstock.quiver.metrics import RetentionMetrics
 from penstock.quiver.quota import Quota
 from penstock.quiver.retention.reaper import Reaper, Retention
 from penstock.quiver.retention.shared_quota import SharedQuota
@@ -25,7 +26,7 @@ class Sharer:
             disk, "/data", core_id=number, cores=2, cap_bytes=20_000, target_bytes=1000, clock=clock
         )
         self.quota = Quota(
-            self.core.disk, CORE, hard_bytes=10_000, target_bytes=1000, clock=clock, shared=self.shared
+            self.core.disk, CORE, hard_bytes=10_000, target_bytes=1000, clock=clock, limit=self.shared.limit
         )
         self.reaper = Reaper(
             self.core.offsets,
@@ -35,6 +36,7 @@ class Sharer:
             Retention(policy="drop_oldest"),
             clock=clock,
             shared=self.shared,
+            metrics=RetentionMetrics(self.core.registry),
         )
 
     def add(self, count: int, ingest_ns: int) -> None:

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from tests.unit.quiver.bundles import batch, part
 
-from penstock.quiver.segments.memtable import ActiveSegments, StreamKey, Trigger
+from penstock.quiver.model import StreamKey, Trigger
+from penstock.quiver.segments.memtable import ActiveSegments
 
 pytestmark = pytest.mark.unit
 

@@ -59,7 +59,7 @@ def test_the_first_format_is_read(tmp_path: Path, lost: str) -> None:
     shutil.copytree(GOLDEN, tmp_path / "core_0")
     if lost:
         (tmp_path / "core_0" / lost).unlink()
-    offsets = SubscriptionStore.open(OsFileSystem(), str(tmp_path / "core_0"))
+    offsets = SubscriptionStore(OsFileSystem(), str(tmp_path / "core_0"))
     assert offsets.reconcile(INFOS).missing == ()
     assert offsets.damage == ()
     otlp = offsets.subscriber("otlp")
@@ -70,11 +70,11 @@ def test_the_first_format_is_read(tmp_path: Path, lost: str) -> None:
         1,
         1,
     )
-    assert offsets.is_resolved("otlp", BundleRef(3, 1))
-    assert not offsets.is_resolved("otlp", BundleRef(3, 0))
+    assert offsets.state.entry("otlp").progress.is_resolved(BundleRef(3, 1))
+    assert not offsets.state.entry("otlp").progress.is_resolved(BundleRef(3, 0))
     assert offsets.subscriber("parquet_exporter-with_a_name_of_three_pieces_1234567890").pending_segments == 3
-    assert offsets.next_segment_seq_floor == 6
-    assert offsets.next_wal_seq_floor == (40 if lost else 41)
+    assert offsets.state.next_segment_seq == 6
+    assert offsets.state.next_wal_seq == (40 if lost else 41)
     offsets.close()
 
 

@@ -75,9 +75,9 @@ def test_nothing_is_finished_while_one_subscriber_needs_it(core: Core) -> None:
     core.subscribe("a", "b")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)
-    assert (core.offsets.outstanding(1), core.offsets.finished()) == (1, [])
+    assert (core.offsets.state.outstanding(1), core.offsets.finished()) == (1, [])
     core.ack("b", 1, 0)
-    assert (core.offsets.outstanding(1), core.offsets.finished()) == (0, [1])
+    assert (core.offsets.state.outstanding(1), core.offsets.finished()) == (0, [1])
 
 
 def test_a_segment_is_deletable_only_after_a_sync_of_what_permits_it(core: Core) -> None:
@@ -86,10 +86,10 @@ def test_a_segment_is_deletable_only_after_a_sync_of_what_permits_it(core: Core)
     core.ack("a", 1, 0)
     assert core.offsets.mark_deleted(core.offsets.finished()) == [1]
     assert core.offsets.removable() == []
-    assert not core.offsets.is_synced(1)
+    assert 1 not in core.offsets.removable()
     core.offsets.sync()
     assert core.offsets.removable() == [1]
-    assert core.offsets.is_synced(1)
+    assert 1 in core.offsets.removable()
 
 
 def test_a_failed_sync_makes_nothing_deletable_and_the_next_one_goes_into_a_new_file(core: Core) -> None:
@@ -119,7 +119,7 @@ def test_without_any_subscriber_nothing_is_finished(core: Core) -> None:
 def test_unregistering_the_last_subscriber_lets_go_of_what_was_there_and_keeps_what_comes(core: Core) -> None:
     core.subscribe("a")
     core.add(1)
-    gone = core.offsets.unregister("a")
+    gone = core.unregister("a")
     assert gone.pending_segments == 1
     core.add(2)
     assert core.offsets.finished() == [1]
@@ -131,7 +131,7 @@ def test_unregistering_unpins_what_only_that_one_needed(core: Core) -> None:
     core.add(1, bundles=1)
     core.add(2, bundles=1)
     core.ack("a", 1, 0)
-    core.offsets.unregister("b")
+    core.unregister("b")
     assert core.offsets.finished() == [1]
     with pytest.raises(UnknownSubscriber, match="registered: a"):
         core.offsets.subscriber("b")
@@ -204,9 +204,9 @@ def test_numbers_of_files_that_never_counted_are_not_missing_later(core: Core) -
     core.add(1, bundles=1)
     core.offsets.sync()
     again = core.crashed()
-    again.offsets = SubscriptionStore.open(again.disk, CORE, None, again.clock)
+    again.offsets = SubscriptionStore(again.disk, CORE, None, again.clock)
     again.offsets.reconcile(again.infos.values(), highest_seq=4)
-    assert again.offsets.next_segment_seq_floor == 5
+    assert again.offsets.state.next_segment_seq == 5
     again.add(5, bundles=1)
     again.offsets.sync()
     after = again.crashed()
@@ -228,7 +228,7 @@ class SmallDisk(OsFileSystem):
 
 def test_acks_can_still_be_written_on_a_full_disk_as_long_as_the_reserve_lasts(tmp_path: Path) -> None:
     disk = SmallDisk()
-    offsets = SubscriptionStore.open(disk, str(tmp_path), OffsetLogSettings())
+    offsets = SubscriptionStore(disk, str(tmp_path), OffsetLogSettings())
     offsets.reconcile([])
     offsets.register("a")
     offsets.checkpoint()
@@ -345,13 +345,13 @@ def test_numbers_are_not_reused_after_everything_was_deleted(core: Core) -> None
     core.ack("a", 7, 0)
     assert core.remove() == [7]
     core = core.crashed()
-    assert core.offsets.next_segment_seq_floor == 8
+    assert core.offsets.state.next_segment_seq == 8
     core.offsets.checkpoint(next_segment_seq=9, next_wal_seq=41)
     after = core.crashed()
-    assert (after.offsets.next_segment_seq_floor, after.offsets.next_wal_seq_floor) == (9, 41)
+    assert (after.offsets.state.next_segment_seq, after.offsets.state.next_wal_seq) == (9, 41)
     after.offsets.checkpoint(next_segment_seq=3, next_wal_seq=3)
     again = after.crashed()
-    assert (again.offsets.next_segment_seq_floor, again.offsets.next_wal_seq_floor) == (9, 41)
+    assert (again.offsets.state.next_segment_seq, again.offsets.state.next_wal_seq) == (9, 41)
 
 
 def test_old_segments_expire_at_the_start(core: Core) -> None:
@@ -413,10 +413,10 @@ def test_a_checkpoint_is_due_by_records_and_by_time(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=100)
     core.offsets.tend()
-    before = core.offsets.since_checkpoint
+    before = core.offsets.log.since_checkpoint
     core.ack("a", 1, *range(10))
     core.offsets.tend()
-    assert core.offsets.since_checkpoint < before + 10
+    assert core.offsets.log.since_checkpoint < before + 10
     assert f"{CORE}/meta/checkpoint" in paths(core)
 
 

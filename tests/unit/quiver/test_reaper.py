@@ -6,6 +6,7 @@ import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
 
 from penstock.errors import ConfigError, NotFound, PenstockError, Unavailable
+from penstock.quiver.metrics import RetentionMetrics
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.quota import Quota
 from penstock.quiver.retention.reaper import Candidate, Policy, Reaper, Retention
@@ -20,6 +21,7 @@ class Files:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.stuck: set[int] = set()
+        self.kept_back: set[int] = set()
         self.tries = 0
 
     def bytes_of(self, seq: int) -> int:
@@ -27,13 +29,15 @@ class Files:
             raise NotFound(f"segment {seq}")
         return self.core.infos[seq].file_size
 
-    def remove(self, *seqs: int) -> None:
-        for seq in seqs:
-            self.tries += 1
-            assert self.core.offsets.is_synced(seq), "a file goes only after what permits it is durable"
-            if seq in self.stuck:
-                raise Unavailable("the device is busy")
-            del self.core.infos[seq]
+    def may_remove(self, seq: int) -> bool:
+        return seq not in self.kept_back
+
+    def remove(self, seq: int) -> None:
+        self.tries += 1
+        assert seq in self.core.offsets.removable(), "a file goes only after what permits it is durable"
+        if seq in self.stuck:
+            raise Unavailable("the device is busy")
+        del self.core.infos[seq]
 
 
 class House:
@@ -51,7 +55,6 @@ class House:
             min_free_bytes=500,
             clock=self.core.clock,
         )
-        self.kept_back: set[int] = set()
         self.reaper = Reaper(
             self.core.offsets,
             self.core.deliveries,
@@ -59,7 +62,7 @@ class House:
             self.quota,
             Retention(policy=policy, **rules),  # type: ignore[arg-type]
             clock=self.core.clock,
-            may_remove=lambda seq: seq not in self.kept_back,
+            metrics=RetentionMetrics(self.core.registry),
         )
 
     def add(self, *seqs: int, ingest_ns: int = START_NS) -> None:
@@ -178,7 +181,7 @@ def test_drop_oldest_across_a_gap_leaves_no_hole_behind() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     house.ack(2, 3)
-    house.kept_back = {2, 3}
+    house.files.kept_back = {2, 3}
     assert house.reaper.reclaim(500)
     assert house.core.offsets.subscriber("a").hwm == 3
     after = house.core.crashed()
@@ -189,7 +192,7 @@ def test_drop_oldest_across_a_gap_leaves_no_hole_behind() -> None:
 def test_when_nothing_may_be_dropped_the_writer_waits() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
-    house.kept_back = set(range(1, 10))
+    house.files.kept_back = set(range(1, 10))
     assert not house.reaper.reclaim(500)
 
 

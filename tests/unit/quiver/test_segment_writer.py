@@ -12,8 +12,7 @@ from tests.unit.quiver.bundles import batch, part, sealed, sealed_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import Unavailable
 from penstock.metrics import Registry
-from penstock.quiver.model import SegmentInfo
-from penstock.quiver.segments.memtable import Trigger
+from penstock.quiver.model import SegmentInfo, Trigger
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.segments.writer import SegmentWriter
 from penstock.testing.clock import ManualClock

@@ -57,7 +57,7 @@ def test_a_core_may_use_what_the_others_leave(machine: Machine) -> None:
 
 def test_a_core_can_always_use_half_of_its_share(machine: Machine) -> None:
     machine.say(0, 1400, 1400)
-    quota = Quota(machine.disk, ROOT, hard_bytes=1000, target_bytes=100, shared=machine.cores[0])
+    quota = Quota(machine.disk, ROOT, hard_bytes=1000, target_bytes=100, limit=machine.cores[0].limit)
     assert quota.hard_bytes == 500
     machine.say(0, 100, 100)
     assert quota.hard_bytes == 1700

@@ -14,7 +14,7 @@ from penstock.metrics import Registry
 from penstock.objects import Data, MemoryStore, Version
 from penstock.quiver.segments.source import StoredSegments
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.tools.upload import Uploader
+from penstock.quiver.segments.upload import Uploader
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import FakeDisk
 

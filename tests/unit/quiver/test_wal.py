@@ -8,15 +8,15 @@ import pytest
 from penstock.errors import Unsupported
 from penstock.quiver.model import SLOTS
 from penstock.quiver.wal.entry import SlotPart, encode_entry
-from penstock.quiver.wal.log import (
+from penstock.quiver.wal.layout import (
     HEADER_BYTES,
-    Wal,
     decode_cursor,
     encode_cursor,
     layout_hash,
     read_cursor,
     write_cursor,
 )
+from penstock.quiver.wal.log import Wal
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import OsFileSystem
 
@@ -70,7 +70,7 @@ def test_the_header_has_the_bytes_of_the_format(tmp_path: Path) -> None:
 
 def test_the_layout_hash_follows_the_slot_table(monkeypatch: pytest.MonkeyPatch) -> None:
     before = layout_hash()
-    monkeypatch.setattr("penstock.quiver.wal.log.SLOTS", {**SLOTS, 1: "something else"})
+    monkeypatch.setattr("penstock.quiver.wal.layout.SLOTS", {**SLOTS, 1: "something else"})
     assert layout_hash() != before
     assert len(before) == 16
 

@@ -136,7 +136,8 @@ class Deliveries:
         """
         with self._offsets.lock:
             now_s = self._now_s() if now_s is None else now_s
-            entry = self._offsets.entry(name)
+            state = self._offsets.state
+            entry = state.entry(name)
             if entry.state in (SubscriberState.REGISTERED, SubscriberState.ORPHANED):
                 raise Rejected(f"subscriber {name!r} is {entry.state.name.lower()}; activate it first")
             if entry.state is not SubscriberState.ACTIVE or self._is_closed:
@@ -145,7 +146,7 @@ class Deliveries:
             table = self._table(name)
             if table.in_flight >= self._settings.max_in_flight:
                 return None
-            chosen = table.choose(entry.progress, *self._offsets.segments)
+            chosen = table.choose(entry.progress, state.known, state.infos)
             return None if chosen is None else self._hold(name, *chosen, now_s)
 
     def claim(self, name: str, ref: BundleRef) -> Lease:
@@ -156,7 +157,7 @@ class Deliveries:
         with self._offsets.lock:
             now_s = self._now_s()
             self._expire(now_s)
-            entry, info = self._offsets.entry(name), self._offsets.info(ref.segment_seq)
+            entry, info = self._offsets.state.entry(name), self._offsets.state.infos.get(ref.segment_seq)
             before = self._table(name).attempts(ref)
             if info is None or not 0 <= ref.bundle < info.bundle_count or entry.progress.is_resolved(ref):
                 raise StaleClaim(
@@ -170,7 +171,7 @@ class Deliveries:
 
     def _hold(self, name: str, ref: BundleRef, attempts: int, again: bool, now_s: float) -> Lease:
         self._token += 1
-        info = self._offsets.info(ref.segment_seq)
+        info = self._offsets.state.infos.get(ref.segment_seq)
         assert info is not None
         claim = Lease(
             subscriber=name,
@@ -268,7 +269,7 @@ class Deliveries:
         with self._offsets.lock:
             known = [info.seq for info in self._offsets.infos() if info.seq <= through]
             news = sum(self.ack_segment(name, seq) for seq in known)
-            if news and self._offsets.entry(name).state is SubscriberState.ORPHANED:
+            if news and self._offsets.state.entry(name).state is SubscriberState.ORPHANED:
                 self._offsets.activate(name)
             return news
 
@@ -286,7 +287,11 @@ class Deliveries:
     def _end(self, claim: Lease) -> bool:
         table = self._tables.get(claim.subscriber)
         # Its subscriber may be gone, and its table not yet.
-        if table is None or not self._offsets.has(claim.subscriber) or not table.end(claim, self._now_s()):
+        if (
+            table is None
+            or claim.subscriber not in self._offsets.state.subscribers
+            or not table.end(claim, self._now_s())
+        ):
             self.metrics.stale_claims.inc(subscriber=claim.subscriber)
             return False
         return True
@@ -385,7 +390,7 @@ class Deliveries:
         """
         with self._offsets.lock:
             self._expire(self._now_s())
-            if self._offsets.info(seq) is None or (not force and seq in self.claimed_segments()):
+            if self._offsets.state.infos.get(seq) is None or (not force and seq in self.claimed_segments()):
                 return None
             dropped = self._offsets.drop(seq, outcome)
             self._forget(seq)
@@ -465,9 +470,9 @@ class Deliveries:
             self.metrics.gap_segments.set(one.gap_segments, subscriber=one.name)
             self.metrics.in_flight.set(one.in_flight, subscriber=one.name)
             self.metrics.deferred.set(one.deferred, subscriber=one.name)
-        self.metrics.log_bytes.set(self._offsets.log_bytes)
-        self.metrics.log_records.set(self._offsets.records)
-        self.metrics.since_checkpoint.set(self._offsets.since_checkpoint)
+        self.metrics.log_bytes.set(self._offsets.log.byte_count)
+        self.metrics.log_records.set(self._offsets.log.records)
+        self.metrics.since_checkpoint.set(self._offsets.log.since_checkpoint)
 
 
 def _items_of(info: SegmentInfo, bundles: int) -> int:

@@ -26,7 +26,7 @@ from penstock.quiver.offsets.log_files import LogFileInfo, OffsetLogWriter, list
 from penstock.quiver.offsets.progress import Ranges
 from penstock.quiver.offsets.records import WHOLE_SEGMENT, Outcome, RecordKind, name_parts
 from penstock.quiver.offsets.state import Gone, OffsetState, SubscriberEntry
-from penstock.quiver.wal.logged import read_logged
+from penstock.quiver.wal.log import read_logged
 from penstock.storage import FileSystem, stage
 
 _LOGGER = logging.getLogger(__name__)

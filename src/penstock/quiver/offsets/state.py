@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import InvalidInput
+from penstock.quiver.errors import UnknownSubscriber
 from penstock.quiver.model import BundleRef, SegmentInfo
 from penstock.quiver.offsets.checkpoint import CheckpointEntry, CheckpointState
 from penstock.quiver.offsets.progress import BUNDLES_MAX, Bitmap, Progress, Ranges
@@ -407,6 +408,24 @@ class OffsetState:
         """Forget absent numbers that no mark has to pass any more."""
         lowest = self.known[0] - 1 if self.known else self.highest_seq
         self.absent.discard_through(min(lowest, *self.marks(), self.highest_seq))
+
+    @property
+    def next_segment_seq(self) -> int:
+        """The lowest number for the next segment: files, log, marks and checkpoint never had it."""
+        return max(self.highest_seq, *self.marks(), 0) + 1
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """The position and the bundle up to which the write-ahead log is known to have been durable."""
+        return self.logged_end, self.logged_seq
+
+    def entry(self, name: str) -> SubscriberEntry:
+        """Return a subscriber's entry. Raises `UnknownSubscriber`."""
+        entry = self.subscribers.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self.subscribers)) or "none"
+            raise UnknownSubscriber(f"no subscriber is named {name!r}; registered: {known}")
+        return entry
 
     def marks(self) -> list[int]:
         return [entry.progress.hwm for entry in self.subscribers.values()]

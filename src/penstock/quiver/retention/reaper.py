@@ -17,20 +17,26 @@ counts until it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import NotFound, PenstockError
 from penstock.quiver.delivery.subscription import Deliveries
+from penstock.quiver.metrics import RetentionMetrics
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.quota import Quota
 from penstock.quiver.retention.shared_quota import SharedQuota
+from penstock.quiver.segments.store import SegmentStore
+from penstock.quiver.segments.upload import Uploader
+from penstock.quiver.segments.writer import SegmentWriter
+from penstock.quiver.wal.log import Wal
 
 Policy: TypeAlias = Literal["backpressure", "drop_oldest"]
 SEGMENT_BYTES: Final = "segments"
@@ -112,18 +118,6 @@ def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable
     return gone
 
 
-class SegmentFiles(Protocol):
-    """The files of the segments; `SegmentStore` is it."""
-
-    def remove(self, *seqs: int) -> None:
-        """Remove segments, durably. After an error they still count."""
-        ...
-
-    def bytes_of(self, seq: int) -> int:
-        """Return what removing one frees."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
     """What one pass of the reaper did."""
@@ -139,35 +133,81 @@ class _Failure:
     again_s: float
 
 
-class Reaper:
-    """Deletes the segments that retention releases. Any thread may call it; one works at a time.
+class RemovableSegments:
+    """The files of the segments, and whether each may be removed yet."""
 
-    `may_remove` can keep a file that is still needed, such as one that has not been uploaded.
-    """
+    def __init__(
+        self, store: SegmentStore, wal: Wal | None, writer: SegmentWriter, uploader: Uploader | None
+    ) -> None:
+        self._store = store
+        self._wal = wal
+        self._writer = writer
+        self._uploader = uploader
+        self._lock = threading.Lock()
+        self._ignoring_log = 0
+
+    def may_remove(self, seq: int) -> bool:
+        """Return whether a segment is uploaded, if it has to be, and the log is cut after it.
+
+        Otherwise a restart would read its bundles from the log again. The log is ignored while space is
+        needed or segments cannot be written, because it cannot be cut then.
+        """
+        if self._uploader is not None and not self._uploader.is_uploaded(seq):
+            return False
+        if self._wal is None or self._ignoring_log or self._writer.last_error is not None:
+            return True
+        try:
+            return self._store.get(seq).wal_end <= self._wal.cursor
+        except NotFound:
+            return True
+
+    @contextlib.contextmanager
+    def ignoring_log(self) -> Iterator[None]:
+        """Let segments be removed before the log is cut after them."""
+        with self._lock:
+            self._ignoring_log += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ignoring_log -= 1
+
+    def bytes_of(self, seq: int) -> int:
+        """Return the bytes that removing a segment frees. Raises `NotFound`."""
+        return self._store.bytes_of(seq)
+
+    def remove(self, seq: int) -> None:
+        """Remove the file of a segment, durably. After an error it still counts."""
+        self._store.remove(seq)
+        if self._uploader is not None:
+            self._uploader.forget(seq)
+
+
+class Reaper:
+    """Deletes the segments that retention releases. Any thread may call it; one works at a time."""
 
     def __init__(
         self,
         offsets: SubscriptionStore,
         deliveries: Deliveries,
-        files: SegmentFiles,
+        segments: RemovableSegments,
         quota: Quota,
         retention: Retention,
         *,
         core_id: int = 0,
         clock: Clock = SYSTEM_CLOCK,
         shared: SharedQuota | None = None,
-        may_remove: Callable[[int], bool] = lambda seq: True,
+        metrics: RetentionMetrics,
     ) -> None:
         self._offsets = offsets
         self._deliveries = deliveries
-        self._files = files
+        self._segments = segments
         self._quota = quota
         self._retention = retention
         self._core_id = str(core_id)
         self._clock = SteadyClock(clock)
         self._shared = shared
-        self._may_remove = may_remove
-        self._metrics = deliveries.metrics
+        self._metrics = metrics
         self._failures: dict[int, _Failure] = {}
         self._reasons: dict[int, str] = {}
         self._aged_s: float | None = None
@@ -270,7 +310,7 @@ class Reaper:
         claimed = self._deliveries.claimed_segments()
 
         def is_held(seq: int) -> bool:
-            return seq in claimed or not self._may_remove(seq)
+            return seq in claimed or not self._segments.may_remove(seq)
 
         chosen = self._retention.drop(self._candidates(), excess, is_held)
         dropped = tuple(seq for seq in chosen if self._drop(seq, Outcome.DROPPED, "size"))
@@ -290,14 +330,18 @@ class Reaper:
     # ---- the order -----------------------------------------------------------------------------------
 
     def _finished(self) -> list[Candidate]:
-        return [Candidate(seq, self._size(seq)) for seq in self._offsets.finished() if self._may_remove(seq)]
+        return [
+            Candidate(seq, self._size(seq))
+            for seq in self._offsets.finished()
+            if self._segments.may_remove(seq)
+        ]
 
     def _candidates(self) -> Iterable[Candidate]:
         return (Candidate(info.seq, self._size(info.seq)) for info in self._offsets.infos())
 
     def _size(self, seq: int) -> int:
         try:
-            return self._files.bytes_of(seq)
+            return self._segments.bytes_of(seq)
         except NotFound:
             return 0
 
@@ -313,18 +357,20 @@ class Reaper:
 
     def _remove(self) -> tuple[int, ...]:
         """Remove every file that may go. Its deletion record is made durable first."""
-        if self._offsets.has_tombstones:
+        if self._offsets.state.tombstoned:
             self._offsets.sync()
         return tuple(seq for seq in self._offsets.removable() if self._is_due(seq) and self._remove_one(seq))
 
     def _is_due(self, seq: int) -> bool:
         failure = self._failures.get(seq)
-        return self._may_remove(seq) and (failure is None or failure.again_s <= self._clock.monotonic())
+        return self._segments.may_remove(seq) and (
+            failure is None or failure.again_s <= self._clock.monotonic()
+        )
 
     def _remove_one(self, seq: int) -> bool:
         size = self._size(seq)
         try:
-            self._files.remove(seq)
+            self._segments.remove(seq)
         except NotFound:
             pass
         except PenstockError as error:

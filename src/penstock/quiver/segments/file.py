@@ -34,7 +34,7 @@ from penstock.quiver.segments.metadata import schema_metadata, user_metadata
 from penstock.storage import Buffer
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.memtable import SealedSegment
+    from penstock.quiver.model import SealedSegment
 
 _WIDER: Final = {
     pa.int8(): (pa.int16(), pa.int32()),

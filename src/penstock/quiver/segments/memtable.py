@@ -12,61 +12,19 @@ that is not committed:
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import LimitExceeded
 from penstock.quiver.config import SegmentConfig
-from penstock.quiver.model import Pending, Signal, signal_of
-
-if TYPE_CHECKING:
-    from penstock.quiver.segments.writer import SegmentWriter
+from penstock.quiver.model import Pending, SealedSegment, StreamKey, Trigger
+from penstock.quiver.segments.writer import SegmentWriter
 
 STREAMS_MAX: Final = 100_000
 BUNDLES_MAX: Final = 10_000_000
-
-
-class Trigger(enum.StrEnum):
-    """Why a segment was sealed."""
-
-    SIZE = "size"
-    AGE = "age"
-    STREAMS = "streams"
-    WAL_CAP = "wal_cap"
-    PRESSURE = "pressure"
-    FLUSH = "flush"
-    SHUTDOWN = "shutdown"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class StreamKey:
-    """One stream: all batches of a slot that have one schema."""
-
-    slot: int
-    fingerprint: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SealedSegment:
-    """The bundles of one segment, complete and waiting to be written. At least one part."""
-
-    key: StreamKey
-    parts: Sequence[Pending]
-    byte_count: int
-    trigger: Trigger
-
-    @property
-    def signal(self) -> Signal:
-        return signal_of(self.key.slot)
-
-    @property
-    def wal_start(self) -> int:
-        """The lowest log position that is needed until this segment is committed."""
-        return min(part.wal_start for part in self.parts)
 
 
 @dataclass(slots=True, eq=False)

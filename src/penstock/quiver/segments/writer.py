@@ -22,7 +22,7 @@ from penstock.quiver.model import SegmentInfo
 from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from penstock.quiver.segments.memtable import SealedSegment
+    from penstock.quiver.model import SealedSegment
     from penstock.quiver.segments.store import SegmentStore
 
 T = TypeVar("T")

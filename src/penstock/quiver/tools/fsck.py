@@ -20,9 +20,9 @@ from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.log import replay
 from penstock.quiver.offsets.store import SubscriptionStore
+from penstock.quiver.recovery import rebuild_segments
 from penstock.quiver.segments.file import check_bytes
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
-from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
@@ -215,7 +215,7 @@ def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
 
 def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
     found = read_wal(fs, os.path.join(core_dir, "wal"))
-    offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
+    offsets = SubscriptionStore(fs, core_dir, clock=clock)
     store = SegmentStore.open(
         fs,
         os.path.join(core_dir, "segments"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import Corrupt, MediaError
 from penstock.quiver.wal.entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
-from penstock.quiver.wal.log import ACTIVE, QuiverLayout, read_cursor
+from penstock.quiver.wal.layout import ACTIVE, QuiverLayout, read_cursor
 from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 
 _BEGINNING = LogPosition(0, 0)

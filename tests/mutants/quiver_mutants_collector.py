@@ -16,7 +16,7 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a collector is ready although its disk takes no write",
         where="collector:Collector._takes_requests",
-        old="    return self.is_ready and all(store.takes_writes for store in stores)\n",
+        old="    return self.is_ready and all(pipeline.health.takes_writes for pipeline in self._pipelines.values())\n",
         new="    return self.is_ready\n",
         test="tests/process/collector/test_disk_trouble.py"
         "::test_ready_is_503_while_no_write_succeeds_and_200_again_after_that",
@@ -24,11 +24,15 @@ COLLECTOR_MUTANTS = (
     Mutant(
         name="a request is answered before the store has it",
         where="collector:RawConsumer.take",
-        old="    await self._store.ingest_raw(data, signal.value)\n    return TAKEN\n",
+        old=(
+            "    with self._health.watching():\n"
+            "        await self._quiver.ingest_raw(data, signal.value)\n"
+            "    return TAKEN\n"
+        ),
         new=(
             "    import asyncio\n"
             "\n"
-            "    keeping = asyncio.ensure_future(self._store.ingest_raw(data, signal.value))\n"
+            "    keeping = asyncio.ensure_future(self._quiver.ingest_raw(data, signal.value))\n"
             "    keeping.add_done_callback(lambda done: done.exception())\n"
             "    return TAKEN\n"
         ),
@@ -57,14 +61,14 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="a refused bundle is rejected although it was not kept",
-        where="collector:ExportWorker._is_kept",
+        where="collector:ExportWorker._is_stored",
         old='        delivery.nack(f"{outcome.reason}; not kept: {error}")\n        return False\n',
         new="        return True\n",
         test=f"{COURIER}::test_a_refused_bundle_that_cannot_be_kept_is_tried_again",
     ),
     Mutant(
         name="a destination that is down is tried with everything",
-        where="collector:CircuitBreaker.enter",
+        where="collector:CircuitBreaker.try_acquire",
         old="        self.state = CircuitState.PROBING\n        return True\n",
         new="        self.state = CircuitState.CLOSED\n        return True\n",
         test=f"{COURIER}::test_a_destination_that_is_down_gets_one_bundle_at_a_time",
@@ -106,7 +110,7 @@ COLLECTOR_MUTANTS = (
     ),
     Mutant(
         name="who was let in before a failure ends the probe of another",
-        where="collector:CircuitBreaker.left",
+        where="collector:CircuitBreaker.release",
         old="    if was_probe and self.state is CircuitState.PROBING:\n",
         new="    if self.state is CircuitState.PROBING:\n",
         test=f"{OUTCOMES}::test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe",

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from penstock.collector.ports import Accepted
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError, Rejected
 from penstock.otlp import Signal
 from penstock.protowire import LENGTH_DELIMITED, fields
@@ -27,7 +27,7 @@ RESOURCES_MAX: Final = 100_000
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
-_Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Accepted]"]
+_Waiting: TypeAlias = tuple[bytes, "asyncio.Future[Reply]"]
 
 
 def check_framing(data: bytes) -> int:
@@ -54,6 +54,18 @@ def check_framing(data: bytes) -> int:
     return resources
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a request that was accepted: how many items were refused, and why."""
+
+    rejected: int = 0
+    message: str = ""
+
+
+TAKEN: Final = Reply()
+"""The reply to a request of which everything was accepted."""
+
+
 class Mixed(Rejected):
     """Some items of a group are to be refused, and only a request by itself can say whose they are."""
 
@@ -61,7 +73,7 @@ class Mixed(Rejected):
 class Take(Protocol):
     """Keeps what one request or several joined ones hold, and says so when it is durable."""
 
-    async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Accepted:
+    async def __call__(self, data: bytes, signal: Signal, *, alone: bool) -> Reply:
         """Raises `Rejected`, having kept nothing, for what it does not want as a whole.
 
         That is `Mixed` for several requests with items to refuse.
@@ -77,10 +89,10 @@ class RequestBatcher:
         self._waiting: dict[Signal, deque[_Waiting]] = {signal: deque() for signal in Signal}
         self._runners: dict[Signal, asyncio.Task[None]] = {}
 
-    async def add(self, data: bytes, signal: Signal) -> Accepted:
+    async def add(self, data: bytes, signal: Signal) -> Reply:
         """The answer to one request. Raises what is wrong with it, and what keeping it raised."""
         check_framing(data)
-        answer: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[signal].append((data, answer))
         if signal not in self._runners:
             self._runners[signal] = asyncio.create_task(self._run(signal))

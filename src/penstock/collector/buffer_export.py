@@ -21,7 +21,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -40,7 +40,6 @@ from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import ExportCounts, Source, SparseLog, payload_of
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused
 from penstock.collector.payload import Payload
-from penstock.collector.ports import Delivery
 from penstock.collector.settings import BufferSettings
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.metrics import Registry
@@ -48,6 +47,9 @@ from penstock.objects import ObjectStore, open_store
 from penstock.otlp import Signal
 from penstock.retry import Backoff, RetryPolicy
 from penstock.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from penstock.quiver import Bundle
 
 
 def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
@@ -114,7 +116,7 @@ _BUNDLE_BITS: Final = 24
 _FOREVER_S: Final = 10.0**9
 
 
-def version_of(delivery: Delivery) -> int:
+def version_of(delivery: Bundle) -> int:
     """A bundle's place as a version: rises in the order of delivery."""
     return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
 
@@ -171,9 +173,9 @@ class BufferExportWorker:
             if self._store is None:
                 await opened.close()
 
-    async def _gather(self) -> dict[int, Delivery]:
+    async def _gather(self) -> dict[int, Bundle]:
         """What is there up to a batch, by place and without a hole; waits a moment for the first."""
-        group: dict[int, Delivery] = {}
+        group: dict[int, Bundle] = {}
         size = 0
         try:
             while size < self._flush_size and len(group) < self._settings.flush_bundles:
@@ -196,7 +198,7 @@ class BufferExportWorker:
             raise
         return dict(sorted(group.items()))
 
-    async def _deliver(self, store: ObjectStore, group: list[Delivery]) -> bool:
+    async def _deliver(self, store: ObjectStore, group: list[Bundle]) -> bool:
         """Until all of the group is in its queues. False when it was given back, at the end of everything."""
         policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_FOREVER_S)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
@@ -212,7 +214,7 @@ class BufferExportWorker:
             self._acknowledge(delivery)
         return True
 
-    async def _is_delivered(self, store: ObjectStore, group: list[Delivery]) -> bool:
+    async def _is_delivered(self, store: ObjectStore, group: list[Bundle]) -> bool:
         try:
             for signal in Signal:
                 await self._append(store, signal, group)
@@ -232,7 +234,7 @@ class BufferExportWorker:
         self._counts.circuit.set(2)
         self._said.warning(self.name, f"{self._settings.store} does not take it, and is tried again: {error}")
 
-    async def _append(self, store: ObjectStore, signal: Signal, group: list[Delivery]) -> None:
+    async def _append(self, store: ObjectStore, signal: Signal, group: list[Bundle]) -> None:
         mine = [delivery for delivery in group if str(delivery.signal) == signal.value]
         if not mine:
             return
@@ -273,7 +275,7 @@ class BufferExportWorker:
             known = self._positions[signal] = NO_VERSION if last is None else last
         return known
 
-    async def _records(self, fresh: list[Delivery], group: list[Delivery]) -> list[bytes]:
+    async def _records(self, fresh: list[Bundle], group: list[Bundle]) -> list[bytes]:
         """A record for each; what cannot be one is a dead letter, and out of `fresh` and `group`."""
         records: list[bytes] = []
         for delivery in list(fresh):
@@ -286,18 +288,18 @@ class BufferExportWorker:
                 group.remove(delivery)
         return records
 
-    async def _reject(self, delivery: Delivery, payload: Payload, reason: str) -> None:
+    async def _reject(self, delivery: Bundle, payload: Payload, reason: str) -> None:
         await asyncio.to_thread(self._dead_letters.keep, self.name, payload, reason, delivery.attempt)
         delivery.reject(reason)
         self._counts.outcomes[Verdict.REJECT].inc()
 
-    def _acknowledge(self, delivery: Delivery) -> None:
+    def _acknowledge(self, delivery: Bundle) -> None:
         self._counts.outcomes[Verdict.ACK].inc()
         self._counts.items.inc(delivery.items)
         # Without its lease it comes again, and is found to be in the queue.
         delivery.ack()
 
 
-def _give_back(group: Iterable[Delivery]) -> None:
+def _give_back(group: Iterable[Bundle]) -> None:
     for delivery in group:
         delivery.defer(0.0)

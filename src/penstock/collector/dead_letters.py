@@ -22,8 +22,7 @@ import xxhash
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.collector.outcome import Outcome, Verdict, refused
-from penstock.collector.payload import Payload, RawPayload
-from penstock.collector.ports import Exporter
+from penstock.collector.payload import Exporter, Payload, RawPayload
 from penstock.errors import NotFound, PenstockError, PermissionDenied
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.otlp import Signal

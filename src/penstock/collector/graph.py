@@ -86,7 +86,7 @@ def _unknown(plugin: Plugin, place: str) -> ConfigError:
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Dispatch(enum.StrEnum):
+class DispatchStrategy(enum.StrEnum):
     """How a node with several destinations shares out its work."""
 
     ROUND_ROBIN = "round_robin"
@@ -96,7 +96,7 @@ class Dispatch(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Port:
     destinations: tuple[str, ...]
-    dispatch_strategy: Dispatch = Dispatch.ROUND_ROBIN
+    dispatch_strategy: DispatchStrategy = DispatchStrategy.ROUND_ROBIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Node:
     name: str
     plugin: Plugin
     destinations: tuple[str, ...]
-    dispatch: Dispatch
+    dispatch_strategy: DispatchStrategy
     config: Mapping[str, Setting] = field(repr=False)
     """As it stands in the file, secrets and all."""
 
@@ -186,7 +186,7 @@ def _node(name: str, value: Setting, place: str) -> Node:
         name=name,
         plugin=plugin,
         destinations=tuple(dict.fromkeys(name for port in ports for name in port.destinations)),
-        dispatch=ports[0].dispatch_strategy if ports else Dispatch.ROUND_ROBIN,
+        dispatch_strategy=ports[0].dispatch_strategy if ports else DispatchStrategy.ROUND_ROBIN,
         config=settings.config,
     )
 
@@ -263,6 +263,6 @@ def _without(node: Node, gone: set[str]) -> Node:
         name=node.name,
         plugin=node.plugin,
         destinations=tuple(name for name in node.destinations if name not in gone),
-        dispatch=node.dispatch,
+        dispatch_strategy=node.dispatch_strategy,
         config=node.config,
     )

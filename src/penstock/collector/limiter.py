@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.collector.ports import Accepted, ConsumerNode
+from penstock.collector.batcher import Reply
+from penstock.collector.consumers import ConsumerNode
 from penstock.collector.status import Draining, Refusal, Unauthorized, refusal_of
 from penstock.config import Secret
 from penstock.errors import PenstockError, Unavailable
@@ -25,19 +26,19 @@ _ASIDE_MAX: Final = 2
 
 
 class ReceiverLimiter:
-    """Admits requests to an intake. Not thread-safe: one loop owns it."""
+    """Admits requests to a consumer. Not thread-safe: one loop owns it."""
 
     def __init__(
         self,
         name: str,
-        intake: ConsumerNode,
+        consumer: ConsumerNode,
         *,
         tokens: Sequence[Secret] = (),
         requests_max: int = 1024,
         bytes_max: int = 256 * 1024**2,
         registry: Registry,
     ) -> None:
-        self._intake = intake
+        self._consumer = consumer
         self._tokens = [token.reveal().encode() for token in tokens]
         self._requests_max = requests_max
         self._bytes_max = bytes_max
@@ -89,12 +90,12 @@ class ReceiverLimiter:
         if self.requests >= self._requests_max or (self.requests and self.bytes + size > self._bytes_max):
             raise Unavailable("the collector has as many requests under way as it may")
 
-    async def take(self, data: bytes, signal: Signal) -> Accepted:
+    async def take(self, data: bytes, signal: Signal) -> Reply:
         """Hand a request on; returns when it is safe. Raises whatever keeps it from being so."""
         size = len(data)
         if size <= _SHIELDED_BYTES:
             with self._counted(size):
-                reply = await self._intake.take(data, signal)
+                reply = await self._consumer.take(data, signal)
         else:
             reply = await asyncio.shield(self._take_to_the_end(data, signal))
         seen, taken = self._taken[signal]
@@ -110,9 +111,9 @@ class ReceiverLimiter:
 
     # What was begun goes on when the client leaves: its memory is in use, and counts, until it is done.
 
-    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Accepted:
+    async def _take_to_the_end(self, data: bytes, signal: Signal) -> Reply:
         with self._counted(len(data)):
-            return await self._intake.take(data, signal)
+            return await self._consumer.take(data, signal)
 
     async def _work_to_the_end(self, size: int, work: Callable[..., bytes], *arguments: object) -> bytes:
         with self._counted(size):

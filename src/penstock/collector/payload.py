@@ -62,6 +62,16 @@ class Payload(Protocol):
         ...
 
 
+class Exporter(Protocol):
+    """A destination. `send` never raises for a failure of the destination: that is an `Outcome`."""
+
+    async def start(self) -> None: ...
+
+    async def send(self, payload: Payload) -> Outcome: ...
+
+    async def close(self) -> None: ...
+
+
 class RawPayload:
     """A request as it came."""
 

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from penstock import otlp
-from penstock.collector.consumers import TAKEN
+from penstock.collector.batcher import TAKEN
 from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.settings import Address, TlsSettings
 from penstock.collector.status import DETAILS_TRAILER, retry_trailers, status_bytes
@@ -37,7 +37,7 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """
 
     def __init__(self, limiter: ReceiverLimiter) -> None:
-        self._gate = limiter
+        self._limiter = limiter
         self._handlers = {
             method: grpc.unary_unary_rpc_method_handler(_exporting(limiter, signal))
             for method, signal in METHODS.items()
@@ -48,12 +48,12 @@ class _Services(grpc.GenericRpcHandler):  # type: ignore[misc]
         if handler is None:
             return None
         try:
-            self._gate.check_token(_authorization(handler_call_details.invocation_metadata))
-            self._gate.check_open(0)
+            self._limiter.check_token(_authorization(handler_call_details.invocation_metadata))
+            self._limiter.check_open(0)
         except PenstockError as error:
             # Of a stream the messages come when they are asked for: here never.
             return grpc.stream_unary_rpc_method_handler(
-                _refusing(self._gate, error, METHODS[handler_call_details.method])
+                _refusing(self._limiter, error, METHODS[handler_call_details.method])
             )
         return handler
 
@@ -114,7 +114,7 @@ class GrpcReceiver:
         reuse_port: bool = False,
     ) -> None:
         """`calls_max` bounds the calls of one connection: each costs 6 KB before its message has come."""
-        self._gate = limiter
+        self._limiter = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))
         self._server.add_generic_rpc_handlers((_Services(limiter),))
@@ -133,7 +133,7 @@ class GrpcReceiver:
 
     async def drain(self, timeout_s: float) -> None:
         """Let the calls under way end; those that take longer are cut off."""
-        self._gate.drain()
+        self._limiter.drain()
         await asyncio.shield(self._server.stop(timeout_s))
 
 

@@ -41,10 +41,6 @@ class Refusal:
     message: str
     retry_after_s: float | None = None
 
-    @property
-    def may_retry(self) -> bool:
-        return self.retry_after_s is not None
-
 
 def refusal_of(error: BaseException) -> Refusal:
     """The answer to what taking a request has raised.
@@ -108,7 +104,7 @@ def status_json(code: str, message: str, wait_s: float | None = None) -> bytes:
     return str(text).encode()
 
 
-def hint_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
+def retry_after_of_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
     """The wait that a call's trailers ask for, from either place; what cannot be read asks for nothing."""
     found: list[float] = []
     for key, value in trailers:

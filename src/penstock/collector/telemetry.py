@@ -25,8 +25,7 @@ from penstock import __version__
 from penstock.clock import Clock
 from penstock.collector.export_worker import SparseLog
 from penstock.collector.outcome import Verdict
-from penstock.collector.payload import RawPayload
-from penstock.collector.ports import Exporter
+from penstock.collector.payload import Exporter, RawPayload
 from penstock.collector.settings import Address
 from penstock.errors import Unavailable
 from penstock.http import (

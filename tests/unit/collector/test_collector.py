@@ -214,7 +214,7 @@ async def test_the_sdk_waits_as_long_as_the_collector_asks_it_to(tmp_path: Path)
     times: list[float] = []
     loaded = plan_of(tmp_path, ["out"], {"otlp_handling": "pass_through"}, out={"plugin": "noop"})
     async with collector(loaded) as made:
-        store = made._pipelines["keep"].store
+        store = made._pipelines["keep"].quiver
         keep = store.ingest_raw
         loop = asyncio.get_running_loop()
 

@@ -13,7 +13,7 @@ from tests.collector_doubles import Bundle, MemoryStore
 
 from penstock.collector.breaker import CircuitPolicy
 from penstock.collector.dead_letters import DeadLetters
-from penstock.collector.export_worker import ExportWorker, OwnSource, SharedSource, Turns
+from penstock.collector.export_worker import ExportWorker, OwnSource, RoundRobin, SharedSource
 from penstock.collector.outcome import Outcome, Verdict, delivered, refused, unreachable
 from penstock.collector.payload import Payload
 from penstock.errors import Corrupt, StorageFull
@@ -195,7 +195,7 @@ async def test_what_is_under_way_at_the_end_goes_back(tmp_path: Path) -> None:
 
 
 def test_turns_pass_over_whoever_is_not_ready() -> None:
-    turns = Turns(["a", "b", "c"])
+    turns = RoundRobin(["a", "b", "c"])
     assert [turns.pick(["a", "b", "c"]) for _ in range(4)] == ["a", "b", "c", "a"]
     assert turns.pick(["a", "c"]) == "c"
     assert turns.pick([]) is None

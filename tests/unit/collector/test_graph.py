@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from penstock.collector.config import fill
-from penstock.collector.graph import Dispatch, Kind, Plugin, parse_graph, parse_urn
+from penstock.collector.graph import DispatchStrategy, Kind, Plugin, parse_graph, parse_urn
 from penstock.errors import ConfigError
 
 NODES: dict[str, dict[str, object]] = {
@@ -59,7 +59,7 @@ def test_a_wrong_urn_says_what_is_wrong_with_it(urn: str, words: str) -> None:
 def test_a_graph_knows_who_feeds_whom() -> None:
     graph = parse_graph(NODES, where="file")
     assert [node.name for node in graph.feeding("keep")] == ["in"]
-    assert graph.nodes["in"].dispatch is Dispatch.ROUND_ROBIN
+    assert graph.nodes["in"].dispatch_strategy is DispatchStrategy.ROUND_ROBIN
     assert graph.warnings() == []
 
 

@@ -14,8 +14,7 @@ import pytest
 from tests.collector_doubles import Answer, GrpcBackend
 
 from penstock import otlp
-from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
-from penstock.collector.exporters.otlp_http import OtlpHttpExporter
+from penstock.collector.otlp_exporters import OtlpGrpcExporter, OtlpHttpExporter
 from penstock.collector.outcome import AuthErrors, Outcome, Verdict
 from penstock.collector.payload import ArrowPayload, RawPayload
 from penstock.collector.settings import Compression, OtlpExporterSettings

@@ -9,6 +9,8 @@ import logging
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ from penstock.buffer import Consumer, ConsumerConfig
 from penstock.collector.buffer_export import BufferExportWorker, QueueExporter, record_of
 from penstock.collector.dead_letters import DeadLetters
 from penstock.collector.export_worker import OwnSource
-from penstock.collector.exporters.factory import make_exporter
+from penstock.collector.exporters import make_exporter
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import ArrowPayload, Place, RawPayload
 from penstock.collector.pipeline import directory_identity
@@ -216,12 +218,13 @@ async def test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands(tmp
         late: Bundle | None = None
         asked = 0
 
-        def unacked_unleased(self, subscriber: str) -> int:
+        def subscribers(self) -> list[Any]:
             self.asked += 1
             if self.late is not None and self.asked > 2:
                 self.pending.append(self.late)
                 self.late = None
-            return int(self.late is not None or bool(self.pending))
+            deferred = int(self.late is not None or bool(self.pending))
+            return [SimpleNamespace(name="out", deferred=deferred)]
 
     store, config = Straying(), settings(tmp_path, format="otlp")
     for number in range(3):

@@ -10,8 +10,8 @@ import pytest
 from tests.collector_doubles import MemoryStore
 
 from penstock.collector.consumers import RawConsumer
-from penstock.collector.exporters.otlp_grpc import OtlpGrpcExporter
 from penstock.collector.limiter import ReceiverLimiter
+from penstock.collector.otlp_exporters import OtlpGrpcExporter
 from penstock.collector.outcome import Verdict
 from penstock.collector.payload import RawPayload
 from penstock.collector.receiver_grpc import GrpcReceiver

@@ -35,7 +35,7 @@ BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
 FILE_VIEW = "tests/unit/storage/test_file_view.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
 STORED = "tests/unit/topics/test_deep_records.py"
-RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
+RELAY_DRAFT = "tests/unit/services/test_relay_batch.py"
 
 
 TOPIC_MUTANTS = (
@@ -269,8 +269,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="an unreadable record is passed without a dead letter",
         where="services:Relay._relay",
-        old="            for bad, text in draft.letters:\n",
-        new="            for bad, text in draft.letters[:0]:\n",
+        old="            for bad, text in batch.dead_letters:\n",
+        new="            for bad, text in batch.dead_letters[:0]:\n",
         test=f"{UNREADABLE}::test_relay_sets_unreadable_records_aside_names_them_and_moves_the_others",
     ),
     Mutant(
@@ -582,14 +582,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a relay passes over a gap in silence",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if self.on_gap == "fail":\n',
         new='    if self.on_gap == "never":\n',
         test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_draft_as_it_was",
     ),
     Mutant(
         name="a relay takes a new topic for the old one with a gap",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
         new="    if page.next_from_seq < 0:\n",
         test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",

@@ -14,22 +14,16 @@ from typing import Final
 import msgspec
 
 from penstock.buffer import Entry, EntryIndex, find_tag
+from penstock.services import decode_run
 
 _READ_AT_ONCE: Final = 5000
 _RUNS_KEPT: Final = 20_000
-
-
-class _RunPayload(msgspec.Struct):
-    topic: str
-    first: int
-    last: int
 
 
 class _Sequenced(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
 
 
-_RUN: Final = msgspec.json.Decoder(_RunPayload)
 _SEQ: Final = msgspec.json.Decoder(_Sequenced)
 
 
@@ -44,12 +38,11 @@ class Run:
 
 
 def run_of(start_index: int, payload: bytes) -> Run | None:
-    """What a relay wrote beside a run of records; None for anything else."""
-    try:
-        told = _RUN.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    """Return the run of records that a relay's metadata names; None for anything else."""
+    found = decode_run(payload)
+    if found is None or found.first is None or found.last is None:
         return None
-    return Run(topic=told.topic, first=told.first, last=told.last, start_index=start_index)
+    return Run(topic=found.topic, first=found.first, last=found.last, start_index=start_index)
 
 
 def sequences_in(records: Iterable[bytes]) -> list[int]:

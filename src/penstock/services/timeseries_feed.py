@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
 from penstock.metrics import Registry
-from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.services.feed import RefusedRecord, SetAside
 from penstock.timeseries import OtlpSeries, Series, TimeSeries, check_series, series_of_metrics
 
 __all__ = ["METRICS_PAYLOAD", "FedTimeSeries"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.coordinator import Position, WriteHandle
 from penstock.errors import InvalidInput
-from penstock.services.feeding import RefusedRecord, SetAside
+from penstock.services.feed import RefusedRecord, SetAside
 from penstock.vector import TOMBSTONE, Collection, Entry, VectorStore, Write, decode_record
 
 __all__ = ["FedVectors"]

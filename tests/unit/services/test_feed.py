@@ -16,8 +16,7 @@ from penstock.errors import ConfigError, Corrupt, OutcomeUnknown, PenstockError,
 from penstock.metrics import Registry
 from penstock.objects import MemoryStore
 from penstock.services import Feed, FeedConfig, RefusedRecord, SetAside
-from penstock.services.feeding import payload_per_record
-from penstock.services.record_letters import RecordLetters, letters_key, read_letters
+from penstock.services.feed import DeadLetterFile, dead_letters_key, payload_per_record, read_dead_letters
 from penstock.services.timeseries_feed import METRICS_PAYLOAD, FedTimeSeries
 from penstock.testing.memory_storage import MemoryDisk, StorageFault
 from penstock.timeseries import Labels, TimeSeries
@@ -43,8 +42,8 @@ def feed(store: MemoryStore, database: TimeSeries, **settings: object) -> Feed:
     return Feed(config, FedTimeSeries(database), **settings)  # type: ignore[arg-type]
 
 
-async def letters(store: MemoryStore, sequence: int) -> RecordLetters:
-    return read_letters(bytes((await store.get(letters_key("ingest/manifest", sequence))).data))
+async def letters(store: MemoryStore, sequence: int) -> DeadLetterFile:
+    return read_dead_letters(bytes((await store.get(dead_letters_key("ingest/manifest", sequence))).data))
 
 
 async def copied(store: MemoryStore, target: MemoryStore) -> None:
@@ -313,7 +312,7 @@ async def test_a_queue_that_is_behind_the_database_is_refused_before_it_is_touch
     await numbers(store, 2, 3)
     assert await fed_from(there, store) == [0, 1, 2, 3, 4]
     before = (await older.get("ingest/manifest")).version
-    with pytest.raises(Corrupt, match="up to 4, but the queue has handed out numbers only up to 1"):
+    with pytest.raises(Corrupt, match="up to 4, but the queue has assigned numbers only up to 1"):
         await fed_from(there, older)
     assert (await older.get("ingest/manifest")).version == before
     await numbers(older, 100, 9)  # past the position: the numbers say nothing any more, the names do

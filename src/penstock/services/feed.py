@@ -1,13 +1,12 @@
-"""A database fed from a queue: each batch once, whatever dies in between.
+"""A database fed from a queue: each batch once, whichever process crashes.
 
 1. The database stores the sequence of a batch, and the name of its queue, together with its rows, in one
-   atomic step. There is no other state: a feed that starts asks for it and reads on behind it, or refuses to
-   start on another queue.
-2. A batch is acknowledged when its write is DURABLE, in the order of the queue. Batches go on being written
-   meanwhile.
-3. No room in the database: the same batch is offered again, later. A newer owner of the queue or of the
-   database: the feed stops and says so.
-4. A record that the database cannot take, or not all of, is set aside, durably, before its batch is written.
+atomic step. There is no other state: a feed that starts reads it and continues after it, or refuses to start
+on another queue. 2. A batch is acknowledged when its write is DURABLE, in the order of the queue. More
+batches are written meanwhile. 3. If the database has no room, the same batch is offered again later. If the
+queue or the database has a newer owner, the feed stops with an error. 4. A record that the database cannot
+accept, or not completely, is stored as a dead letter in `{manifest_path}.dead/records/{sequence, 20
+digits}.json` before its batch is written.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from penstock import errors
 from penstock.buffer import ConsumedBatch, Consumer, ConsumerConfig, Metadata, QueueReader, dead_sequences
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -32,66 +33,54 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import Backoff, RetryPolicy
-from penstock.services.record_letters import LetterRecord, RecordLetters, store_letters
 from penstock.units import DurationLike, parse_duration
-
-__all__ = [
-    "AdoptQueue",
-    "FedDatabase",
-    "Feed",
-    "FeedConfig",
-    "FeedReport",
-    "RefusedRecord",
-    "SetAside",
-    "payload_per_record",
-]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _FOREVER = RetryPolicy(floor_s=0.05, ceiling_s=5.0, deadline_s=math.inf)
-"""Faults that pass are waited out: whoever runs a feed watches its lag, and stops it."""
+"""Transient errors are retried without limit: operators watch the lag of a feed, and stop it."""
 _REPEATABLE = (errors.Unavailable, errors.Conflict, errors.OutcomeUnknown)
-"""What passes, of the queue: all that is asked of it may be done twice."""
+"""Transient errors of the queue: every request to it can be repeated."""
 _SET_BACK = (
-    "Restore the newer copy of the queue, or a copy of the database that is as old as the queue; new records"
-    " would be passed over otherwise"
+    "Restore the newer copy of the queue, or a copy of the database that is as old as the queue; otherwise"
+    " new records would be skipped"
 )
-_LETTERS_KEPT = 100
-"""Records set aside that a report lists; it counts all."""
+_DEAD_LETTERS_LISTED = 100
+"""Refused records that a report lists; it counts all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that the database cannot take, by its place in the batch, and why."""
+    """A record that the database cannot accept, by its index in the batch, and the reason."""
 
     index: int
     reason: str
     stored_in_part: bool = False
-    """The rest of the record is in the write."""
+    """Whether the rest of the record is in the write."""
 
 
 SetAside: TypeAlias = Callable[[Sequence[RefusedRecord]], Awaitable[None]]
-"""Keeps refused records beside the queue. Returns when they are stored; may be called again."""
+"""Stores refused records as dead letters of the queue; returns when they are durable. May be repeated."""
 
 
 class FedDatabase(Protocol):
-    """What a database has to bring to be fed."""
+    """A database that a `Feed` can write to."""
 
     async def write_batch(
         self, records: Sequence[bytes], metadata: Sequence[bytes], position: Position, set_aside: SetAside
     ) -> WriteHandle:
-        """Take what the records say, and `position`, as one write: both are stored in one atomic batch.
+        """Write the contents of the records and `position` in one atomic batch.
 
         `metadata` has one payload for each record. Records that cannot be read or that break a rule are left
-        out and given to `set_aside`, which has to return before the write begins: afterwards nobody would
-        come back for them. The write happens, with `position`, if no record is left. Waits for room, or
-        raises `Unavailable` and took nothing. The handle becomes DURABLE by itself.
+        out and passed to `set_aside`, which has to return before the write begins: afterwards they would be
+        lost. The write happens, with `position`, even if no record is left. Waits for room, or raises
+        `Unavailable` having written nothing. The handle becomes DURABLE without another call.
         """
         ...
 
     async def stored_position(self) -> Position | None:
-        """The last position that is durable in the database, or None."""
+        """Return the last position that is durable in the database, or None."""
         ...
 
     async def sync(self) -> None:
@@ -99,28 +88,67 @@ class FedDatabase(Protocol):
         ...
 
 
+class DeadLetterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record by its index in the batch, the reason, and its bytes (base64 in the object)."""
+
+    index: int
+    reason: str
+    stored_in_part: bool = False
+    """The database has the rest of the record: only what the reason names is missing."""
+    data: bytes
+
+
+class DeadLetterFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of one batch that the database refused."""
+
+    sequence: int
+    location: str
+    recorded_at_ms: int
+    records: list[DeadLetterRecord]
+
+
+def dead_letters_key(manifest_key: str, sequence: int) -> str:
+    """Return the key of the dead letters of a batch."""
+    return f"{manifest_key}.dead/records/{sequence:020d}.json"
+
+
+async def store_dead_letters(store: ObjectStore, manifest_key: str, file: DeadLetterFile) -> str:
+    """Store the dead letters of a batch in one object, replacing an earlier attempt. Return its key."""
+    key = dead_letters_key(manifest_key, file.sequence)
+    await store.put(key, msgspec.json.encode(file))
+    return key
+
+
+def read_dead_letters(data: bytes) -> DeadLetterFile:
+    """Decode an object of dead letters. Raises `Corrupt`."""
+    try:
+        return msgspec.json.decode(data, type=DeadLetterFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.Corrupt(f"not the dead letters of a batch: {error}") from None
+
+
 class AdoptQueue(StrEnum):
-    """What a queue is that the database was not fed from before."""
+    """How a queue that the database was not fed from before relates to the previous one."""
 
     MOVED = "moved"
-    """The same queue at another address: go on behind the stored sequence."""
+    """The same queue at another address: continue after the stored sequence."""
     NEW = "new"
-    """Another queue: take it from its beginning, and count from there."""
+    """Another queue: read it from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """Which queue, and how often an empty one is looked at. Raises `ConfigError`."""
+    """The queue, and how often to poll it when it is empty. Raises `ConfigError`."""
 
     queue: ConsumerConfig
     adopt_queue: AdoptQueue | str | None = None
-    """Needed once, when the database was fed from a queue of another name."""
+    """Required once if the database was fed from a queue of another name."""
     poll_interval: DurationLike = "1s"
-    """How old a batch may get in an empty queue; each look is one request that transfers nothing."""
+    """How long a batch may wait in an idle queue; each poll is one request that transfers nothing."""
 
     def __post_init__(self) -> None:
         if self.poll_interval_s <= 0:
-            raise errors.ConfigError("poll_interval must be longer than nothing")
+            raise errors.ConfigError("poll_interval must be above 0")
         _ = self.adoption
 
     @property
@@ -137,7 +165,7 @@ class FeedConfig:
 
 @dataclass(slots=True, kw_only=True)
 class FeedReport:
-    """What one run has done. `through` is the last sequence that is durable in the database."""
+    """The result of a run. `through` is the last sequence that is durable in the database."""
 
     through: int | None = None
     batches: int = 0
@@ -145,16 +173,16 @@ class FeedReport:
     """Records of batches that are durable, without the refused ones."""
     refused: int = 0
     stored_in_part: int = 0
-    """Records of which something is missing in the database; all of these are set aside, too."""
+    """Records of which something is missing in the database; they are stored as dead letters, too."""
     letters: list[RefusedRecord] = field(default_factory=list)
-    """The first of the records that were set aside."""
+    """The first of the refused records."""
     caught_up: bool = False
-    """Whether the queue was empty when it was last asked."""
+    """Whether the queue was empty at the last poll."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Offer:
-    """A batch that was written, until it is durable; not its bytes, which the database has."""
+    """A batch that was written and is not durable yet, without its bytes."""
 
     sequence: int
     records: int
@@ -162,7 +190,7 @@ class _Offer:
 
 
 class Feed:
-    """Moves the batches of one queue into one database, which stays the caller's."""
+    """Moves the batches of one queue into one database, which the caller closes."""
 
     def __init__(
         self,
@@ -196,31 +224,30 @@ class Feed:
         self._on_progress = on_progress or (lambda report: None)
         self._stop = asyncio.Event()
         self.queue_name = f"{self._store.url.rstrip('/')}/{config.queue.manifest_key}"
-        """What the database remembers its queue by."""
+        """The name of the queue that the database stores."""
         self.report = FeedReport()
 
     def stop(self) -> None:
-        """End after what was written is durable and acknowledged."""
+        """Stop once everything written is durable and acknowledged."""
         self._stop.set()
 
     async def run(self, *, once: bool = False) -> FeedReport:
-        """Feed for ever, or with `once` until the queue is empty; `stop` ends it without loss.
+        """Feed until `stop`, or with `once` until the queue is empty.
 
-        Faults that pass are waited out. Raises `ConfigError`, before anything of it is touched, for a queue
-        that the database was not fed from and that is not adopted; `Fenced` when somebody else has taken the
-        queue or the database, `FlushError` when the database stopped, and what the queue raises for damaged
-        batches.
+        Transient errors are retried. Raises `ConfigError`, before the queue is touched, for a queue that the
+        database was not fed from and that is not adopted; `Fenced` if another process has taken the queue or
+        the database, `FlushError` if the database stopped, and what the queue raises for damaged batches.
         """
         try:
             stored = await self._database.stored_position()
-            self.report.through = self._begin_behind(stored)
-            if not await self._lasting(functools.partial(self._continues, stored), on=_REPEATABLE):
+            self.report.through = self._start_after(stored)
+            if not await self._retry_forever(functools.partial(self._continues, stored), on=_REPEATABLE):
                 self.report.through = None
             self._sequence.set(-1 if self.report.through is None else self.report.through)
-            consumer = await self._lasting(self._open, on=_REPEATABLE)
+            consumer = await self._retry_forever(self._open, on=_REPEATABLE)
             try:
                 await self._feed(consumer, once=once)
-                await self._lasting(consumer.flush, on=_REPEATABLE)
+                await self._retry_forever(consumer.flush, on=_REPEATABLE)
             finally:
                 await consumer.release()
         finally:
@@ -228,8 +255,8 @@ class Feed:
                 await self._store.close()
         return self.report
 
-    def _begin_behind(self, stored: Position | None) -> int | None:
-        """The sequence to go on behind. A position without a name is that of the queue at hand."""
+    def _start_after(self, stored: Position | None) -> int | None:
+        """Return the sequence to continue after. A position without a name belongs to this queue."""
         if stored is None or stored.source in ("", self.queue_name):
             return None if stored is None else stored.sequence
         adoption = self._config.adoption
@@ -237,18 +264,18 @@ class Feed:
             raise errors.ConfigError(
                 f"the database was fed from {stored.source}, up to batch {stored.sequence}, not from"
                 f" {self.queue_name}. If that is the same queue at another address, adopt it as 'moved'"
-                " (--adopt-queue moved) to go on behind that batch; if it is another one, as 'new', to take"
+                " (--adopt-queue moved) to continue after that batch; if it is another one, as 'new', to read"
                 " it from its beginning"
             )
         _log.warning("the queue %s is adopted as %s in place of %s", self.queue_name, adoption, stored.source)
         return stored.sequence if adoption is AdoptQueue.MOVED else None
 
     async def _continues(self, stored: Position | None) -> bool:
-        """Whether the queue holds what comes after the stored position; False to take what it has.
+        """Return whether the queue continues at the stored position; False to read it from its beginning.
 
         Raises `Corrupt`, before the queue is touched, if one of the two was replaced by an older copy. Then
-        the queue would give the numbers up to the position to new records, and the feed would pass them over,
-        or batches that the database does not have any more have left the queue.
+        the queue would reuse numbers up to the position for new records, which the feed would skip, or
+        batches that the database no longer has have left the queue.
         """
         reader = QueueReader(self._store, self._config.queue.manifest_key, clock=self._clock)
         index = await reader.index()
@@ -266,9 +293,9 @@ class Feed:
         last = stored.sequence
         if last >= following:
             raise errors.Corrupt(
-                f"the database has batches of {self.queue_name} up to {last}, but the queue has handed out"
+                f"the database has batches of {self.queue_name} up to {last}, but the queue has assigned"
                 f" numbers only up to {following - 1}: the queue was replaced by an older copy, or deleted"
-                f" and made again. {_SET_BACK}"
+                f" and created again. {_SET_BACK}"
             )
         left = await reader.dequeued()
         found = left.get(last) if last < index.first else index[last - index.first].location
@@ -279,7 +306,7 @@ class Feed:
                 f" since. {_SET_BACK}"
             )
         missing = index.first - (last + 1)
-        if missing > 0:  # a batch that was set aside leaves the queue without a write of the database
+        if missing > 0:  # a dead batch leaves the queue without a write to the database
             aside = await dead_sequences(self._store, self._config.queue.manifest_key)
             missing -= sum(last < number < index.first for number in aside)
         if missing <= 0:
@@ -308,26 +335,29 @@ class Feed:
         )
 
     async def _feed(self, consumer: Consumer, *, once: bool) -> None:
-        """Write on one side and acknowledge on the other, until one of them ends."""
+        """Write batches and acknowledge durable ones concurrently, until one of the two ends."""
         written: asyncio.Queue[_Offer | None] = asyncio.Queue()
         writing = asyncio.create_task(self._write_all(consumer, written, once=once))
         settling = asyncio.create_task(self._settle_all(consumer, written))
         try:
             await asyncio.wait((writing, settling), return_when=asyncio.FIRST_EXCEPTION)
-            for task in (settling, writing):  # what stopped the database is told rather than its echo
+            for task in (
+                settling,
+                writing,
+            ):  # the cause before its consequence
                 if task.done():
                     await task
         finally:
-            await _end(writing)
-            await _end(settling)
+            await cancel_and_wait(writing)
+            await cancel_and_wait(settling)
 
     async def _write_all(
         self, consumer: Consumer, written: asyncio.Queue[_Offer | None], *, once: bool
     ) -> None:
         while not self._stop.is_set():
-            batch = await self._unless_stopped(self._lasting(consumer.next_batch, on=_REPEATABLE))
+            batch = await self._unless_stopped(self._retry_forever(consumer.next_batch, on=_REPEATABLE))
             if self._stop.is_set() and batch is None:
-                break  # nobody knows whether there was another one
+                break  # unknown whether there was another one
             self._note(caught_up=batch is None)
             if batch is not None:
                 offer = await self._unless_stopped(self._write(batch))
@@ -342,7 +372,7 @@ class Feed:
         written.put_nowait(None)
 
     async def _write(self, batch: ConsumedBatch) -> _Offer:
-        # The same object a second time is an append that some client repeated: only its number is new.
+        # The same object a second time is an append that a client repeated: only its number is new.
         records = [] if batch.duplicate_of is not None else batch.entries
         payloads = payload_per_record(batch.metadata, len(records))
         position = Position(batch.sequence, self.queue_name, batch.location)
@@ -355,19 +385,19 @@ class Feed:
                 aside.update((one.index, one) for one in new)
                 self._count(new)
 
-        handle = await self._lasting(
+        handle = await self._retry_forever(
             lambda: self._database.write_batch(records, payloads, position, set_aside)
         )
         lost = sum(not one.stored_in_part for one in aside.values())
         return _Offer(sequence=batch.sequence, records=len(records) - lost, handle=handle)
 
     async def _set_aside(self, batch: ConsumedBatch, refused: Sequence[RefusedRecord]) -> None:
-        letters = RecordLetters(
+        file = DeadLetterFile(
             sequence=batch.sequence,
             location=batch.location,
             recorded_at_ms=self._clock.now_ms(),
             records=[
-                LetterRecord(
+                DeadLetterRecord(
                     index=one.index,
                     reason=one.reason,
                     stored_in_part=one.stored_in_part,
@@ -377,12 +407,12 @@ class Feed:
             ],
         )
         queue = self._config.queue.manifest_key
-        key = await self._lasting(lambda: store_letters(self._store, queue, letters), on=_REPEATABLE)
-        first = letters.records[0]
+        key = await self._retry_forever(lambda: store_dead_letters(self._store, queue, file), on=_REPEATABLE)
+        first = file.records[0]
         _log.error(
-            "batch %d: %d records were set aside as %s; record %d%s: %s",
+            "batch %d: %d records were refused and stored in %s; record %d%s: %s",
             batch.sequence,
-            len(letters.records),
+            len(file.records),
             key,
             first.index,
             ", stored in part" if first.stored_in_part else "",
@@ -395,12 +425,12 @@ class Feed:
         self._refused.inc(len(refused) - in_part)
         self.report.stored_in_part += in_part
         self.report.refused += len(refused) - in_part
-        self.report.letters += refused[: max(0, _LETTERS_KEPT - len(self.report.letters))]
+        self.report.letters += refused[: max(0, _DEAD_LETTERS_LISTED - len(self.report.letters))]
 
     async def _settle_all(self, consumer: Consumer, written: asyncio.Queue[_Offer | None]) -> None:
         while (offer := await written.get()) is not None:
             await offer.handle.wait(Durability.DURABLE)
-            await self._lasting(functools.partial(consumer.ack, offer.sequence), on=_REPEATABLE)
+            await self._retry_forever(functools.partial(consumer.ack, offer.sequence), on=_REPEATABLE)
             self._fed.inc(offer.records)
             self.report.through = offer.sequence
             self._sequence.set(self.report.through)
@@ -413,13 +443,13 @@ class Feed:
             self.report.caught_up = caught_up
             self._on_progress(self.report)
 
-    async def _lasting(
+    async def _retry_forever(
         self,
         operation: Callable[[], Awaitable[T]],
         *,
         on: tuple[type[errors.PenstockError], ...] = (errors.Unavailable,),
     ) -> T:
-        """`operation`, again and again while it fails with what passes; once more at most after a stop."""
+        """Run `operation` until it succeeds, retrying errors of `on`; after a stop, at most once more."""
         backoff = Backoff(_FOREVER, clock=self._clock, rng=self._rng)
         while True:
             stopping = self._stop.is_set()
@@ -431,18 +461,11 @@ class Feed:
                 await self._unless_stopped(backoff.pause())
 
     async def _unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
-        """What `work` returns; None as soon as the feed is asked to stop, and `work` is given up."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return await working if working.done() else None
-        finally:
-            await _end(working)
-            await _end(stopping)
+        return await unless_set(self._stop, work)
 
 
 def payload_per_record(metadata: Sequence[Metadata], count: int) -> list[bytes]:
-    """The payload of each record: that of the last item that starts at or before it, or none."""
+    """Return the payload of each record: that of the last item that starts at or before it, or none."""
     starts = [item.start_index for item in metadata]
     return [
         metadata[place - 1].payload if (place := bisect_right(starts, index)) else b""
@@ -450,8 +473,19 @@ def payload_per_record(metadata: Sequence[Metadata], count: int) -> list[bytes]:
     ]
 
 
-async def _end(task: asyncio.Task[T]) -> None:
-    """Cancel a task whose outcome nobody needs, and wait until it is over."""
+async def unless_set(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
+    """Return the result of `work`; if `stop` is set before it ends, cancel it and return None."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        await cancel_and_wait(working)
+        await cancel_and_wait(stopping)
+
+
+async def cancel_and_wait(task: asyncio.Task[T]) -> None:
+    """Cancel a task whose result is not needed, and wait until it has ended."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, errors.PenstockError):
         await task

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import Corrupt
 from penstock.services import RelayGap, TopicChanged
-from penstock.services.relay_draft import Draft, Gap, Identity, identity_of
+from penstock.services.relay_batch import Gap, Identity, RelayBatch, identity_of
 from penstock.topics.model import Page, Tombstone, TombstoneReason
 
 
@@ -50,11 +50,11 @@ def draft(
     after: int = 0,
     on_gap: Literal["fail", "skip", "record"] = "fail",
     value: Literal["record", "data"] = "record",
-) -> Draft:
-    return Draft(topic="t", after=after, value=value, on_gap=on_gap)
+) -> RelayBatch:
+    return RelayBatch(topic="t", after=after, value=value, on_gap=on_gap)
 
 
-def records(made: Draft) -> list[bytes]:
+def records(made: RelayBatch) -> list[bytes]:
     found: list[bytes] = []
     for chunk in made.chunks:
         text = bytes(chunk.encode())
@@ -65,7 +65,7 @@ def records(made: Draft) -> list[bytes]:
     return found
 
 
-def runs(made: Draft) -> list[tuple[int, dict[str, object]]]:
+def runs(made: RelayBatch) -> list[tuple[int, dict[str, object]]]:
     return [(start, json.loads(payload)) for start, payload in made.metadata()]
 
 

@@ -41,11 +41,11 @@ QUIVER_ENDING_MUTANTS = (
         test=f"{ENDINGS}::test_a_closed_book_writes_nothing_more",
     ),
     Mutant(
-        name="whoever waits for a finalizer that ended waits for ever",
+        name="a wait for a writer that stopped never ends",
         where="quiver:OrderedQueue._check_running",
         old="    if self._stopping:\n        raise Unavailable(",
         new="    if False:\n        raise Unavailable(",
-        test=f"{ENDINGS}::test_whoever_waits_for_segments_is_told_when_the_finalizer_ends",
+        test=f"{ENDINGS}::test_a_wait_for_segments_ends_when_the_writer_stops",
     ),
     Mutant(
         name="a core drops its own data though another has older",

@@ -9,7 +9,7 @@ __all__ = ["SEGMENT_MUTANTS"]
 DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
 CRASH = "tests/crash/quiver/test_segment_crash.py"
 STORE = "tests/unit/quiver/test_segment_store.py"
-FINALIZE = "tests/unit/quiver/test_segment_writer.py"
+WRITER = "tests/unit/quiver/test_segment_writer.py"
 UPLOAD = "tests/unit/quiver/test_upload.py"
 INBOX = "tests/unit/quiver/test_external_acks.py"
 OPEN = "tests/unit/quiver/test_memtable.py"
@@ -78,14 +78,14 @@ SEGMENT_MUTANTS = (
         where="quiver:OrderedQueue.step",
         old="            self._put_off(job, error)\n            return False\n        except Ex",
         new="            self.finish(job.item)\n            return False\n        except Ex",
-        test=f"{FINALIZE}::test_a_write_that_fails_twice_is_kept_and_then_written",
+        test=f"{WRITER}::test_a_write_that_fails_twice_is_kept_and_then_written",
     ),
     Mutant(
         name="a sealed segment does not hold back the log",
         where="quiver:SegmentWriter.lowest_wal_start",
         old="    return min((each.sealed.wal_start for each in self._work.items()), default=None)\n",
         new="    return None\n",
-        test=f"{FINALIZE}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
+        test=f"{WRITER}::test_what_is_sealed_holds_back_the_log_until_it_is_on_disk",
     ),
     Mutant(
         name="sealing forgets what it took",

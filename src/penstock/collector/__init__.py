@@ -4,7 +4,7 @@
     async with Collector(plan) as collector:
         ...
 
-A request is answered with success only when the store says that it is durable.
+A request succeeds only when the store has confirmed that it is durable.
 """
 
 from __future__ import annotations

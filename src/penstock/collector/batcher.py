@@ -1,7 +1,7 @@
 """Small requests that come at the same time, put together before they are turned into columns.
 
-Setting up the columns of a batch costs as much as some two hundred of its rows, whoever sends them. While a
-group is decoded and made durable the next one gathers by itself, so nobody waits for company.
+Setting up the columns of a batch costs as much as about two hundred rows. While one group is decoded and made
+durable, the next one accumulates, so no request waits for others to arrive.
 
 Requests are joined as bytes: the fields of two messages that follow each other are the fields of both. That
 holds only if each one ends where its last field ends, which is checked before. What else may be wrong with
@@ -23,7 +23,7 @@ from penstock.otlp import Signal
 from penstock.protowire import LENGTH_DELIMITED, fields
 
 RESOURCES_MAX: Final = 100_000
-"""A request with more outermost fields would hold up everybody else while they are counted."""
+"""Counting the fields of a larger request would delay all others."""
 
 _LOGGER = logging.getLogger(__name__)
 _GROUP_BYTES_MAX: Final = 1024**2
@@ -67,7 +67,7 @@ TAKEN: Final = Reply()
 
 
 class Mixed(Rejected):
-    """Some items of a group are to be refused, and only a request by itself can say whose they are."""
+    """Some items of a group must be refused; decoding its requests separately shows whose they are."""
 
 
 class Take(Protocol):
@@ -82,7 +82,7 @@ class Take(Protocol):
 
 
 class RequestBatcher:
-    """Hands requests to `take` in groups, and tells each sender what became of its own."""
+    """Passes requests to `take` in groups, and returns its own result to each sender."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -90,7 +90,7 @@ class RequestBatcher:
         self._runners: dict[Signal, asyncio.Task[None]] = {}
 
     async def add(self, data: bytes, signal: Signal) -> Reply:
-        """The answer to one request. Raises what is wrong with it, and what keeping it raised."""
+        """Return the reply to one request. Raises what is wrong with it, and what storing it raised."""
         check_framing(data)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[signal].append((data, answer))
@@ -127,7 +127,7 @@ class RequestBatcher:
         except PenstockError as error:
             _refuse(group, error)
         except Exception as error:
-            # Our own defect. Those who wait are told, rather than left waiting.
+            # A bug of ours: the senders get the error instead of waiting.
             _LOGGER.exception("a group of requests broke")
             _refuse(group, error)
         else:

@@ -4,13 +4,13 @@ Every append to a queue is a transaction of (this directory, place of its last b
 `penstock.buffer.transactions`; so records and position become durable in the same write.
 
 1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
-   one that was handed out is in nobody's hands, because its lease ended or it could not be read: that one is
+   one that was handed out is not leased, because its lease ended or it could not be read: that one is
    waited for. So when the queue stands at a place, everything before it that was pending is in it too.
 2. A bundle at or before the position has been appended, and only its ack was lost: it is acknowledged.
-3. An append whose answer was lost is repeated under the same transaction and recognised.
+3. An append whose response was lost is repeated under the same transaction and recognised.
 4. Numbers of segments start over in a new directory; its identity is part of the name.
 
-The argument needs the oldest bundle first and a subscriber of its own; without them `QueueExporter` is used.
+This requires the oldest bundle first and a separate subscriber; without them `QueueExporter` is used.
 
 A queue in object storage per signal: what a record holds, and the plain exporter that appends to it.
 """
@@ -174,7 +174,7 @@ class BufferExportWorker:
                 await opened.close()
 
     async def _gather(self) -> dict[int, Bundle]:
-        """What is there up to a batch, by place and without a hole; waits a moment for the first."""
+        """Return available bundles up to a batch, in order and without a hole; wait for the first."""
         group: dict[int, Bundle] = {}
         size = 0
         try:
@@ -219,7 +219,7 @@ class BufferExportWorker:
             for signal in Signal:
                 await self._append(store, signal, group)
         except StaleTransaction as error:
-            # Somebody else moved it, or we did and never heard: look again before anything is appended.
+            # Another process moved it, or our response was lost: read the position again before appending.
             self._positions.clear()
             self._note_failure(error)
             return False

@@ -42,7 +42,7 @@ OpenQuiver: TypeAlias = Callable[..., Awaitable["AsyncQuiver"]]
 
 
 class Collector:
-    """One core's share of a plan.
+    """One core of a collector.
 
     async with Collector(plan) as collector:
         collector.addresses["otlp_receiver"]      # where it listens
@@ -72,7 +72,7 @@ class Collector:
         self._admin: AdminServer | None = None
         self._self_metrics: SelfMetrics | None = None
         self.addresses: dict[str, list[Address]] = {}
-        """Where each receiver listens, and `telemetry` if it does."""
+        """The addresses of each receiver, and of `telemetry` if it listens."""
         self.is_ready = False
 
     async def __aenter__(self) -> Collector:
@@ -87,7 +87,7 @@ class Collector:
         await self.stop()
 
     async def start(self) -> None:
-        """Ready on return. Raises `PenstockError`; then `stop` puts away what was begun."""
+        """Start everything. Raises `PenstockError`; then `stop` closes what was started."""
         await self._start_admin()
         graph = self._plan.graph
         for node in graph.of_kind(Kind.EXPORTER):
@@ -102,12 +102,12 @@ class Collector:
         self.is_ready = True
 
     async def stop(self) -> None:
-        """Take nothing more, make everything durable, bring what can be brought in time, and close."""
+        """Accept nothing more, make everything durable, deliver what can be delivered in time, and close."""
         self.is_ready = False
         for limiter in self._limiters:
             limiter.drain()
         async with contextlib.AsyncExitStack() as stack:
-            # Each step is taken whatever became of the one before; the first error is told in the end.
+            # Every step runs, even if one before it fails; the first error is raised at the end.
             if self._admin is not None:
                 stack.push_async_callback(self._admin.close)
             if self._self_metrics is not None:
@@ -122,7 +122,7 @@ class Collector:
             self._admin = self._self_metrics = None
 
     def hurry(self) -> None:
-        """Cut a stop short: nothing more is delivered, everything is still closed in order."""
+        """Cut a stop short: deliver nothing more, but still close everything in order."""
         for pipeline in self._pipelines.values():
             pipeline.hurry()
 
@@ -131,7 +131,7 @@ class Collector:
         if address is None:
             return
         if address.port:
-            # Each core tells of itself: the first on the port of the file, the next ones behind it.
+            # Each core has its own port: the first that of the file, the others the next ones.
             address = Address(address.host, address.port + self._core_id)
         sites = Sites(address.host, self._plan.telemetry.allowed_hosts)
         admin = AdminServer(self._registry, self._takes_requests, sites)
@@ -192,12 +192,12 @@ class Collector:
         try:
             await pipeline.quiver.flush()
         except PenstockError as error:
-            # It is in the log, and becomes segments after the next start.
-            _LOG.warning("%s: not all of it can be made ready for delivery: %s", pipeline.node.name, error)
+            # It is in the log, and is written to segments after the next start.
+            _LOG.warning("%s: not all data can be made ready for delivery: %s", pipeline.node.name, error)
         if not await pipeline.drain(self._plan.drain_timeout_s):
             _LOG.warning("%s: not everything was delivered in time; the rest is kept", pipeline.node.name)
         for name, segments in pipeline.waiting().items():
-            _LOG.warning("%s: segments that are kept for it until the next start: %d", name, segments)
+            _LOG.warning("%s: segments kept until the next start: %d", name, segments)
 
     async def _start_receiver(self, node: Node) -> None:
         settings = self._plan.settings[node.name]
@@ -246,5 +246,5 @@ class Collector:
 
 
 def _subscribers(node: Node, settings: PersistenceSettings) -> list[str]:
-    """The names under which a store keeps the progress of what is behind it."""
+    """Return the subscribers of a persistence node."""
     return [node.name] if settings.is_shared else list(node.destinations)

@@ -182,7 +182,7 @@ class FanOutConsumer:
 
 
 class _Busy(Unavailable):
-    """The exporter could not accept it; the client is told the exporter's wait."""
+    """The exporter could not accept it; the client receives the exporter's wait."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)

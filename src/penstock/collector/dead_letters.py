@@ -61,7 +61,7 @@ class DeadLetter:
     """The request."""
     size: int
     damage: str = ""
-    """What is wrong with the request, if it is not the one that was kept: it is not sent."""
+    """The damage of the stored request, which is not sent then; empty if there is none."""
 
 
 class DeadLetters:
@@ -103,7 +103,7 @@ class DeadLetters:
             write_durably(self._fs, f"{stem}.pb", [data], staging=staging)
             write_durably(self._fs, f"{stem}.json", [json.dumps(told).encode()], staging=staging)
         except NotFound:
-            self._ready.clear()  # somebody tidied up; the next try makes the directories anew
+            self._ready.clear()  # the directories were removed; the next attempt creates them again
             raise
         return letter
 
@@ -140,7 +140,7 @@ class DeadLetters:
         return DeadLetter(
             exporter=exporter,
             signal=signal,
-            reason=str(told.get("reason", "the note beside it is missing or damaged")),
+            reason=str(told.get("reason", "its note is missing or damaged")),
             attempts=attempts if isinstance(attempts, int) else 0,
             at_ms=at_ms if isinstance(at_ms, int) else 0,
             path=path,
@@ -149,7 +149,7 @@ class DeadLetters:
         )
 
     def _damage(self, path: str, size: int | None, told: dict[str, object]) -> str:
-        """What is wrong with the request, as the note tells; those of older versions have no checksum."""
+        """Return the damage of a request according to its note; older notes have no checksum."""
         if size is None:
             return "the request is missing"
         known = told.get("size", size)
@@ -166,7 +166,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What became of one letter."""
+    """The result of sending one dead letter again."""
 
     letter: DeadLetter
     outcome: Outcome

@@ -1,6 +1,6 @@
-"""OTLP over HTTP: protobuf and JSON on one port, compressed or not.
+"""The OTLP receiver over HTTP: protobuf and JSON on one port, compressed or not.
 
-Compressed bodies, read piece by piece under a cap, so that a bomb stops before it has gone off.
+Compressed bodies are read piece by piece under a cap, so that a decompression bomb is harmless.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _ZLIB_WINDOW: Final = 15
 
 
 def inflate(data: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body behind a `Content-Encoding`, with at most `limit_bytes`.
+    """Return the body without its `Content-Encoding`, of at most `limit_bytes`.
 
     Raises `Unsupported` for an encoding that is not known, `LimitExceeded` as soon as there is more than the
-    limit, and `InvalidInput` if the data is damaged, ends early, or goes on behind its end.
+    limit, and `InvalidInput` if the data is damaged, ends early, or continues after its end.
     """
     unpack = ENCODINGS.get(encoding)
     if unpack is None:
@@ -86,7 +86,7 @@ def _zlib(window_bits: int) -> Callable[[bytes, int], bytes]:
 
 
 def _pieces(data: bytes, window_bits: int) -> Iterator[bytes]:
-    """A gzip body may be several members, one behind the other."""
+    """Yield the decompressed pieces of a body, which may have several gzip members."""
     while data:
         member = zlib.decompressobj(wbits=window_bits)
         while not member.eof:
@@ -103,7 +103,7 @@ def _zstd(data: bytes, limit_bytes: int) -> bytes:
     try:
         return bytes(memoryview(decompress(memoryview(data), bytes_max=limit_bytes)))
     except Corrupt as error:
-        # Of a client, not of a disk: there is no evidence to keep.
+        # The client sent it, so no evidence has to be kept.
         raise InvalidInput(f"the body cannot be decompressed: {error}") from None
 
 
@@ -129,7 +129,7 @@ _REJECTED: Final = {
 
 
 class OtlpApplication(App[Call]):
-    """An `Application` with the three paths of the protocol."""
+    """The application with the three paths of the protocol."""
 
     def __init__(self, limiter: ReceiverLimiter, *, request_bytes_max: int) -> None:
         self._limiter = limiter
@@ -146,7 +146,7 @@ class OtlpApplication(App[Call]):
             data = await self._body(call.request, signal)
             return _taken(call.request, signal, await self._limiter.take(data, signal))
 
-        # The limiter counts a request as long as its bytes are in use, which may be longer than its call.
+        # The limiter counts a request while its bytes are in use, which may be longer than its call.
         return b"POST", path, Route(handler=take, scope=Scope.NONE, check=self._check)
 
     def _authenticate(self, request: Request) -> Principal:
@@ -154,7 +154,7 @@ class OtlpApplication(App[Call]):
         return NOBODY
 
     def _check(self, request: Request) -> None:
-        """By the head alone: type, encoding, and whether there is room."""
+        """Check the headers of a request: type, encoding, and whether there is room."""
         _check_head(request)
         self._limiter.check_open(len(request.body))
 
@@ -169,7 +169,7 @@ class OtlpApplication(App[Call]):
         return _response(request, self._limiter.refusal(error, signal))
 
     async def _body(self, request: Request, signal: Signal) -> bytes:
-        """The request as protobuf."""
+        """Return the request as protobuf."""
         encoding = _encoding(request)
         is_json = _type(request) == _JSON
         if not is_json and encoding in ("", "identity"):
@@ -274,7 +274,7 @@ class HttpReceiver:
         self._listener = Listener(app, limits, sites=sites)
 
     async def bind(self, address: Address) -> Address:
-        """Answer from now on; the address says which port 0 became. Raises `Unavailable`."""
+        """Start listening; return the address, with the port if it was 0. Raises `Unavailable`."""
         try:
             host, port = await self._listener.bind(address.host, address.port, reuse_port=self._reuse_port)
         except OSError as error:

@@ -196,7 +196,7 @@ def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
 
 
 class SelfMetrics:
-    """Sends a registry every interval. What does not arrive is not kept: the next one tells it all again."""
+    """Sends a registry every interval. A failed one is not kept: the next one has all values again."""
 
     def __init__(
         self, registry: Registry, exporter: Exporter, *, interval_s: float, core_id: int, clock: Clock

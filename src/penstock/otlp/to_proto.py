@@ -56,7 +56,7 @@ def _check_schema(batch: pa.RecordBatch, signal: Signal) -> None:
 def split(batch: pa.RecordBatch, signal: Signal, limit_bytes: int) -> list[bytes]:
     """Convert rows to requests of at most `limit_bytes`, in order.
 
-    A single item that is larger has a request of its own, which exceeds the limit: the caller decides.
+    A single item that is larger gets a separate request, which exceeds the limit: the caller decides.
     """
     data = encode(batch, signal)
     if len(data) <= limit_bytes or batch.num_rows < 2:

@@ -100,7 +100,7 @@ class Core:
             rng=runtime.rng,
             registry=runtime.registry,
         )
-        self.deliveries.count_found(found.reconciled)
+        self.deliveries.count_found(found.losses)
         self.segment_writer = SegmentWriter(
             found.store,
             next_seq=found.next_segment_seq,
@@ -146,7 +146,7 @@ class Core:
             while self.segment_writer.step():
                 pass
         if self.wal is not None:
-            # Nobody needs marks after the last entry, but they keep files from being cut.
+            # Marks after the last entry are not needed, but they keep files from being removed.
             self.memtable.add((), end=self.wal.active_start)
         if found.expired:
             self.deliveries.metrics.lost_bundles.labels(reason="age", signal="unknown").inc(found.expired)
@@ -331,8 +331,7 @@ class Core:
     def quarantine(self, seq: int, reason: str) -> bool:
         """Quarantine a damaged segment; its bytes are kept as evidence.
 
-        Return True when it is whole again, because the log still had it. Otherwise nobody waits for it any
-        more.
+        Return True if it was rebuilt from the log. Otherwise it is dropped for every subscriber.
         """
         with self._repair_lock:
             try:
@@ -342,7 +341,7 @@ class Core:
             except PenstockError:
                 pass
             else:
-                return True  # somebody else came upon it and put it right
+                return True  # another thread has rebuilt it
             info = self.store.get(seq)
             self.metrics.corrupt.inc()
             self.damage.append(f"segment {seq} of bundles {info.wal_seq_min} to {info.wal_seq_max}: {reason}")
@@ -352,7 +351,7 @@ class Core:
             return False
 
     def _rebuild(self, info: SegmentInfo, reason: str) -> bool:
-        """Rebuild a segment from the log; once for each, because a disk may go on damaging it."""
+        """Rebuild a segment from the log; once for each, because a disk may keep damaging it."""
         if self.wal is None or info.seq in self._rebuilt:
             return False
         self._rebuilt.add(info.seq)
@@ -418,7 +417,7 @@ class Core:
             _LOGGER.error("what is open stays in the log: %s", error)
 
     def _clear_log(self) -> None:
-        """Remove segments that everybody has resolved, and empty the log once no segment is left.
+        """Remove segments that every subscriber has resolved, and empty the log once no segment is left.
 
         As long as one is left the log stays: a damaged segment can be rebuilt from it.
         """

@@ -359,7 +359,7 @@ class AsyncQuiver:
             try:
                 loop.call_soon_threadsafe(_answer, answer, receipt, error)
             except RuntimeError:
-                return  # the loop is closed, and nobody waits any more
+                return  # the loop is closed, so nothing waits any more
 
         await self._take_room(bundle.byte_count)
         try:
@@ -409,7 +409,7 @@ class AsyncQuiver:
         try:
             bundle = await self._run(lambda: self._core.read(claim))
         except BaseException:
-            # Nobody gets the bundle. If the read goes on, what it makes of the claim comes too late.
+            # The caller does not get the bundle; a read that continues finds the claim ended.
             self._core.deliveries.abandon(claim)
             raise
         self._warm.append(seq)

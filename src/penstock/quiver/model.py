@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput
 
 
 class Signal(enum.StrEnum):
-    """What kind of telemetry a batch carries."""
+    """The kind of telemetry in a batch."""
 
     TRACES = "traces"
     METRICS = "metrics"
@@ -118,7 +118,7 @@ SLOTS: Final[Mapping[int, str]] = MappingProxyType(
         63: "other",
     }
 )
-"""Every slot that has a meaning; 63 is for batches that are no telemetry."""
+"""The slots with a meaning; 63 is for batches that are no telemetry."""
 
 _FLAT: Final = {Signal.TRACES: 50, Signal.LOGS: 51, Signal.METRICS: 52, Signal.OTHER: 63}
 _RAW: Final = {Signal.LOGS: 60, Signal.TRACES: 61, Signal.METRICS: 62}
@@ -135,7 +135,7 @@ _TIMES: Final = ("time", "observed_time", "timestamp", "start_time")
 
 
 def slot_name(slot: int) -> str:
-    """What the slot is called. Raises `InvalidInput` for a number without a meaning."""
+    """Return the name of a slot. Raises `InvalidInput` for a number without a meaning."""
     name = SLOTS.get(slot)
     if name is None:
         raise InvalidInput(f"slot {slot} is not in the slot table; batches of your own go into slot 63")

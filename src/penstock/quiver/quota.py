@@ -1,4 +1,4 @@
-"""How much of the disk one core may use, how much it uses, and how much a bundle takes.
+"""The disk quota of one core: how much it may use, how much it uses, and how much a bundle takes.
 
 Bytes are charged before they are written and released after their file is gone, so the count is never below
 what is on the disk. The cap cannot see what others do to the device: too little free space counts as over it.
@@ -18,7 +18,7 @@ from penstock.units import format_size
 FRAME_BYTES: Final = 2048
 """About what a segment has besides its bundles: schema, footer and sidecar."""
 _ACK_LOG_SHARE: Final = 16
-"""This part of the cap is left to the log of answers, which is never empty."""
+"""The share of the cap for the offset log, which is never empty."""
 _LOOK_EVERY_S: Final = 1.0
 
 
@@ -142,6 +142,6 @@ class Quota:
             try:
                 self._lacking = self._min_free_bytes - self._fs.free_bytes(self._directory)
             except PenstockError:
-                self._lacking = 0  # a device that cannot be asked tells when it is written to
+                self._lacking = 0  # if it is really in trouble, the next write fails
             self._looked_s = now_s
         return self._lacking + more_bytes

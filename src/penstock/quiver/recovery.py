@@ -50,7 +50,7 @@ class Recovered:
     offsets: SubscriptionStore
     store: SegmentStore
     wal: Wal | None
-    reconciled: RecoveryReport
+    losses: RecoveryReport
     next_segment_seq: int
     cursor: int
     replay: WalReplay | None
@@ -140,7 +140,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
     unlogged = _unlogged(replay, store, offsets.state.logged)
     gaps = _uncounted(fs, quarantine, replay, offsets.state.logged[1])
     unlogged += sum(_missing(gap, store) for gap in gaps)
-    reconciled = offsets.reconcile(
+    losses = offsets.reconcile(
         store.infos(),
         expired_before_ns=expired_before_ns,
         highest_seq=store.highest_seq,
@@ -154,7 +154,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         offsets=offsets,
         store=store,
         wal=None,
-        reconciled=reconciled,
+        losses=losses,
         next_segment_seq=max(offsets.state.next_segment_seq, store.highest_seq + 1),
         cursor=replay.cursor,
         replay=replay,
@@ -192,12 +192,12 @@ def _report_damage(fs: FileSystem, replay: WalReplay, found: Recovered, quaranti
     copies = quarantine_damage(fs, replay, quarantine)
     for damage in replay.damage:
         found.report(f"the log is damaged: {damage}")
-    if found.reconciled.unlogged:
+    if found.losses.unlogged:
         found.report(
-            f"{found.reconciled.unlogged} accepted bundles up to number {found.offsets.state.logged[1]} are "
+            f"{found.losses.unlogged} accepted bundles up to number {found.offsets.state.logged[1]} are "
             "neither in a segment nor in the log: they are recorded as dropped for every subscriber"
         )
-    for first, last in found.reconciled.missing:
+    for first, last in found.losses.missing:
         found.damage.append(f"segments {first} to {last} are missing and recorded as dropped")
     for copy in copies:
         _LOGGER.error("the damaged part of the log was copied to %s", copy)

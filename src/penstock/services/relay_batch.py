@@ -6,7 +6,7 @@ run:
     {"topic": "clicks", "first": 11, "last": 20, "ts": 1748450001000}     records; `ts` is the last one's
     {"topic": "clicks", "gap": {"first": 21, "last": 30, "reason": "cap"}}     one record in place of a gap
 
-Errors beside those of the server and of the store:
+Errors in addition to those of the server and of the store:
 
 PenstockError
 ├── Fenced    RelayTaken     another process relays under the same name

@@ -268,7 +268,7 @@ async def test_a_stop_that_is_hurried_gives_back_what_is_under_way(
         made.hurry()
         with caplog.at_level(logging.WARNING):
             await asyncio.wait_for(stopping, 10)
-        assert "out: segments that are kept for it until the next start: " in caplog.text
+        assert "out: segments kept until the next start: " in caplog.text
     files = {"plugin": "file", "path": str(tmp_path / "files")}
     async with collector(plan_of(tmp_path, ["out"], {}, out=files)):
         pass

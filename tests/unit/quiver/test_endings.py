@@ -31,7 +31,7 @@ from penstock.testing.disk import FakeDisk, Survival
 pytestmark = pytest.mark.unit
 
 
-def failing_finalizer() -> SegmentWriter:
+def failing_writer() -> SegmentWriter:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
 
     def refuse(*_: object) -> None:
@@ -65,8 +65,8 @@ def outcome_of(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseE
     return thread, went
 
 
-def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
-    segment_writer = failing_finalizer()
+def test_a_wait_for_segments_ends_when_the_writer_stops() -> None:
+    segment_writer = failing_writer()
     segment_writer.start()
     segment_writer.submit(sealed_of(batch(1)))
     while segment_writer.last_error is None:
@@ -90,7 +90,7 @@ def test_whoever_waits_for_segments_is_told_when_the_finalizer_ends() -> None:
     assert isinstance(went[0], Unavailable)
 
 
-def test_a_finalizer_that_ended_writes_nothing_more() -> None:
+def test_a_writer_that_stopped_writes_nothing_more() -> None:
     store = SegmentStore.open(FakeDisk(), "/q/segments", "/q/quarantine")
     segment_writer = SegmentWriter(
         store,

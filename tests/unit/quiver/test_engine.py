@@ -342,7 +342,7 @@ def test_a_log_that_is_there_is_read_even_if_none_is_wanted_any_more(
 # ---- caps -----------------------------------------------------------------------------------------------
 
 
-def test_a_full_log_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_full_log_is_emptied_by_a_flush(disk: FakeDisk, clock: StepClock) -> None:
     settings = config(
         segment={"target_size": 20_000}, wal={"max_size": 12_000}, retention={"size_cap": "1MB"}
     )
@@ -354,7 +354,7 @@ def test_a_full_log_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -
     assert quiver.stats().wal_bytes <= 12_000
 
 
-def test_a_log_with_too_many_files_is_emptied_by_finalizing(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_log_with_too_many_files_is_emptied_by_a_flush(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(
         disk, clock, settings=config(segment={"target_size": 90_000}, wal={"max_rotated_files": 2})
     )

@@ -41,7 +41,7 @@ def test_nothing_is_due_while_everything_is_small_and_young() -> None:
     assert segments.due(2.0, **WIDE) == []
 
 
-def test_size_finalizes_the_largest_stream_first_and_no_more_than_needed() -> None:
+def test_size_seals_the_largest_stream_first_and_no_more_than_needed() -> None:
     segments, keys = filled(4000, 5000, 1000)
     assert segments.due(2.0, **WIDE) == [(keys[1], Trigger.SIZE)]
 
@@ -53,12 +53,12 @@ def test_size_takes_as_many_streams_as_bring_the_rest_below_the_target() -> None
     ]
 
 
-def test_age_finalizes_the_streams_that_are_old_enough_alone() -> None:
+def test_age_seals_the_streams_that_are_old_enough_alone() -> None:
     segments, keys = filled(100, 100)
     assert segments.due(60.5, **WIDE) == [(keys[0], Trigger.AGE)]
 
 
-def test_too_many_streams_finalize_the_largest() -> None:
+def test_too_many_streams_seal_the_largest() -> None:
     segments, keys = filled(100, 300, 200)
     due = segments.due(3.0, target_bytes=10_000, max_open_s=60.0, max_streams=2)
     assert due == [(keys[1], Trigger.STREAMS)]

@@ -1,4 +1,4 @@
-"""The finalizer: in order, again after failures, and never a step ahead of the disk."""
+"""The segment writer: in order, again after failures, and never ahead of the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing bundles out and taking answers: claims with tokens and leases, retries, and waiting for more.
+"""Delivery of bundles: claims with tokens and leases, acks and retries, and waiting for more.
 
 A claim lives in memory only. After a restart everything that was not resolved is pending again. All state is
 under the lock of the offsets, so that a bundle is never handed out of a segment that is being dropped: either
@@ -46,7 +46,7 @@ class Notifier:
         self._listening: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
     def notify(self) -> None:
-        """Wake everybody who waits or listens. The caller holds the lock."""
+        """Wake every thread and task that waits. The caller holds the lock."""
         self._changed.notify_all()
         for heard, loop in self._listening.items():
             # A closed loop has no task left to wake.
@@ -90,7 +90,7 @@ def _set(heard: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySettings:
-    """How much one subscriber may claim, for how long, and when something is retried."""
+    """Limits of the claims of one subscriber, and when bundles are retried."""
 
     max_in_flight: int = 1000
     claim_timeout_s: float = 300.0
@@ -165,7 +165,7 @@ class Deliveries:
                 )
             if before is None:
                 raise StaleClaim(
-                    f"bundle {ref.bundle} of segment {ref.segment_seq} is claimed by somebody else"
+                    f"bundle {ref.bundle} of segment {ref.segment_seq} is claimed by another consumer"
                 )
             return self._hold(name, ref, *before, now_s)
 
@@ -196,7 +196,7 @@ class Deliveries:
             table = self._tables[name] = LeaseTable(newest_first=self._settings.newest_first)
         return table
 
-    # ---- answers -------------------------------------------------------------------------------------
+    # ---- resolving -----------------------------------------------------------------------------------
 
     def ack(self, claim: Lease) -> bool:
         """Record that the bundle was consumed. Return False, and record nothing, when the claim had ended."""
@@ -279,7 +279,7 @@ class Deliveries:
                 return False
             self._offsets.resolve(claim.subscriber, claim.ref, outcome, attempt=claim.attempt)
             self._read_failures.pop(claim.ref.segment_seq, None)
-            # Somebody may wait because so much was in flight.
+            # A consumer may wait because too much was in flight.
             if self._table(claim.subscriber).in_flight + 1 >= self._settings.max_in_flight:
                 self._notifier.notify()
             return True
@@ -361,7 +361,7 @@ class Deliveries:
         """Return how long only new data can end the wait: to the deadline, next lease or due time."""
         with self._offsets.lock:
             now_s = self._now_s()
-            self._expire(now_s)  # what is due for somebody who is given nothing is no event
+            self._expire(now_s)  # a bundle that is due wakes no consumer that may claim none
             event_s = self._table(name).next_event_s()
         if deadline_s is None:
             return None if event_s is None else max(event_s - now_s, 0.001)

@@ -53,7 +53,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Everything that the log says up to `last_number`."""
+    """The state after the record `last_number` of the log."""
 
     generation: int
     last_number: int
@@ -61,13 +61,13 @@ class CheckpointState:
     next_wal_seq: int
     logged_end: int = 0
     logged_seq: int = 0
-    """Position and bundle number up to which the write-ahead log was durable; 0 when nobody noted it."""
+    """Position and bundle number up to which the write-ahead log was durable; 0 if it was never recorded."""
     abandoned_through: int = 0
     """Segments up to this one need no subscriber to be let go: the last one left when they were there."""
     absent: tuple[tuple[int, int], ...] = ()
     """Numbers of segments that are gone or never were, above the lowest mark."""
     tombstoned: tuple[int, ...] = ()
-    """Segments that everybody is done with and whose files may still be there."""
+    """Segments that every subscriber has resolved and whose files may still exist."""
     subscribers: tuple[CheckpointEntry, ...] = ()
 
 

@@ -1,11 +1,12 @@
 """The records of the acknowledgement log, 40 bytes each, and what the log may say.
 
-    u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
-             | u64 number
-    u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
+u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
+         | u64 number
+u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
-The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified by itself and a
-reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field means.
+The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified independently
+and a reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field
+means.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 class RecordKind(enum.IntEnum):
-    """What a record says. Numbers are stable on disk; readers skip those they do not know."""
+    """The kinds of records. Numbers are stable on disk; readers skip unknown ones."""
 
     OUTCOME = 0
     SUBSCRIBER = 1
@@ -46,7 +47,7 @@ class RecordKind(enum.IntEnum):
 
 
 class Outcome(enum.IntEnum):
-    """What became of a bundle for one subscriber. An audit can tell delivered from lost."""
+    """The outcome of a bundle for one subscriber. An audit can distinguish delivered from lost."""
 
     ACK = 0
     NACK = 1
@@ -56,7 +57,7 @@ class Outcome(enum.IntEnum):
 
     @property
     def resolves(self) -> bool:
-        """Whether the bundle is done with; a nack is not the end of it."""
+        """Whether the bundle is resolved; after a nack it is delivered again."""
         return self is not Outcome.NACK
 
 
@@ -134,7 +135,7 @@ def decode_record(data: bytes | memoryview) -> Record | None:
 
 
 def decode_records(data: bytes | memoryview) -> Iterator[Record | None]:
-    """Every place for a record in turn: the record, or None where there is none. The last may be cut off."""
+    """Yield each record in turn, or None where none can be decoded. The last one may be cut off."""
     view = memoryview(data)
     for start in range(0, len(view), RECORD_BYTES):
         yield decode_record(view[start : start + RECORD_BYTES])

@@ -1,9 +1,9 @@
-"""What all acknowledgements add up to: subscribers, the segments that exist, and who is done with which.
+"""The state that all acknowledgements add up to: subscribers, segments, and which have resolved which.
 
-    registered ──► active ◄──► inactive          orphaned: known from before, but nobody asked for it since
+    registered ──► active ◄──► inactive          orphaned: known, but not in the configuration any more
 
 Every state keeps the data that the subscriber has not resolved. Only `unregister` releases it. All of this is
-pure: records and segments go in, answers come out.
+pure, without I/O.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SubscriberEntry:
     counters: list[int] = field(default_factory=lambda: [0] * len(Outcome))
     """Bundles by outcome."""
     orphaned_ns: int = 0
-    """Since when nobody asked for it; 0 when somebody did."""
+    """The time since which it is orphaned, or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class OffsetState:
                 hwm=record.segment_seq,
             )
             if entry.state is SubscriberState.ORPHANED and not entry.orphaned_ns:
-                # Nothing else remembers since when: from the first time that it was told.
+                # No other record has the time: use that of the first definition.
                 entry.orphaned_ns = record.ts_ns
 
     def _apply_deleted(self, record: OffsetRecord) -> None:
@@ -277,7 +277,7 @@ class OffsetState:
         self._highest_index = max(self._highest_index, entry.index)
 
     def leave(self, entry: SubscriberEntry) -> int:
-        """Remove a subscriber. Return up to which segment nobody is left to wait for, or 0."""
+        """Remove a subscriber. Return up to which segment no subscriber is left to need one, or 0."""
         last_one = len(self.subscribers) == 1
         through = self.highest_seq if last_one else 0
         self._leave(entry, through)
@@ -298,7 +298,7 @@ class OffsetState:
     def take_in(self, infos: Iterable[SegmentInfo], lost: Collection[int] = ()) -> list[tuple[int, int]]:
         """Set the segments that a start found.
 
-        Return the ranges that somebody waits for and that are missing.
+        Return the ranges that a subscriber needs and that are missing.
 
         Segments that were being deleted do not count: their files may go. `lost` are numbers of segments that
         existed, whether or not the log mentions them.
@@ -382,7 +382,7 @@ class OffsetState:
         return sum(not entry.progress.is_complete(seq) for entry in self.subscribers.values())
 
     def is_finished(self, seq: int) -> bool:
-        """Whether nobody needs the segment: every subscriber resolved it, and there is or was one."""
+        """Whether no subscriber needs the segment: all have resolved it, and there is or was one."""
         if seq not in self.infos or (not self.subscribers and seq > self.abandoned_through):
             return False
         return not self.outstanding(seq)

@@ -1,4 +1,4 @@
-"""Consumer offsets of one core: what each subscriber has taken, and which segments nobody needs any more.
+"""Consumer offsets of one core: what each subscriber has resolved, and which segments no one needs any more.
 
 What becomes durable when:
 
@@ -69,7 +69,7 @@ class SubscriptionStore:
             fs.make_dirs(os.path.join(core_dir, directory))
         replayed = replay(fs, core_dir)
         self.damage = replayed.damage
-        """What could not be read, in words."""
+        """Descriptions of what could not be read."""
         self.replayed_records = replayed.records
         self.lock = threading.RLock()
         self.state: OffsetState = replayed.state
@@ -86,7 +86,7 @@ class SubscriptionStore:
         self._clock = clock
         self._held_until_s = clock.monotonic()
         if self.state.unknown_subscribers:
-            # Somebody is not known any more and may be about to register again: let nothing go before that.
+            # A subscriber whose definition was lost may register again: delete nothing before that.
             self._held_until_s += _HELD_S
         self._finished: set[int] = set()
         self._listeners: list[Callable[[], None]] = []
@@ -345,7 +345,7 @@ class SubscriptionStore:
     def mark_deleted(self, seqs: Iterable[int]) -> list[int]:
         """Mark these segments as deleted and return those that were: removable after the next sync.
 
-        A segment that somebody needs after all is left out, for example one of a subscriber registered
+        A segment that is needed after all is left out, for example by a subscriber that registered
         meanwhile.
         """
         with self.lock:

@@ -2,10 +2,12 @@
 
 The rules decide only and touch no disk. In this order:
 
-1. Steady state: what everybody has processed goes, oldest first, except for the headroom. Nothing is lost.
-2. Age: what came in too long ago goes, processed or not. An explicit bound of the operator, under any policy.
-3. Size: over the cap the headroom goes too. After that `backpressure` holds writers up and keeps every
-   segment, and `drop_oldest` drops the oldest segment of which nobody holds a bundle.
+1. Steady state: segments that every subscriber has processed are deleted, oldest first, except for the
+   headroom. Nothing is lost.
+2. Age: segments that arrived too long ago are deleted, processed or not: an explicit limit of the operator,
+   under any policy.
+3. Size: over the cap the headroom is deleted too. After that `backpressure` delays writers and keeps every
+   segment, and `drop_oldest` drops the oldest segment without a claimed bundle.
 
 The order of a deletion is: record it, sync the record, remove the file.
 
@@ -43,7 +45,7 @@ SEGMENT_BYTES: Final = "segments"
 _AGE_EVERY_S: Final = 1.0
 _WARN_EVERY_S: Final = 10.0
 _PATIENCE_S: Final = 1.0
-"""How long a core waits for another one to give way before it drops data of its own."""
+"""How long a core waits for another one to free space before it drops its own data."""
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
 _LOGGER = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class Retention:
     ) -> list[int]:
         """Return unprocessed segments to give up, oldest first; none under `backpressure`.
 
-        `held` tells which must stay: a bundle of it is claimed, or it has not been uploaded yet.
+        `held` returns whether a segment must stay: it has a claimed bundle, or is not uploaded yet.
         """
         if self.policy != "drop_oldest":
             return []
@@ -120,7 +122,7 @@ def _enough(candidates: Iterable[Candidate], excess_bytes: int, may_go: Callable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaped:
-    """What one pass of the reaper did."""
+    """The segments that one pass of the reaper deleted."""
 
     removed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
@@ -217,7 +219,7 @@ class Reaper:
         self._warned_s: float | None = None
         self._lock = threading.RLock()
 
-    # ---- every now and then --------------------------------------------------------------------------
+    # ---- periodically ---------------------------------------------------------------------------------
 
     def reap(self) -> Reaped:
         """Apply steady state and age, and drop data when it is our turn in a shared quota.
@@ -230,7 +232,7 @@ class Reaper:
             dropped = self._take_turn()
             removed = self._remove()
             if dropped and self._shared is not None:
-                self._publish(self._shared)  # at once, or somebody else gives way for the same
+                self._publish(self._shared)  # now, or another core frees space for the same excess
             self._measure()
             return Reaped(removed=removed, expired=expired, dropped=dropped)
 
@@ -264,7 +266,7 @@ class Reaper:
         try:
             shared.publish(used=self._quota.used, reclaimable=finished, oldest_ns=oldest, wanted=self._wanted)
         except PenstockError as error:
-            _LOGGER.warning("the shared budget could not be told: %s", error)
+            _LOGGER.warning("the figures of this core could not be published: %s", error)
 
     # ---- when a writer needs room -----------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class ArrowSink:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: every piece is passed on at once."""
+        """Do nothing: every piece is passed on immediately."""
 
     def close(self) -> None:
         """Do nothing: the owner of `write` closes the file."""

@@ -1,4 +1,4 @@
-"""What is accepted and not yet on disk as a segment: one accumulator per stream, in memory.
+"""Bundles that are accepted and not yet on disk as a segment: one accumulator per stream, in memory.
 
 The accumulators hold the batches they are given, not copies. One lock orders everything here: a bundle is
 added in the order of the log, and a stream that is sealed goes to the segment writer in the same step. So at
@@ -69,9 +69,7 @@ class ActiveSegments:
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= STREAMS_MAX:
-                raise LimitExceeded(
-                    f"more than {STREAMS_MAX} schemas are open at once; finalize before more come"
-                )
+                raise LimitExceeded(f"more than {STREAMS_MAX} schemas are open; flush before adding more")
             stream = self._streams[key] = _Accumulator(opened_s=now_s, wal_start=part.wal_start)
         stream.parts.append(part)
         stream.byte_count += part.byte_count
@@ -123,12 +121,12 @@ class ActiveSegments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What is not on disk as a segment, at one moment: every accepted bundle is in it once."""
+    """A snapshot of what is not on disk as a segment: every accepted bundle is in it once."""
 
     end: int
-    """Where the log ends, as far as it is here."""
+    """The end of the log entries that were added."""
     expected_bytes: int
-    """What is on its way through the log."""
+    """Bytes that are being written to the log."""
     open_bytes: int
     stream_count: int
     sealed: Sequence[tuple[int, int]]

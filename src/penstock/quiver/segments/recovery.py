@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DamageAction(enum.StrEnum):
-    """What was done about damage."""
+    """The way in which damage was handled."""
 
     QUARANTINED = "quarantined"
     REBUILT = "rebuilt"

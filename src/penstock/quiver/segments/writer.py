@@ -122,7 +122,7 @@ class OrderedQueue(Generic[T]):
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when everything submitted before is done.
 
-        Postponed attempts are made at once. Raises the error of an attempt that fails again, and
+        Postponed attempts are made now. Raises the error of an attempt that fails again, and
         `Unavailable` on a timeout or when the work was stopped; the items stay and are tried again later.
         """
         if self._thread is None:
@@ -245,7 +245,7 @@ class SegmentWriter:
         self._numbering = threading.Lock()
         self._work: OrderedQueue[_Numbered] = OrderedQueue(
             self._write,
-            what="finalizing a segment",
+            what="writing a segment",
             clock=clock,
             rng=rng,
             policy=policy,
@@ -287,7 +287,7 @@ class SegmentWriter:
 
     @property
     def count(self) -> int:
-        """How many segments are sealed and not yet on disk."""
+        """The number of segments that are sealed and not yet on disk."""
         return len(self._work)
 
     def lowest_wal_start(self) -> int | None:

@@ -1,6 +1,6 @@
 """A data directory against its rules: log, segments, acknowledgements, and whether they fit together.
 
-`check` changes nothing and takes no lock, so it may run beside the writer; what the writer changes meanwhile
+`check` changes nothing and takes no lock, so it may run while a writer does; what that changes meanwhile
 may then look odd for a moment. `repair` wants the directory for itself. It does what a start does: damaged
 files are copied or moved to `quarantine/` before anything is changed, and what they held is given up.
 """
@@ -129,7 +129,7 @@ def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
         checked.problem(
             f"wal/{damage.name}",
             f"{damage.reason}, from byte {damage.start} on",
-            "the next start copies it to quarantine/ and goes on behind it; "
+            "the next start copies it to quarantine/ and continues after it; "
             "bundles in it that no segment has are lost",
         )
     if found.unknown_entries:
@@ -181,7 +181,7 @@ def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) 
         checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
     for first, last in found.state.take_in(infos):
         span = f"segment {first}" if first == last else f"segments {first} to {last}"
-        checked.problem(span, "nobody removed it, and it is not there", "the next start drops it")
+        checked.problem(span, "it is missing without a record of its removal", "the next start drops it")
 
 
 def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
@@ -226,17 +226,15 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
         rebuild=not found.found.files,
     )
     rebuild_segments(store, offsets, fs, os.path.join(core_dir, "wal"))
-    reconciled = offsets.reconcile(
-        store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined
-    )
+    losses = offsets.reconcile(store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined)
     done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
-    done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]
-    if reconciled.corrupt:
-        done.append(f"{len(reconciled.corrupt)} damaged segments are recorded as dropped")
+    done += [f"segments {first} to {last} are recorded as dropped" for first, last in losses.missing]
+    if losses.corrupt:
+        done.append(f"{len(losses.corrupt)} damaged segments are recorded as dropped")
     if offsets.damage:
         # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
         for _ in range(2):
             offsets.checkpoint()
-        done.append("the acknowledgements were summed up anew; the damaged files are in quarantine/")
+        done.append("a new checkpoint of the offsets was written; the damaged files are in quarantine/")
     offsets.close()
     return done

@@ -58,7 +58,7 @@ def layout_hash() -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """How a file begins. `salt` is None when the opening is damaged or there is none."""
+    """The start of a file. `salt` is None when the opening is damaged or there is none."""
 
     position: int
     header_bytes: int
@@ -228,7 +228,7 @@ def _read_start(view: memoryview, path: str) -> _Start | None:
 
 
 def _first_entry(view: memoryview, header_bytes: int) -> int:
-    """Find the first entry of a file without a readable opening: after a damaged one, or at once."""
+    """Find the first entry of a file without a readable opening: after a damaged one, or at the start."""
     behind = header_bytes + OPENING_BYTES
     ends = (WalFormat().frame_end(view, offset, len(view)) for offset in (header_bytes, behind))
     at_once, later = ends

@@ -84,12 +84,12 @@ class Wal:
 
     @property
     def active_start(self) -> int:
-        """The position at which the active file starts. For the one who commits, or while nobody does."""
+        """The position at which the active file starts. For the committer, or while none runs."""
         return self._layout.start(self.log.files()[-1])
 
     @property
     def rotated_count(self) -> int:
-        """How many files there are besides the active one."""
+        """The number of files besides the active one."""
         return len(self.log.files()) - 1
 
     @property
@@ -136,7 +136,7 @@ class Wal:
     def clear(self) -> None:
         """Remove every entry: a new, empty file takes the place of all others.
 
-        For a log that nobody appends to any more and of which nothing is needed.
+        For a log without writers, of which nothing is needed.
         """
         if self.has_entries:
             self.log.rotate()

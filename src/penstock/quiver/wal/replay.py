@@ -1,4 +1,4 @@
-"""What the write-ahead log holds after whatever happened, from the cursor on."""
+"""Reading the write-ahead log from the cursor on, whatever happened to it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WalReplay:
     is_short: bool = False
     """Whether the log ends before a position up to which it was durable."""
     _jumps: list[tuple[int, int, LogPosition, LogPosition]] = field(default_factory=list)
-    """Where numbers do not follow each other: those of the two bundles, and the place between them."""
+    """Jumps in the numbering: the numbers of the two bundles, and the positions between them."""
     _last_end: LogPosition = _BEGINNING
 
     @property
@@ -61,7 +61,7 @@ class WalReplay:
         return self.layout.position(self.found.end) if self.found.files else self.cursor
 
     def expect(self, position: int) -> None:
-        """Everything up to `position` was durable once. What the files do not have of it is damage.
+        """Count as damage whatever the files lack up to `position`, which was durable once.
 
         Later entries get positions above it, whatever is in the files.
         """
@@ -102,9 +102,10 @@ class WalReplay:
                 self.unknown_entries += 1
 
     def gaps(self, last_seq: int) -> list[Gap]:
-        """Which numbers up to `last_seq` damage may have taken, behind the cursor, after `entries`.
+        """Return the numbers up to `last_seq` after the cursor that damage may have taken; call it after
+        `entries`.
 
-        A number that was given to a bundle whose write failed cannot be told apart.
+        A number of a bundle whose write failed looks the same.
         """
         jumps = list(self._jumps)
         if last_seq > self.highest_seq and not self.is_short:
@@ -141,7 +142,7 @@ class WalReplay:
 
 
 def _size(damage: LogDamage) -> int:
-    """How many bytes are damaged; of a file that is missing nobody knows."""
+    """Return how many bytes are damaged; for a missing file it is unknown."""
     return _UNKNOWN_BYTES if damage.end is None else damage.end - damage.start
 
 

@@ -1,18 +1,17 @@
-"""Brings bundles into queues of object storage, each once, whatever dies in between.
+"""Delivery of bundles into queues of object storage, each once, whichever process crashes.
 
 Every append to a queue is a transaction of (this directory, place of its last bundle), see
-`penstock.buffer.transactions`; so records and position become durable in the same write.
+`penstock.buffer`; so records and position become durable in the same write.
 
 1. Bundles are taken oldest first, and held until they are in the queue. Nothing is appended while an older
    one that was handed out is not leased, because its lease ended or it could not be read: that one is
-   waited for. So when the queue stands at a place, everything before it that was pending is in it too.
+   waited for. So when the queue is at a position, everything pending before it is in the queue too.
 2. A bundle at or before the position has been appended, and only its ack was lost: it is acknowledged.
 3. An append whose response was lost is repeated under the same transaction and recognised.
 4. Numbers of segments start over in a new directory; its identity is part of the name.
 
-This requires the oldest bundle first and a separate subscriber; without them `QueueExporter` is used.
-
-A queue in object storage per signal: what a record holds, and the plain exporter that appends to it.
+This requires the oldest bundle first and a separate subscriber. Without them `QueueExporter` is used, which
+appends a bundle again if it is delivered again.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
-    """The queue of one signal."""
+    """Return the settings of the queue of one signal."""
     return ProducerConfig(
         store=settings.store,
         manifest_path=settings.manifest_path.replace("{signal}", signal.value),
@@ -65,7 +64,7 @@ def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
 
 
 def record_of(payload: Payload, record_format: str) -> bytes:
-    """A bundle as one record: an Arrow stream of the flat columns, or the OTLP request."""
+    """Return a bundle as one record: an Arrow stream of the flat columns, or the OTLP request."""
     if record_format == "otlp":
         return payload.otlp()
     batch = payload.batch()
@@ -76,7 +75,7 @@ def record_of(payload: Payload, record_format: str) -> bytes:
 
 
 class QueueExporter:
-    """Appends each bundle as a record; taken when durable. A bundle that comes again is appended again."""
+    """Appends each bundle as a record. A bundle that is delivered again is appended again."""
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
@@ -117,7 +116,7 @@ _FOREVER_S: Final = 10.0**9
 
 
 def version_of(delivery: Bundle) -> int:
-    """A bundle's place as a version: rises in the order of delivery."""
+    """Return the position of a bundle as a version, which rises in the order of delivery."""
     return delivery.ref.segment_seq << _BUNDLE_BITS | delivery.ref.bundle
 
 
@@ -199,7 +198,7 @@ class BufferExportWorker:
         return dict(sorted(group.items()))
 
     async def _deliver(self, store: ObjectStore, group: list[Bundle]) -> bool:
-        """Until all of the group is in its queues. False when it was given back, at the end of everything."""
+        """Retry until all of the group is in its queues; return False if it was given back at a stop."""
         policy = RetryPolicy(floor_s=0.5, ceiling_s=30.0, deadline_s=_FOREVER_S)
         backoff = Backoff(policy, clock=self._clock, rng=self._rng)
         try:
@@ -276,7 +275,7 @@ class BufferExportWorker:
         return known
 
     async def _records(self, fresh: list[Bundle], group: list[Bundle]) -> list[bytes]:
-        """A record for each; what cannot be one is a dead letter, and out of `fresh` and `group`."""
+        """Encode a record for each; store the others as dead letters, and remove them from both lists."""
         records: list[bytes] = []
         for delivery in list(fresh):
             payload = payload_of(delivery, self._origin)
@@ -296,7 +295,7 @@ class BufferExportWorker:
     def _acknowledge(self, delivery: Bundle) -> None:
         self._counts.outcomes[Verdict.ACK].inc()
         self._counts.items.inc(delivery.items)
-        # Without its lease it comes again, and is found to be in the queue.
+        # Without its lease it is delivered again, and found to be in the queue.
         delivery.ack()
 
 

@@ -87,7 +87,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class DispatchStrategy(enum.StrEnum):
-    """The way in which a node distributes data to several destinations."""
+    """The distribution of data to several destinations."""
 
     ROUND_ROBIN = "round_robin"
     BROADCAST = "broadcast"

@@ -47,7 +47,7 @@ class Payload(Protocol):
         ...
 
     def otlp(self) -> bytes:
-        """A serialized export request."""
+        """Return a serialized export request."""
         ...
 
     def pieces(self, limit_bytes: int) -> list[bytes]:
@@ -55,7 +55,7 @@ class Payload(Protocol):
         ...
 
     def batch(self) -> pa.RecordBatch:
-        """The flat columns of its signal."""
+        """Return the flat columns of its signal."""
         ...
 
 
@@ -89,7 +89,7 @@ class RawPayload:
         return ArrowPayload(self.batch(), self.signal, self.place).pieces(limit_bytes)
 
     def batch(self) -> pa.RecordBatch:
-        """Decoded now. Raises `InvalidInput` if the bytes are no request."""
+        """Decode the request. Raises `InvalidInput` if the bytes are none."""
         from penstock import otlp
 
         return otlp.decode(self._data, self.signal).batch

@@ -113,7 +113,7 @@ class GrpcReceiver:
         tls: TlsSettings | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`calls_max` bounds the calls of one connection: each costs 6 KB before its message has come."""
+        """`calls_max` limits the calls of one connection: each takes 6 KB before its message arrives."""
         self._limiter = limiter
         self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, calls_max, reuse_port))

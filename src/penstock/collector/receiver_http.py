@@ -245,7 +245,7 @@ def _partial_json(signal: Signal, reply: Reply) -> bytes:
 
 
 def _response(request: Request | None, refusal: Refusal, headers: HeaderList = ()) -> Response:
-    """The body is a `Status` in the request's own type."""
+    """Return a refusal whose body is a `Status` in the content type of the request."""
     content_type = _JSON if request is not None and _type(request) == _JSON else _PROTOBUF
     write = status_json if content_type == _JSON else status_bytes
     body = write(refusal.code, refusal.message, refusal.retry_after_s)
@@ -266,7 +266,7 @@ class HttpReceiver:
         sites: Sites | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """`sites` keeps web pages of others out of a receiver without tokens."""
+        """`sites` keeps foreign web pages from using a receiver without tokens."""
         self._limiter = limiter
         self._reuse_port = reuse_port
         limits = HttpLimits.for_bodies(request_bytes_max)

@@ -1,7 +1,4 @@
-"""The collector's own state over HTTP: `/metrics` for Prometheus, `/health`, `/ready`.
-
-The collector's own metrics as OTLP: what `/metrics` shows, sent out at an interval.
-"""
+"""The state of the collector: `/metrics` for Prometheus, `/health`, `/ready`, and metrics sent as OTLP."""
 
 from __future__ import annotations
 
@@ -134,7 +131,7 @@ def metrics_request(
     now_ns: int,
     core_id: int = 0,
 ) -> bytes:
-    """A snapshot of a registry as a request: counters as sums, all of them since `start_ns`. Pure."""
+    """Return a snapshot of a registry as a request, with counters as sums since `start_ns`. Pure."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
     group.resource.attributes.extend(

@@ -39,7 +39,7 @@ _QUEUE_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was accepted: its number in the log, its time of arrival, its rows and its bytes."""
+    """A bundle that was accepted: its number in the log, its time of arrival, its rows and its bytes."""
 
     wal_seq: int
     ingest_ns: int
@@ -165,7 +165,7 @@ class Appender:
         self._committer = self._make_committer(wal, config) if wal is not None and threads else None
 
     def start(self) -> None:
-        """Commit on a thread from here on, unless there is to be none."""
+        """Start the committing thread, if there is to be one."""
         if self._committer is not None:
             self._committer.start()
 
@@ -298,7 +298,7 @@ class Appender:
                 self._skip_marks()
 
     def _skip_marks(self) -> None:
-        """Skip marks after the last entry: nobody needs them, but they keep files from being removed."""
+        """Skip marks after the last entry: they are not needed, but keep files from being removed."""
         assert self._wal is not None
         self._memtable.add((), end=self._wal.active_start)
 

@@ -58,7 +58,7 @@ class QuiverStats:
     cap_bytes: int
     subscribers: tuple[Subscriber, ...]
     damage: tuple[str, ...]
-    """What could not be read at the start, in words."""
+    """Descriptions of what could not be read at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,8 @@ class Quiver:
         A single batch goes into the flat slot of its `signal`, or into `slot`; without either it is no
         telemetry. Each slot's batch is delivered as a bundle of its own. Raises `AtCapacity` when a cap is
         reached and nothing may be deleted, `InvalidInput`, `LimitExceeded`, `Closed`, and what the disk
-        raises. After an error the batch is not accepted, though it may reappear if the machine stops at once.
+        raises. After an error the batch is not accepted, though it may reappear if the machine stops right
+        then.
         """
         self.check_open()
         return self._accept(encode_bundle(data, signal=signal, slot=slot))
@@ -187,7 +188,7 @@ class Quiver:
         return bundle
 
     def ack_segment(self, subscriber: str, segment_seq: int) -> bool:
-        """Acknowledge every bundle of a segment at once. Return False when none was left."""
+        """Acknowledge every bundle of a segment. Return False if none was left."""
         self.check_open()
         return self._core.deliveries.ack_segment(subscriber, segment_seq)
 

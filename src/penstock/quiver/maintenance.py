@@ -44,7 +44,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Run the steps on a thread every `maintenance_interval` from here on."""
+        """Run the steps on a thread every `maintenance_interval` until `stop`."""
         self._thread = threading.Thread(target=self._loop, name="quiver-maintenance", daemon=True)
         self._thread.start()
 

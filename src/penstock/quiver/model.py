@@ -143,7 +143,7 @@ def slot_name(slot: int) -> str:
 
 
 def signal_of(slot: int) -> Signal:
-    """The signal that a slot belongs to; `OTHER` for the slots that all signals share."""
+    """Return the signal of a slot; `OTHER` for the slots that all signals share."""
     slot_name(slot)
     if 10 <= slot < 30:
         return Signal.METRICS
@@ -155,12 +155,12 @@ def signal_of(slot: int) -> Signal:
 
 
 def flat_slot(signal: Signal) -> int:
-    """The slot of the one wide table of a signal."""
+    """Return the slot of the flat table of a signal."""
     return _FLAT[signal]
 
 
 def raw_slot(signal: Signal) -> int:
-    """The slot of requests that are kept as they came. Raises `InvalidInput` for a signal without one."""
+    """Return the slot of requests that are stored unchanged. Raises `InvalidInput` if there is none."""
     slot = _RAW.get(signal)
     if slot is None:
         raise InvalidInput(
@@ -170,7 +170,7 @@ def raw_slot(signal: Signal) -> int:
 
 
 def event_columns(slot: int) -> tuple[str, ...]:
-    """The columns that may hold the event time of this slot's rows, best first."""
+    """Return the columns that may hold the event time of a slot's rows, best first."""
     return _SPAN_TIMES if slot in (40, 50) else _TIMES
 
 

@@ -106,7 +106,7 @@ class Quota:
 
     @property
     def soft_bytes(self) -> int:
-        """The bytes from which on writers are held up."""
+        """The bytes above which writers wait."""
         return self.hard_bytes - self._target_bytes
 
     @property

@@ -1,11 +1,11 @@
-"""What a core directory holds after whatever happened, put in order.
+"""Recovery of a core directory, whatever happened to it.
 
 The order is that of the dependencies: progress first, then segments, then the two compared, then the log.
-Running it again, also after a crash in the middle, leads to the same state.
+Running it again, even after a crash in the middle, leads to the same state.
 
 A segment holds one stream, and between its first and its last entry the log has entries of other streams too.
 So neither the cursor nor a segment's range says which entries are committed; the numbers that the segment's
-own bundles carry do. An entry with several slots may be committed in part: each part is looked up by itself.
+own bundles carry do. An entry with several slots may be committed in part: each part is looked up separately.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def recover(fs: FileSystem, core_dir: str, config: QuiverConfig, *, core_id: int
         numbers.append(replay.end)
     found.next_wal_seq = max(offsets.state.next_wal_seq, 1 + max(numbers))
     if replay.is_short:
-        # Nobody knows how many bundles were in what is gone, but that they fitted into the log.
+        # The number of lost bundles is unknown, but they fitted into the log.
         found.next_wal_seq += config.wal.max_bytes // ENTRY_BYTES_MIN
     return found
 
@@ -223,7 +223,7 @@ def _unlogged(replay: WalReplay, store: SegmentStore, logged: tuple[int, int]) -
 
 
 def _uncounted(fs: FileSystem, quarantine: str, replay: WalReplay, last_seq: int) -> list[Gap]:
-    """The gaps that no earlier start has counted: a damaged file stays until nothing in it is needed."""
+    """Return the gaps that no earlier start has counted: a damaged file stays until it is not needed."""
     names = {name for name, _ in fs.list_files(quarantine)}
     return [gap for gap in replay.gaps(last_seq) if f"{_COUNTED}{gap.first}" not in names]
 
@@ -236,7 +236,7 @@ def _note_counted(fs: FileSystem, quarantine: str, replay: WalReplay, gaps: list
 
 
 def _missing(gap: Gap, store: SegmentStore) -> int:
-    """How many bundles of a gap in the log no committed segment has, at most."""
+    """Return the maximum number of bundles of a gap in the log that no committed segment has."""
     committed = set().union(*_committed(store, gap.first).values())
     missing = gap.last + 1 - gap.first - sum(gap.first <= seq <= gap.last for seq in committed)
     return max(0, min(missing, gap.byte_count // ENTRY_BYTES_MIN))
@@ -272,7 +272,7 @@ def _ack_settings(config: QuiverConfig) -> OffsetLogSettings:
 def rebuild_segments(
     store: SegmentStore, offsets: SubscriptionStore, fs: FileSystem, wal_dir: str
 ) -> list[int]:
-    """Write again every quarantined segment that somebody waits for and that the log has whole.
+    """Rebuild every quarantined segment that a subscriber needs and that the log has completely.
 
     Returns their numbers. Call it before the offsets are reconciled with the store; it may be repeated after
     a crash. Raises what the disk raises.

@@ -287,18 +287,18 @@ class Bundle:
         return claim is not None and self._resolver.ack(claim)
 
     def nack(self, reason: str = "", retry_after: DurationLike | None = None) -> bool:
-        """Give it back for a retry. It comes again after a growing wait, or `retry_after` if longer."""
+        """Give it back for a retry. It is delivered again after a growing wait, at least `retry_after`."""
         wait_s = None if retry_after is None else parse_duration(retry_after)
         claim = self._answer()
         return claim is not None and self._resolver.nack(claim, reason, retry_after_s=wait_s)
 
     def reject(self, reason: str = "") -> bool:
-        """Refuse it for good; it does not come again and is counted as lost to this subscriber."""
+        """Refuse it; it is not delivered again and counts as lost to this subscriber."""
         claim = self._answer()
         return claim is not None and self._resolver.reject(claim, reason, items=self.items)
 
     def defer(self, delay: DurationLike | None = None) -> bool:
-        """Postpone it: it comes again after `delay`, without this counting as an attempt."""
+        """Postpone it: it is delivered again after `delay`, and this does not count as an attempt."""
         wait_s = None if delay is None else parse_duration(delay)
         claim = self._answer()
         return claim is not None and self._resolver.defer(claim, wait_s)

@@ -382,7 +382,7 @@ class Deliveries:
             return {seq for table in self._tables.values() for seq in table.held_segments()}
 
     def drop(self, seq: int, outcome: Outcome, *, reason: str, force: bool = False) -> Dropped | None:
-        """Give a segment up for every subscriber that has not resolved it.
+        """Drop a segment for every subscriber that has not resolved it.
 
         None when a bundle of it is claimed.
 

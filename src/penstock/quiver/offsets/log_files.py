@@ -321,7 +321,7 @@ class OffsetLogWriter:
             return True
 
     def close(self) -> None:
-        """Close the file; what was not synced is lost. Nothing is written from here on."""
+        """Close the file; what was not synced is lost. Nothing is written after this."""
         with self._io:
             self._is_closed = True
             file, self._file = self._file, None

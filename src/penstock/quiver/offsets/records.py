@@ -1,8 +1,8 @@
 """The records of the acknowledgement log, 40 bytes each, and what the log may say.
 
-u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
-         | u64 number
-u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
+    u32 xxh3 | u8 kind | u8 outcome | u16 subscriber | u64 segment | u32 bundle | u32 attempt | i64 ns
+             | u64 number
+    u32 xxh3 | u8 4    | u8 part    | u16 subscriber | 24 bytes of a name | u64 number
 
 The checksum is the low half of XXH3-64 over the 36 bytes after it, so each record is verified independently
 and a reader finds the next good one after a bad one. `docs/formats/quiver-acks.md` says what every field
@@ -87,7 +87,7 @@ Record: TypeAlias = OffsetRecord | NamePart
 
 
 def encode_record(record: Record) -> bytes:
-    """The 40 bytes of a record."""
+    """Encode a record in 40 bytes."""
     if isinstance(record, NamePart):
         body = _NAME.pack(RecordKind.NAME, record.part, record.subscriber, record.text, record.number)
     else:
@@ -105,7 +105,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> Record | None:
-    """The record in 40 bytes, or None when they are none.
+    """Decode a record of 40 bytes; None if they are damaged.
 
     Numbers that no directory reaches are damage that has a checksum: the next number has to fit, too.
     """
@@ -142,6 +142,6 @@ def decode_records(data: bytes | memoryview) -> Iterator[Record | None]:
 
 
 def name_parts(name: str) -> list[bytes]:
-    """A name in the pieces that its records carry."""
+    """Split a name into the pieces that its records hold."""
     text = name.encode("ascii")
     return [text[start : start + _NAME_BYTES] for start in range(0, len(text), _NAME_BYTES)]

@@ -388,7 +388,7 @@ class OffsetState:
         return not self.outstanding(seq)
 
     def mark_deleted(self, seq: int, number: int) -> None:
-        """Record that the segment will be removed; from here on it is absent."""
+        """Record that the segment will be removed; it counts as absent now."""
         del self.infos[seq]
         del self.known[bisect.bisect_left(self.known, seq)]
         self.absent.add(seq)

@@ -306,8 +306,8 @@ class SubscriptionStore:
             entry.progress.resolve_segment(seq)
         entry.counters[outcome] += bundles if outcome.resolves else 1
         # For a whole segment the place of the attempt says how many bundles the outcome was for.
-        told = bundles if outcome.resolves else attempt
-        self.log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, told)
+        count = bundles if outcome.resolves else attempt
+        self.log.append_outcome(entry, seq, WHOLE_SEGMENT, outcome, count)
         self._note_complete(entry, seq)
         return bundles
 

@@ -199,6 +199,6 @@ class SharedQuota:
         return self._clock.now_ms() * 1_000_000
 
     def close(self) -> None:
-        """Close the file; what was published last stays. Slots of others are not updated from here on."""
+        """Close the file; what was published last stays. Slots of others are not updated any more."""
         self._view = bytes(self._view[:])
         self._file.close()

@@ -131,7 +131,7 @@ def _mapped(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
 
 
 def _rebuilt(kind: pa.DataType, index: pa.DataType | None) -> pa.DataType:
-    """A nested type with its children mapped."""
+    """Return a nested type with its children mapped."""
     children = [kind.field(place) for place in range(kind.num_fields)]
     if pa.types.is_map(kind):
         key, item = kind.key_field, kind.item_field

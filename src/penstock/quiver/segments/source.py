@@ -145,7 +145,7 @@ class LocalSegments:
                 self._sidecars.damaged[name] = error
 
     def path(self, info: SegmentInfo) -> str:
-        """The Arrow file of a segment."""
+        """Return the Arrow file of a segment."""
         return os.path.join(core_directory(self._path, info.core_id), "segments", arrow_name(info.seq))
 
     def reader(self, info: SegmentInfo) -> SegmentReader:

@@ -104,7 +104,7 @@ class Uploader:
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Work on a thread from here on."""
+        """Start the thread that does the work."""
         self._work.start()
 
     def stop(self) -> None:

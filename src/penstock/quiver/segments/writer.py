@@ -145,7 +145,7 @@ class OrderedQueue(Generic[T]):
             return
 
     def start(self) -> None:
-        """Work on a thread from here on."""
+        """Start the thread that does the work."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"quiver {self._what}", daemon=True)
         self._thread.start()
@@ -320,7 +320,7 @@ class SegmentWriter:
         self._work.drain(timeout_s)
 
     def start(self) -> None:
-        """Work on a thread from here on."""
+        """Start the thread that does the work."""
         self._work.start()
 
     def stop(self) -> None:

@@ -229,10 +229,10 @@ def _read_start(view: memoryview, path: str) -> _Start | None:
 
 def _first_entry(view: memoryview, header_bytes: int) -> int:
     """Find the first entry of a file without a readable opening: after a damaged one, or at the start."""
-    behind = header_bytes + OPENING_BYTES
-    ends = (WalFormat().frame_end(view, offset, len(view)) for offset in (header_bytes, behind))
+    after_opening = header_bytes + OPENING_BYTES
+    ends = (WalFormat().frame_end(view, offset, len(view)) for offset in (header_bytes, after_opening))
     at_once, later = ends
-    return behind if at_once is None and later is not None else header_bytes
+    return after_opening if at_once is None and later is not None else header_bytes
 
 
 def _read_header(view: memoryview, path: str) -> tuple[int, int] | None:

@@ -99,7 +99,7 @@ class Wal:
         return end - self.oldest + HEADER_BYTES * (self.rotated_count + 1)
 
     def disk_bytes(self) -> int:
-        """All that the log takes on disk, with what is allocated ahead."""
+        """Bytes of the log on disk, including preallocated ones."""
         return sum(stat.size for _, stat in self._fs.list_files(self._directory))
 
     def position(self, place: LogPosition) -> int:

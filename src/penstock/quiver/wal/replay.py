@@ -135,10 +135,10 @@ class WalReplay:
         if entry.wal_seq != self.highest_seq + 1:
             self._jumps.append((self.highest_seq, entry.wal_seq, self._last_end, begin))
         self.highest_seq, self._last_end = entry.wal_seq, after
-        first, behind = self.layout.position(begin), self.layout.position(after)
-        if behind <= self.cursor and not self.layout.is_guessed(file.number):
+        start, end = self.layout.position(begin), self.layout.position(after)
+        if end <= self.cursor and not self.layout.is_guessed(file.number):
             return None
-        return FoundEntry(entry=entry, start=first, end=behind)
+        return FoundEntry(entry=entry, start=start, end=end)
 
 
 def _size(damage: LogDamage) -> int:
@@ -166,7 +166,7 @@ def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
 
 
 def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:
-    """The file in which a position lies, 0 if none does: then everything is read."""
+    """Return the file that contains a position; 0 if none does, so that everything is read."""
     if position is None:
         return 0
     starts = layout.read_starts(fs, directory)
@@ -174,7 +174,7 @@ def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int
 
 
 def _within(replay: WalReplay, sidecar: int | None) -> int:
-    """The sidecar's position, at least where the log begins."""
+    """Return the position of the sidecar, or the start of the log if that is later."""
     if not replay.found.files:
         return replay.layout.base
     oldest = replay.layout.start(replay.found.files[0].number)

@@ -92,7 +92,7 @@ COLLECTOR_MUTANTS = (
         where="collector:BufferExportWorker._gather",
         old="        while group and self._source.unacked_unleased():\n",
         new="        while False:\n",
-        test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_in_nobodys_hands",
+        test=f"{STORED}::test_nothing_is_appended_while_an_older_bundle_is_unacked_and_unleased",
     ),
     Mutant(
         name="a file that is delivered again is a second file",
@@ -113,7 +113,7 @@ COLLECTOR_MUTANTS = (
         where="collector:CircuitBreaker.release",
         old="    if was_probe and self.state is CircuitState.PROBING:\n",
         new="    if self.state is CircuitState.PROBING:\n",
-        test=f"{OUTCOMES}::test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe",
+        test=f"{OUTCOMES}::test_a_bundle_sent_before_the_destination_failed_does_not_end_a_probe",
     ),
     Mutant(
         name="the rest of a group is tried although the destination is down",
@@ -162,6 +162,6 @@ COLLECTOR_MUTANTS = (
         where="collector:directory_identity",
         old='        if any("/segments/" in name',
         new='        if any("?" in name',
-        test=f"{STORED}::test_an_identity_that_is_missing_beside_segments_is_reported",
+        test=f"{STORED}::test_a_missing_identity_of_a_directory_with_segments_is_reported",
     ),
 )

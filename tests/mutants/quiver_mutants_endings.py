@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["QUIVER_ENDING_MUTANTS"]
 
-DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
+DAMAGED = "tests/unit/quiver/segments/test_damaged_segments.py"
 ENDINGS = "tests/unit/quiver/test_endings.py"
-FAIR = "tests/unit/quiver/test_fair_eviction.py"
+FAIR = "tests/unit/quiver/retention/test_fair_eviction.py"
 
 
 QUIVER_ENDING_MUTANTS = (
@@ -24,7 +24,7 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:SubscriptionStore.reconcile",
         old="        holes = self.state.take_in(infos, quarantined_infos)\n",
         new="        holes = self.state.take_in(infos)\n",
-        test=f"{DAMAGED}::test_the_book_tells_corrupt_from_missing_and_from_never_written",
+        test=f"{DAMAGED}::test_offsets_distinguish_corrupt_from_missing_and_never_written",
     ),
     Mutant(
         name="dropping a subscriber by hand draws conclusions from what it does not see",
@@ -38,7 +38,7 @@ QUIVER_ENDING_MUTANTS = (
         where="quiver:OffsetLogWriter.sync",
         old="        if self._is_closed:\n",
         new="        if False:\n",
-        test=f"{ENDINGS}::test_a_closed_book_writes_nothing_more",
+        test=f"{ENDINGS}::test_closed_offsets_write_nothing_more",
     ),
     Mutant(
         name="a wait for a writer that stopped never ends",

@@ -6,14 +6,14 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["SEGMENT_MUTANTS"]
 
-DAMAGED = "tests/unit/quiver/test_damaged_segments.py"
+DAMAGED = "tests/unit/quiver/segments/test_damaged_segments.py"
 CRASH = "tests/crash/quiver/test_segment_crash.py"
-STORE = "tests/unit/quiver/test_segment_store.py"
-WRITER = "tests/unit/quiver/test_segment_writer.py"
-UPLOAD = "tests/unit/quiver/test_upload.py"
-INBOX = "tests/unit/quiver/test_external_acks.py"
-OPEN = "tests/unit/quiver/test_memtable.py"
-READERS = "tests/unit/quiver/test_segment_readers.py"
+STORE = "tests/unit/quiver/segments/test_segment_store.py"
+WRITER = "tests/unit/quiver/segments/test_segment_writer.py"
+UPLOAD = "tests/unit/quiver/segments/test_upload.py"
+INBOX = "tests/unit/quiver/offsets/test_external_acks.py"
+OPEN = "tests/unit/quiver/segments/test_memtable.py"
+READERS = "tests/unit/quiver/segments/test_segment_readers.py"
 OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
@@ -92,7 +92,7 @@ SEGMENT_MUTANTS = (
         where="quiver:ActiveSegments.take",
         old="    self._byte_count -= stream.byte_count\n",
         new="",
-        test=f"{OPEN}::test_sealing_takes_a_stream_out_and_the_next_part_starts_anew",
+        test=f"{OPEN}::test_sealing_removes_a_stream_and_the_next_part_starts_a_new_one",
     ),
     Mutant(
         name="a copy counts before its data is there",

@@ -9,7 +9,7 @@ __all__ = ["QUIVER_WAL_MUTANTS"]
 ADMISSION = "tests/unit/quiver/test_admission.py"
 ENGINE = "tests/unit/quiver/test_engine.py"
 INTAKE = "tests/unit/quiver/test_append.py"
-WAL = "tests/unit/quiver/test_wal.py"
+WAL = "tests/unit/quiver/wal/test_wal.py"
 CRASH = "tests/crash/quiver/test_wal_crash.py"
 
 
@@ -47,7 +47,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:RemovableSegments.may_remove",
         old="        return self._store.get(seq).wal_end <= self._wal.cursor\n",
         new="        return True\n",
-        test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it",
+        test=f"{ENGINE}::test_a_segment_is_deleted_only_when_the_log_is_cut_after_it",
     ),
     Mutant(
         name="a cursor beyond the log is believed",
@@ -93,7 +93,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:Core._clear_log",
         old="            self.wal.clear()\n",
         new="            pass\n",
-        test="tests/unit/quiver/test_delivered_payloads.py"
+        test="tests/unit/quiver/delivery/test_delivered_payloads.py"
         "::test_a_clean_shutdown_leaves_no_delivered_payload_and_no_file_made_ahead",
     ),
     Mutant(
@@ -115,7 +115,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:Appender._submit",
         old="        committer.resume()\n",
         new="",
-        test=f"{INTAKE}::test_a_failed_sync_is_told_and_the_next_bundle_is_accepted",
+        test=f"{INTAKE}::test_a_failed_sync_is_reported_and_the_next_bundle_is_accepted",
     ),
     Mutant(
         name="bundles of the log are renewed however old they are",
@@ -185,7 +185,7 @@ QUIVER_WAL_MUTANTS = (
         where="quiver:CloseGuard.wait_idle",
         old="self._idle.wait_for(lambda: all(one == threading.get_ident() for one in self._busy))",
         new="pass",
-        test=f"{ADMISSION}::test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards",
+        test=f"{ADMISSION}::test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin",
     ),
     Mutant(
         name="a full device keeps the oldest from going",

@@ -137,7 +137,7 @@ TOPIC_MUTANTS = (
         where="quiver:LocalSegments._read",
         old="        except MediaError as error:\n            self._sidecars.damaged[name] = error\n",
         new="",
-        test="tests/unit/quiver/test_damaged_segments.py::"
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
         "test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown",
     ),
     Mutant(
@@ -145,8 +145,8 @@ TOPIC_MUTANTS = (
         where="quiver:_replay_file",
         old="for start, end in view.bad]",
         new="for start, end in ()]",
-        test="tests/unit/quiver/test_damaged_segments.py::"
-        "test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
+        "test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
     ),
     # Logs that lost their end
     Mutant(

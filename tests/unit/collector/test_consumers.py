@@ -44,7 +44,7 @@ async def test_turns_go_round() -> None:
     assert [len(store.stored) for store in stores] == [2, 2]
 
 
-async def test_broadcast_is_taken_when_all_have_it_and_told_the_worst_reply() -> None:
+async def test_broadcast_is_accepted_when_all_have_it_and_returns_the_worst_reply() -> None:
     exporters = [Fixed(delivered()), Fixed(delivered(rejected_items=2, message="old"))]
     intake = FanOutConsumer([DirectConsumer(exporter) for exporter in exporters])
     assert await intake.take(DATA, Signal.LOGS) == Reply(2, "old")

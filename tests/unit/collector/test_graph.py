@@ -56,7 +56,7 @@ def test_a_wrong_urn_says_what_is_wrong_with_it(urn: str, words: str) -> None:
         parse_urn(urn, "here")
 
 
-def test_a_graph_knows_who_feeds_whom() -> None:
+def test_a_graph_knows_the_sources_of_each_node() -> None:
     graph = parse_graph(NODES, where="file")
     assert [node.name for node in graph.feeding("keep")] == ["in"]
     assert graph.nodes["in"].dispatch_strategy is DispatchStrategy.ROUND_ROBIN
@@ -117,7 +117,7 @@ def test_a_node_that_would_only_feed_otap_is_refused() -> None:
         parse_graph(nodes, where="file")
 
 
-def test_a_node_that_nobody_feeds_is_mentioned() -> None:
+def test_a_node_without_a_source_is_mentioned() -> None:
     nodes = changed(spare={"kind": "exporter", "plugin_urn": "urn:otel:noop:exporter"})
     assert "spare" in parse_graph(nodes, where="file").warnings()[0]
 

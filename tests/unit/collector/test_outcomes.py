@@ -174,7 +174,7 @@ def test_a_probe_that_found_nothing_to_send_leaves_the_place_to_the_next() -> No
     assert circuit.try_acquire(60)
 
 
-def test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe() -> None:
+def test_a_bundle_sent_before_the_destination_failed_does_not_end_a_probe() -> None:
     circuit = CircuitBreaker(CircuitPolicy())
     assert circuit.try_acquire(0)
     assert not circuit.is_probing
@@ -184,7 +184,7 @@ def test_who_was_let_in_before_the_destination_went_down_does_not_end_a_probe() 
     assert not circuit.try_acquire(60), "one probe at a time"
 
 
-def test_what_cannot_be_decoded_is_told_as_a_bad_request() -> None:
+def test_bytes_that_cannot_be_decoded_are_a_bad_request() -> None:
     status = status_pb2.Status.FromString(status_bytes("INVALID_ARGUMENT", "no request"))
     bad = error_details_pb2.BadRequest()
     assert status.details[0].Unpack(bad)

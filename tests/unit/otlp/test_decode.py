@@ -120,7 +120,7 @@ def test_the_name_of_the_service_is_lifted_from_the_resource() -> None:
     assert column.to_pylist() == ["cart", None, "cart", None]
 
 
-def test_the_body_of_a_log_is_told_as_text_too() -> None:
+def test_the_body_of_a_log_is_also_converted_to_text() -> None:
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records
     records.add().body.string_value = "hello"
@@ -245,7 +245,7 @@ def test_a_time_after_2262_goes_back_as_it_came() -> None:
     assert parse(encode(batch, Signal.TRACES), Signal.TRACES) == request
 
 
-def test_threads_decode_and_encode_beside_each_other() -> None:
+def test_threads_decode_and_encode_concurrently() -> None:
     def work(seed: int) -> bool:
         signal = list(Signal)[seed % 3]
         data = telemetry(signal, items=20, seed=seed)

@@ -95,7 +95,7 @@ def test_bundles_of_any_size_stay_within_the_cap(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_largest_bundle_is_it_comes_in_when_everybody_has_the_others(
+def test_the_largest_bundle_is_accepted_once_the_others_are_delivered(
     disk: FakeDisk, clock: StepClock, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -188,7 +188,7 @@ def test_a_full_log_is_emptied_though_there_are_marks_in_it(tmp_path: Path) -> N
             assert quiver.stats().wal_files <= 2
 
 
-def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_path: Path) -> None:
+def test_close_waits_for_a_thread_that_frees_space_and_lets_no_other_begin(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
     guard = quiver.core.guard
     with guard.at_work():
@@ -208,7 +208,7 @@ def test_the_end_waits_for_whoever_makes_room_and_nobody_does_afterwards(tmp_pat
     assert sorted((path, path.stat().st_ino) for path in tmp_path.rglob("*")) == before
 
 
-def test_who_is_at_work_may_close_too(tmp_path: Path) -> None:
+def test_a_thread_at_work_may_close_too(tmp_path: Path) -> None:
     quiver = Quiver.open(str(tmp_path), capped(), registry=Registry(), maintenance=False)
     with quiver.core.guard.at_work():
         quiver.close()  # as a handler of signals does

@@ -109,7 +109,7 @@ def test_a_writer_that_stopped_writes_nothing_more() -> None:
     assert store.infos() == []
 
 
-def test_a_closed_book_writes_nothing_more() -> None:
+def test_closed_offsets_write_nothing_more() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.add(1)
@@ -123,7 +123,7 @@ def test_a_closed_book_writes_nothing_more() -> None:
     core.offsets.close()
 
 
-def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
+def test_a_subscriber_that_returns_while_it_leaves_starts_over() -> None:
     core = Core().open()
     core.subscribe("lake", "keeper")
     core.add(1)
@@ -140,7 +140,7 @@ def test_a_subscriber_that_comes_back_while_it_leaves_begins_anew() -> None:
     assert core.refs("lake") == [(1, 0), (1, 1)]
 
 
-async def test_a_forgotten_bundle_makes_room_in_flight_for_whoever_waits() -> None:
+async def test_a_forgotten_bundle_makes_room_in_flight_for_a_waiter() -> None:
     core = Core(delivery=DeliverySettings(max_in_flight=1)).open()
     core.subscribe("lake")
     core.add(1)
@@ -167,7 +167,7 @@ def test_a_reader_that_was_unregistered_is_not_registered_again_by_its_old_note(
     assert again.subscribers() == []
 
 
-def test_a_reader_whose_notes_go_on_is_no_orphan() -> None:
+def test_a_reader_that_keeps_writing_notes_is_no_orphan() -> None:
     disk, clock = FakeDisk(), StepClock()
     quiver = open_quiver(disk, clock, config(subscribers={"orphan_timeout": "10s"}))
     commit_offset(disk, CORE, ExternalAck(subscriber="spark", through=0))
@@ -362,7 +362,7 @@ def test_maintenance_does_nothing_after_the_end() -> None:
     assert len(disk.calls) == calls
 
 
-def test_a_subscriber_that_left_is_behind_with_nothing() -> None:
+def test_a_subscriber_that_left_has_no_lag() -> None:
     core = Core().open()
     core.subscribe("lake")
     core.add(1)

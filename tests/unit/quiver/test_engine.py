@@ -56,7 +56,7 @@ def test_a_batch_comes_out_as_it_went_in(disk: FakeDisk, clock: StepClock) -> No
     assert quiver.next_bundle("lake") is None
 
 
-def test_each_slot_of_a_bundle_is_delivered_by_itself(disk: FakeDisk, clock: StepClock) -> None:
+def test_each_slot_of_a_bundle_is_delivered_separately(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest({51: rows(20), 50: rows(10), 52: words(30)})
     quiver.flush()
@@ -217,7 +217,7 @@ def test_of_an_entry_that_is_committed_in_part_only_the_rest_is_read(
     assert registry.value("quiver.recovery.replayed") == 1
 
 
-def test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_segment_is_deleted_only_when_the_log_is_cut_after_it(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1), slot=51)
     quiver.ingest(rows(10, 60), slot=50)
@@ -236,7 +236,7 @@ def test_a_segment_is_deleted_only_when_the_log_is_cut_behind_it(disk: FakeDisk,
     assert [info.slot for info in again.core.store.infos()] == [51]
 
 
-def test_numbers_go_on_after_everything_was_deleted(disk: FakeDisk, clock: StepClock) -> None:
+def test_numbers_continue_after_everything_was_deleted(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     for n in range(5):
         quiver.ingest(rows(n * 10))
@@ -294,7 +294,7 @@ def test_bundles_of_the_log_that_are_too_old_are_not_renewed(disk: FakeDisk, clo
     assert registry.value("quiver.loss.bundles", reason="age", signal="unknown") == 1
 
 
-def test_a_subscriber_goes_on_where_it_was(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_subscriber_continues_where_it_was(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     quiver.ingest(rows(1))
     quiver.ingest(rows(10))
@@ -527,7 +527,7 @@ def test_a_damaged_log_stops_the_start_if_that_is_wanted(disk: FakeDisk, clock: 
 # ---- life -----------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_at_once(disk: FakeDisk, clock: StepClock) -> None:
+def test_a_second_writer_is_refused_immediately(disk: FakeDisk, clock: StepClock) -> None:
     quiver = ready(disk, clock)
     with pytest.raises(Locked, match="in use by process"):
         open_quiver(disk, clock)
@@ -658,7 +658,7 @@ def test_many_threads_write_while_segments_are_made(tmp_path: Path, flush: str) 
     assert sorted(given) == sorted(t * 100_000 + n * 10 for t in range(1, 5) for n in range(40))
 
 
-def test_cores_of_one_directory_work_beside_each_other(tmp_path: Path) -> None:
+def test_cores_of_one_directory_work_concurrently(tmp_path: Path) -> None:
     settings = config(retention={"size_cap": "2MB"})
     opened = [
         Quiver.open(str(tmp_path), settings, core_id=core, cores=2, registry=Registry(), maintenance=False)

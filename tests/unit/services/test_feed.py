@@ -101,7 +101,7 @@ async def test_nothing_is_acknowledged_before_it_is_durable(store: MemoryStore) 
         assert (await running).batches == 1
 
 
-async def test_a_feed_goes_on_behind_what_the_database_has(store: MemoryStore) -> None:
+async def test_a_feed_continues_after_the_stored_position(store: MemoryStore) -> None:
     await produce(store, [([gauge("a", at, float(at))], METRICS_PAYLOAD) for at in range(4)])
     there = disk()
     async with await opened(there.open()) as database:
@@ -152,7 +152,7 @@ async def test_a_crash_after_the_letter_and_before_the_write_repeats_the_letter(
         assert (report.records, report.refused) == (1, 1)
 
 
-async def test_no_batch_is_stored_behind_one_that_the_database_refuses(
+async def test_no_batch_is_stored_after_one_that_the_database_refuses(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Labels, "fingerprint", lambda self: b"0123456789abcdef")
@@ -285,7 +285,7 @@ async def test_a_queue_that_is_adopted_as_new_is_taken_from_its_beginning(store:
         await fed_from(there, store)
 
 
-async def test_a_queue_that_has_moved_goes_on_behind_what_was_stored(store: MemoryStore) -> None:
+async def test_a_queue_that_has_moved_continues_after_the_stored_position(store: MemoryStore) -> None:
     there, moved = disk(), MemoryStore("moved")
     await numbers(store, 0, 2)
     assert await fed_from(there, store) == [0, 1]
@@ -303,7 +303,7 @@ async def test_a_queue_with_other_batches_is_not_taken_for_one_that_has_moved(st
         await fed_from(there, other, "moved")
 
 
-async def test_a_queue_that_is_behind_the_database_is_refused_before_it_is_touched(
+async def test_a_queue_older_than_the_database_is_refused_before_it_is_touched(
     store: MemoryStore,
 ) -> None:
     there, older = disk(), MemoryStore("queue")

@@ -143,5 +143,5 @@ def test_the_last_record_is_found_in_the_metadata_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"m", b"\xff", b"[]", b'{"topic":1}'])
-def test_metadata_of_somebody_else_tells_nothing(payload: bytes) -> None:
+def test_metadata_of_another_writer_is_ignored(payload: bytes) -> None:
     assert identity_of([payload], "t") is None

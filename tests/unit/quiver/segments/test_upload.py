@@ -134,7 +134,7 @@ def test_a_segment_that_was_removed_meanwhile_is_passed_over() -> None:
     assert not bench.uploader.is_uploaded(1)
 
 
-def test_a_damaged_segment_is_told_of_and_not_copied_and_the_next_one_is() -> None:
+def test_a_damaged_segment_is_reported_and_not_copied_and_the_next_one_is() -> None:
     bench = Bench()
     bench.segments.write(sealed_of(batch(1)), 1)
     bench.disk.truncate("/q/segments/seg-0000000000000001.arrow", 64)

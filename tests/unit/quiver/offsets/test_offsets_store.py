@@ -137,7 +137,7 @@ def test_unregistering_unpins_what_only_that_one_needed(core: Core) -> None:
         core.offsets.subscriber("b")
 
 
-def test_somebody_who_registers_before_the_deletion_keeps_the_segment(core: Core) -> None:
+def test_a_subscriber_that_registers_before_the_deletion_keeps_the_segment(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)
@@ -174,7 +174,7 @@ def test_a_name_that_is_none_is_refused(core: Core, name: str) -> None:
         core.offsets.register(name)
 
 
-def test_a_known_name_goes_on_where_it_was(core: Core) -> None:
+def test_a_known_name_continues_where_it_was(core: Core) -> None:
     core.subscribe("a")
     core.add(1, bundles=1)
     core.ack("a", 1, 0)
@@ -310,7 +310,7 @@ def test_a_segment_that_was_being_deleted_is_deleted_after_a_crash_and_not_deliv
     assert after.refs("late") == []
 
 
-def test_pending_bundles_of_a_missing_segment_are_dropped_and_told(core: Core) -> None:
+def test_pending_bundles_of_a_missing_segment_are_dropped_and_reported(core: Core) -> None:
     core.subscribe("a", "b")
     for seq in (1, 2, 3):
         core.add(seq, bundles=1)
@@ -366,7 +366,7 @@ def test_old_segments_expire_at_the_start(core: Core) -> None:
     assert again.offsets.subscriber("a").hwm == 1
 
 
-def test_a_drop_is_recorded_for_those_who_needed_the_segment_only(core: Core) -> None:
+def test_a_drop_is_recorded_only_for_subscribers_that_needed_the_segment(core: Core) -> None:
     core.subscribe("a", "b")
     core.add(1, bundles=4)
     core.offsets.resolve("a", 1, Outcome.ACK)

@@ -76,7 +76,7 @@ def test_a_flipped_bit_anywhere_in_the_log_skips_nothing() -> None:
             assert after.offsets.damage, f"nobody noticed bit {bit}"
 
 
-def test_only_the_flipped_record_is_lost_and_told_and_kept_as_evidence() -> None:
+def test_only_the_flipped_record_is_lost_and_reported_and_kept_as_evidence() -> None:
     core = written()
     size = core.disk.stat(LOG).size
     flip(core.disk, LOG, (size - 3 * RECORD_BYTES + 10) * 8)

@@ -15,7 +15,7 @@ from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.tools.offline import read_history
 from penstock.storage.fs import OsFileSystem
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "quiver" / "acks"
+GOLDEN = Path(__file__).parents[3] / "golden" / "quiver" / "acks"
 INFOS = [segment(seq, bundles=3) for seq in (2, 3, 5)]
 
 
@@ -78,7 +78,7 @@ def test_the_first_format_is_read(tmp_path: Path, lost: str) -> None:
     offsets.close()
 
 
-def test_the_log_is_told_in_words() -> None:
+def test_the_log_is_printed_as_text() -> None:
     events = list(read_history(OsFileSystem(), str(GOLDEN)))
     assert [(event.what, event.subscriber, event.segment_seq, event.bundle) for event in events[-5:]] == [
         ("never_written", None, 4, None),

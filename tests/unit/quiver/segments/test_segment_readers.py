@@ -141,7 +141,7 @@ def test_a_moment_without_a_zone_is_refused() -> None:
     assert to_ns(dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=dt.UTC)) == SECOND_NS + 5000
 
 
-def test_a_reader_beside_the_writer_sees_all_cores_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_reader_during_writes_sees_all_cores_and_changes_nothing(tmp_path: Path) -> None:
     one, two = Place(tmp_path, 0), Place(tmp_path, 1)
     one.add(1, batch(1))
     two.add(1, batch(2))
@@ -155,7 +155,7 @@ def test_a_reader_beside_the_writer_sees_all_cores_and_changes_nothing(tmp_path:
     assert gone.core_id == 1
 
 
-def test_a_reader_is_told_when_a_segment_went_and_when_it_is_damaged(place: Place) -> None:
+def test_a_reader_distinguishes_a_removed_segment_from_a_damaged_one(place: Place) -> None:
     one, two = place.add(1, batch(1)), place.add(2, batch(2))
     source = LocalSegments(str(place.root))
     path = Path(place.store.path(2))
@@ -194,7 +194,7 @@ async def test_uploaded_copies_are_read_like_local_ones(place: Place) -> None:
     assert reader.batch(1).equals(batch(2))
 
 
-def test_export_writes_one_parquet_file_per_segment_and_goes_on_where_it_stopped(
+def test_export_writes_one_parquet_file_per_segment_and_continues_where_it_stopped(
     place: Place, tmp_path: Path
 ) -> None:
     place.add(1, logs(1, 2), logs(3, service="db"), slot=51)

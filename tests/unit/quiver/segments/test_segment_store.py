@@ -61,7 +61,7 @@ def test_a_batch_comes_back_with_its_own_metadata_only() -> None:
     assert store.schema(1).metadata == {b"mine": b"kept"}
 
 
-def test_event_times_are_told_where_the_data_has_them() -> None:
+def test_event_times_are_recorded_if_the_data_has_them() -> None:
     store = opened(FakeDisk())
     times = pa.array([5, None, 3], pa.timestamp("ns", "UTC"))
     info = store.write(sealed_of(pa.record_batch({"time": times}), slot=51), 1)
@@ -259,7 +259,7 @@ def test_data_that_vanished_while_running_is_corrupt_not_removed() -> None:
 
 
 @pytest.mark.parametrize("way", ["remove", "quarantine"])
-def test_a_reader_that_comes_while_a_segment_goes_is_not_told_of_damage(way: str) -> None:
+def test_a_read_during_a_removal_reports_no_damage(way: str) -> None:
     disk = FakeDisk()
     opened(disk).write(sealed_of(batch(1)), 1)
     store = opened(disk)
@@ -362,7 +362,7 @@ def test_a_slice_of_a_large_batch_takes_the_room_of_the_slice() -> None:
     assert store.read(1, 0)["n"].to_pylist() == [10, 11, 12, 13, 14]
 
 
-def test_many_readers_beside_a_writer_that_removes_see_whole_segments_or_none(tmp_path: Path) -> None:
+def test_readers_during_removals_see_whole_segments_or_none(tmp_path: Path) -> None:
     store = SegmentStore.open(OsFileSystem(), str(tmp_path / "segments"), str(tmp_path / "quarantine"))
     wrong: list[str] = []
     done = threading.Event()

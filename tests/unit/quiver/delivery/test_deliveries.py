@@ -73,12 +73,12 @@ async def test_consumers_of_one_subscriber_share_the_work(core: Core) -> None:
     assert core.offsets.subscriber("a").hwm == 1
 
 
-async def test_somebody_nobody_knows_gets_an_error(core: Core) -> None:
+async def test_an_unknown_subscriber_gets_an_error(core: Core) -> None:
     with pytest.raises(UnknownSubscriber):
         core.deliveries.next("b")
 
 
-async def test_a_subscriber_that_was_not_activated_is_told_so(core: Core) -> None:
+async def test_a_subscriber_that_was_not_activated_gets_an_error(core: Core) -> None:
     core.offsets.register("b")
     with pytest.raises(Rejected, match="activate it first"):
         core.deliveries.next("b")
@@ -130,7 +130,7 @@ async def test_a_hint_of_the_server_is_a_floor(core: Core) -> None:
     assert core.take("a").ref == BundleRef(1, 0)
 
 
-async def test_other_bundles_go_on_while_one_is_put_off(core: Core) -> None:
+async def test_other_bundles_are_delivered_while_one_is_deferred(core: Core) -> None:
     core.add(1, bundles=2)
     core.deliveries.nack(core.take("a"))
     core.deliveries.ack(core.take("a"))
@@ -186,7 +186,7 @@ async def test_an_ack_through_a_number_takes_in_every_segment_up_to_it(core: Cor
     assert core.offsets.subscriber("a").hwm == 2
 
 
-async def test_somebody_can_ask_for_one_bundle(core: Core) -> None:
+async def test_one_particular_bundle_can_be_claimed(core: Core) -> None:
     core.add(1, bundles=3)
     claim = core.deliveries.claim("a", BundleRef(1, 1))
     with pytest.raises(StaleClaim, match="claimed"):
@@ -214,7 +214,7 @@ async def test_a_bundle_that_was_put_off_can_be_asked_for_and_is_not_handed_out_
 # ---- leases
 
 
-async def test_a_claim_that_runs_out_goes_to_the_next_who_asks(core: Core) -> None:
+async def test_a_claim_that_expires_goes_to_the_next_consumer(core: Core) -> None:
     core.add(1, bundles=1)
     old = core.take("a")
     await core.clock.advance(300)
@@ -289,7 +289,7 @@ async def test_a_lease_that_ran_out_does_not_hold_up_a_drop(core: Core) -> None:
     assert core.deliveries.drop(1, Outcome.DROPPED, reason="size") is not None
 
 
-async def test_a_forced_drop_takes_a_bundle_out_of_somebodys_hands(core: Core) -> None:
+async def test_a_forced_drop_voids_a_claim(core: Core) -> None:
     core.add(1)
     claim = core.take("a")
     assert core.deliveries.drop(1, Outcome.DROPPED, reason="corrupt", force=True) is not None
@@ -372,7 +372,7 @@ def test_a_thread_that_waits_for_room_in_flight_gets_it() -> None:
     assert [claim.ref for claim in found] == [BundleRef(1, 1)]  # type: ignore[attr-defined]
 
 
-def test_closing_wakes_whoever_waits() -> None:
+def test_closing_wakes_every_waiter() -> None:
     core = opened()
     found: list[object] = []
     thread = waiting_thread(core.deliveries, found)
@@ -413,7 +413,7 @@ async def test_a_task_of_an_inactive_subscriber_waits_quietly(core: Core) -> Non
     assert await task is None
 
 
-def test_nobody_waits_without_a_timeout_left() -> None:
+def test_no_wait_without_a_timeout_left() -> None:
     assert opened().deliveries.take("a", 0) is None
 
 
@@ -443,7 +443,7 @@ async def test_a_task_gives_up_at_its_timeout(core: Core) -> None:
     assert await task is None
 
 
-async def test_a_cancelled_wait_leaves_nothing_behind(core: Core) -> None:
+async def test_a_cancelled_wait_leaves_no_trace(core: Core) -> None:
     task = asyncio.create_task(core.deliveries.take_async("a"))
     await asyncio.sleep(0)
     task.cancel()

@@ -64,7 +64,7 @@ def test_too_many_streams_seal_the_largest() -> None:
     assert due == [(keys[1], Trigger.STREAMS)]
 
 
-def test_sealing_takes_a_stream_out_and_the_next_part_starts_anew() -> None:
+def test_sealing_removes_a_stream_and_the_next_part_starts_a_new_one() -> None:
     segments, keys = filled(100, 200)
     taken = segments.take(keys[0], Trigger.AGE)
     assert (taken.byte_count, taken.trigger, [each.wal_seq for each in taken.parts]) == (

@@ -89,7 +89,7 @@ async def test_a_write_that_fails_twice_is_kept_and_then_written(caplog: pytest.
     assert bench.store.read(1, 0).equals(batch(7))
 
 
-def test_a_fault_that_nobody_foresaw_is_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_retried_too(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.segment_writer.submit(sealed_of(batch(1)))
     write = bench.store.write
@@ -106,7 +106,7 @@ def test_a_fault_that_nobody_foresaw_is_tried_again_too(caplog: pytest.LogCaptur
     assert "unforeseen" in caplog.text
 
 
-def test_drain_tries_at_once_and_says_why_it_cannot() -> None:
+def test_drain_tries_immediately_and_says_why_it_cannot() -> None:
     bench = Bench()
     bench.segment_writer.submit(sealed_of(batch(7)))
     bench.fail_next_call(DiskFault.FAIL_ALWAYS)

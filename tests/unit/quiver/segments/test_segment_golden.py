@@ -15,7 +15,7 @@ from penstock.storage.fs import OsFileSystem
 
 pytestmark = pytest.mark.unit
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "quiver" / "segments"
+GOLDEN = Path(__file__).parents[3] / "golden" / "quiver" / "segments"
 EVENT_NS = 1_700_000_000_000_000_001
 
 

@@ -85,7 +85,7 @@ def test_rotated_files_are_cut_and_protected_and_numbered_upwards(tmp_path: Path
         assert not file.read_bytes().endswith(bytes(64))
 
 
-def test_numbers_go_on_when_older_files_are_gone(tmp_path: Path) -> None:
+def test_numbers_continue_when_older_files_are_gone(tmp_path: Path) -> None:
     positions = filled(tmp_path)
     wal = open_wal(tmp_path)
     wal.advance(positions[-1])
@@ -156,7 +156,7 @@ def test_a_cursor_beyond_the_log_does_not_hide_what_comes_next(tmp_path: Path) -
     assert seqs(tmp_path) == [6]
 
 
-def test_a_log_without_files_goes_on_above_its_cursor(tmp_path: Path) -> None:
+def test_a_log_without_files_continues_above_its_cursor(tmp_path: Path) -> None:
     write_cursor(FS, str(tmp_path), 10**9)
     wal = open_wal(tmp_path)
     assert append(wal, 1) >= 10**9
@@ -206,7 +206,7 @@ def test_damage_in_a_rotated_file_costs_the_entries_up_to_the_next_mark_and_is_c
     assert Path(copies[0]).read_bytes() == file.read_bytes()[replay.damage[0].start :]
 
 
-def test_a_missing_file_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_in_the_middle_is_reported(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "quiver.wal.2").unlink()
     replay = read_wal(FS, str(tmp_path))
@@ -216,7 +216,7 @@ def test_a_missing_file_in_the_middle_is_told(tmp_path: Path) -> None:
     assert [str(damage) for damage in replay.damage] == ["quiver.wal.2: the file is missing"]
 
 
-def test_a_missing_file_that_the_cursor_needs_is_told_once(tmp_path: Path) -> None:
+def test_a_missing_file_that_the_cursor_needs_is_reported_once(tmp_path: Path) -> None:
     positions = filled(tmp_path)
     write_cursor(FS, str(tmp_path), positions[1])
     (tmp_path / "quiver.wal.1").unlink()

@@ -91,7 +91,7 @@ def test_answers_stay_true_for_a_segment_that_was_put_together_again() -> None:
     assert firsts(open_quiver(after, clock, CAREFUL)) == [50, 100, 150]
 
 
-def test_a_segment_that_everybody_has_is_not_put_together_again() -> None:
+def test_a_segment_that_every_subscriber_has_is_not_rebuilt() -> None:
     disk, clock = two_segments(keep_log=True)
     quiver = open_quiver(disk, clock)
     quiver.ack_segment("lake", 1)
@@ -198,7 +198,7 @@ def test_an_orphan_stays_one_when_only_the_log_remembers_it() -> None:
     assert again.offsets.orphaned_before(later_ns) == ["lake"]
 
 
-def test_the_book_tells_corrupt_from_missing_and_from_never_written() -> None:
+def test_offsets_distinguish_corrupt_from_missing_and_never_written() -> None:
     core = Core(infos=[segment(2)]).open()
     core.subscribe("lake")
     core.offsets.sync()
@@ -261,7 +261,7 @@ def test_fsck_reports_a_bad_sector_and_repair_sets_the_segment_aside() -> None:
     assert f"quarantine/{arrow_name(1)}" in [name for name, _ in disk.list_files(CORE)]
 
 
-def test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read() -> None:
+def test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read() -> None:
     disk, clock = two_segments(keep_log=True)
     logs = [name for name, _ in disk.list_files(f"{CORE}/wal") if name.startswith("quiver.wal")]
     acks = [name for name, _ in disk.list_files(f"{CORE}/ack") if name.startswith("ack.log")]

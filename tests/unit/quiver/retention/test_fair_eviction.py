@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.quiver.ack_doubles import CORE, START_NS, Core
-from tests.unit.quiver.test_reaper import Files
+from tests.unit.quiver.retention.test_reaper import Files
 
 from penstock.quiver.metrics import RetentionMetrics
 from penstock.quiver.quota import Quota
@@ -84,7 +84,7 @@ async def test_a_core_that_waits_in_vain_drops_its_own(
     assert sorted(young.core.infos) == [2, 3, 4]
 
 
-async def test_what_nobody_needs_any_more_makes_nobody_give_way(
+async def test_segments_that_are_not_needed_make_no_core_drop_data(
     pair: tuple[Sharer, Sharer], clock: ManualClock
 ) -> None:
     young, old = pair
@@ -94,7 +94,7 @@ async def test_what_nobody_needs_any_more_makes_nobody_give_way(
     assert old.reaper.reap().dropped == ()
 
 
-def test_a_core_whose_own_data_is_the_oldest_drops_it_at_once(pair: tuple[Sharer, Sharer]) -> None:
+def test_a_core_with_the_oldest_data_drops_it_without_waiting(pair: tuple[Sharer, Sharer]) -> None:
     _, old = pair
     old.quota.charge("segments", 1000)
     old.core.add(14, bundles=1, ingest_ns=START_NS - 10**12)

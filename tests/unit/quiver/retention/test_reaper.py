@@ -78,7 +78,7 @@ class House:
         return self.core.registry.value(name, **labels)
 
 
-def test_what_everybody_processed_goes_at_once() -> None:
+def test_segments_that_every_subscriber_processed_are_deleted() -> None:
     house = House()
     house.add(1, 2, 3)
     house.ack(1, 3)
@@ -127,7 +127,7 @@ async def test_a_file_that_will_not_go_counts_until_it_is_gone_and_is_tried_ever
     assert house.quota.used == 0
 
 
-def test_under_backpressure_nothing_unprocessed_goes_and_the_writer_is_told() -> None:
+def test_backpressure_deletes_nothing_unprocessed_and_refuses_the_writer() -> None:
     house = House("backpressure")
     house.add(*range(1, 10))
     assert not house.reaper.reclaim(500)
@@ -137,7 +137,7 @@ def test_under_backpressure_nothing_unprocessed_goes_and_the_writer_is_told() ->
     assert house.reaper.reclaim(500)
 
 
-def test_drop_oldest_drops_the_oldest_and_records_it_for_those_who_needed_it() -> None:
+def test_drop_oldest_drops_the_oldest_and_records_it_for_those_that_needed_it() -> None:
     house = House("drop_oldest")
     house.core.subscribe("b")
     house.add(*range(1, 10))
@@ -153,7 +153,7 @@ def test_drop_oldest_drops_the_oldest_and_records_it_for_those_who_needed_it() -
     assert house.metric("quiver.loss.segments", reason="size", signal="logs") == 2
 
 
-async def test_drops_are_told_now_and_then_with_how_many_there_were(
+async def test_drops_are_logged_periodically_with_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     house = House("drop_oldest")
@@ -167,7 +167,7 @@ async def test_drops_are_told_now_and_then_with_how_many_there_were(
     assert caplog.messages[1] == "dropped 3 unprocessed segments to stay under the cap"
 
 
-def test_drop_oldest_passes_over_a_segment_in_somebodys_hands() -> None:
+def test_drop_oldest_skips_a_segment_with_a_claimed_bundle() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     claim = house.core.take("a")
@@ -177,7 +177,7 @@ def test_drop_oldest_passes_over_a_segment_in_somebodys_hands() -> None:
     assert house.core.deliveries.ack(claim)
 
 
-def test_drop_oldest_across_a_gap_leaves_no_hole_behind() -> None:
+def test_drop_oldest_across_a_gap_leaves_no_hole() -> None:
     house = House("drop_oldest")
     house.add(*range(1, 10))
     house.ack(2, 3)
@@ -226,7 +226,7 @@ async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
     assert house.reaper.reap().expired == (1,)
 
 
-async def test_an_old_segment_in_somebodys_hands_waits_for_the_end_of_that() -> None:
+async def test_an_old_segment_with_a_claimed_bundle_waits_for_the_end_of_the_claim() -> None:
     house = House(max_age_s=3600)
     house.add(1, ingest_ns=START_NS - 2 * HOUR_NS)
     claim = house.core.take("a")

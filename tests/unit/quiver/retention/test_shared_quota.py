@@ -87,7 +87,7 @@ def test_the_core_with_the_oldest_data_gives_way(machine: Machine) -> None:
     assert [core.is_our_turn() for core in machine.cores] == [True, False, False]
 
 
-def test_nobody_has_a_turn_while_there_is_room(machine: Machine) -> None:
+def test_no_core_has_a_turn_while_there_is_room(machine: Machine) -> None:
     machine.say(100, 100, 100)
     with machine.cores[0].turn() as is_ours:
         assert not is_ours

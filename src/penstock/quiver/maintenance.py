@@ -17,6 +17,7 @@ from penstock.quiver.errors import Closed
 from penstock.quiver.metrics import QuiverMetrics
 from penstock.quiver.offsets.external import ExternalAcks
 from penstock.quiver.offsets.store import SubscriptionStore
+from penstock.quiver.retention.reaper import FirstSeen
 from penstock.quiver.segments.memtable import Memtable
 from penstock.quiver.wal.log import Wal
 from penstock.storage import FileSystem
@@ -96,6 +97,7 @@ class SubscriberUpkeep:
         self._deliveries = deliveries
         self._external = external
         self._orphan_timeout_s = orphan_timeout_s
+        self._orphans_seen = FirstSeen[tuple[str, int]]()
         self._clock = SteadyClock(clock)
 
     def apply_external_acks(self) -> None:
@@ -112,7 +114,13 @@ class SubscriberUpkeep:
             return
         age_ms = int(self._orphan_timeout_s * 1000)
         limit_ns = (self._clock.cautious_ms(age_ms) - age_ms) * 1_000_000
-        for name in self._offsets.orphaned_before(limit_ns):
+        orphans = self._offsets.orphaned()
+        known_for_long = self._orphans_seen.known_for(
+            self._orphan_timeout_s, orphans, self._clock.monotonic()
+        )
+        for name, since_ns in orphans:
+            if since_ns > limit_ns and (name, since_ns) not in known_for_long:
+                continue
             _LOGGER.warning("dropping subscriber %r: it has been orphaned for too long", name)
             self._deliveries.unregister(name)
 

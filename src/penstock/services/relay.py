@@ -118,6 +118,15 @@ class RelayReport:
         self.gaps += draft.gaps[: _GAPS_KEPT - len(self.gaps)]
 
 
+class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last record that was relayed, and the number of its batch in the queue."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    number: int | None = None
+    """None in a note that an earlier version wrote."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPosition:
     """How much of the topic the queue has: everything up to `seq`, or nothing if that is None."""
@@ -153,7 +162,8 @@ class RelayTarget:
     async def position(self, topic: str) -> RelayPosition:
         """Return the position after the last batch that was appended. Raises `StorageError`.
 
-        Warns if this relay has been further: then the queue or its transaction log was rolled back.
+        Warns if this relay has been further: then the queue or its transaction log was rolled back, and the
+        records are relayed again. Raises `Corrupt` if only the queue was rolled back: they would not be.
         """
         seq = await self._last_version()
         remembered = await self._remembered()
@@ -173,10 +183,24 @@ class RelayTarget:
         if seq is None:
             return RelayPosition(seq=None)
         index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
+        if remembered is not None and remembered.seq <= seq:
+            self._check_queue(index, remembered)
         entry = _newest(index, self._app)
         payloads = [] if entry is None else [item.payload for item in entry.metadata]
-        known = remembered if remembered is not None and remembered.seq <= seq else None
+        known = None
+        if remembered is not None and remembered.seq <= seq:
+            known = Identity(seq=remembered.seq, ts_ms=remembered.ts_ms)
         return RelayPosition(seq=seq, last=identity_of(payloads, topic) or known)
+
+    def _check_queue(self, index: EntryIndex, remembered: _Note) -> None:
+        """Raise `Corrupt` if the queue has yet to assign the number of this relay's last batch."""
+        end = index.footer.next_sequence
+        if remembered.number is not None and end <= remembered.number:
+            raise errors.Corrupt(
+                f"{self._config.manifest_key} ends before number {end}, and batch {remembered.number} of "
+                f"{self._app!r} was in it: the queue was removed or replaced by an older copy. Restore it; "
+                "or, if what is missing was delivered or may be lost, relay under another name (app)"
+            )
 
     async def _last_version(self) -> int | None:
         return await last_version(
@@ -220,7 +244,7 @@ class RelayTarget:
             policy=RetryPolicy(deadline_s=self._config.append_deadline_s),
         )
         try:
-            await append_batches(
+            done = await append_batches(
                 self._config,
                 [batch],
                 Transaction(app=self._app, version=relayed.through),
@@ -235,22 +259,23 @@ class RelayTarget:
                 f"records after {follows or 'the beginning'} already. Stop one of the two"
             ) from error
         if relayed.last is not None:
-            await self._remember(relayed.last)
+            await self._remember(relayed.last, done.first)
 
-    async def _remember(self, last: Identity) -> None:
+    async def _remember(self, last: Identity, number: int | None) -> None:
         """Store the last record outside the queue too: once its batch is consumed, nothing else names it.
 
         The batch is in the queue, so a failure is only a warning.
         """
         try:
-            await self._store.put(self._identity_key, msgspec.json.encode(last))
+            note = _Note(seq=last.seq, ts_ms=last.ts_ms, number=number)
+            await self._store.put(self._identity_key, msgspec.json.encode(note))
         except PenstockError as error:
             _LOGGER.warning("%s was not written: %s", self._identity_key, error)
 
-    async def _remembered(self) -> Identity | None:
+    async def _remembered(self) -> _Note | None:
         try:
             raw = (await self._store.get(self._identity_key)).data
-            return msgspec.json.decode(raw, type=Identity)
+            return msgspec.json.decode(raw, type=_Note)
         except NotFound:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

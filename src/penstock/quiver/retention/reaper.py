@@ -24,7 +24,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import NotFound, PenstockError
@@ -39,6 +39,8 @@ from penstock.quiver.segments.store import SegmentStore
 from penstock.quiver.segments.upload import Uploader
 from penstock.quiver.segments.writer import SegmentWriter
 from penstock.quiver.wal.log import Wal
+
+T = TypeVar("T")
 
 Policy: TypeAlias = Literal["backpressure", "drop_oldest"]
 SEGMENT_BYTES: Final = "segments"
@@ -83,15 +85,26 @@ class Retention:
         """Return the moment before which data is too old; None when there is no limit."""
         return None if self.max_age_s is None else now_ns - round(self.max_age_s * 1e9)
 
-    def expired(self, infos: Iterable[SegmentInfo], now_ns: int, claimed: Collection[int]) -> list[int]:
+    def expired(
+        self,
+        infos: Iterable[SegmentInfo],
+        now_ns: int,
+        claimed: Collection[int],
+        known_for_long: Collection[int] = (),
+    ) -> list[int]:
         """Return segments that are too old, by when their last bundle came in, not by the time of the file.
 
-        A segment of which a bundle is claimed stays until the claim ends.
+        Segments in `known_for_long` are too old whatever their timestamps say. A segment with a claimed
+        bundle stays until the claim ends.
         """
         before_ns = self.expiry_ns(now_ns)
         if before_ns is None:
             return []
-        return [info.seq for info in infos if info.ingest_ns_max < before_ns and info.seq not in claimed]
+        return [
+            info.seq
+            for info in infos
+            if (info.ingest_ns_max < before_ns or info.seq in known_for_long) and info.seq not in claimed
+        ]
 
     def evict(self, finished: Iterable[Candidate], excess_bytes: int) -> list[int]:
         """Return processed segments to delete because of the size, headroom or not; oldest first."""
@@ -127,6 +140,22 @@ class Reaped:
     removed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+
+
+class FirstSeen(Generic[T]):
+    """The times at which this process first saw things that are waiting for an age, by the monotonic clock.
+
+    A thing is at least as old as that, whatever its timestamp says: one that was stamped by a clock that was
+    ahead is kept for its age after the start of the process, not until the clock has caught up.
+    """
+
+    def __init__(self) -> None:
+        self._seen_s: dict[T, float] = {}
+
+    def known_for(self, age_s: float, things: Iterable[T], now_s: float) -> set[T]:
+        """Return those of `things`, which are all that exist now, that were first seen `age_s` ago."""
+        self._seen_s = {one: self._seen_s.get(one, now_s) for one in things}
+        return {one for one, seen_s in self._seen_s.items() if now_s - seen_s >= age_s}
 
 
 @dataclass(slots=True)
@@ -208,6 +237,7 @@ class Reaper:
         self._retention = retention
         self._core_id = str(core_id)
         self._clock = SteadyClock(clock)
+        self._first_seen = FirstSeen[int]()
         self._shared = shared
         self._metrics = metrics
         self._failures: dict[int, _Failure] = {}
@@ -245,7 +275,9 @@ class Reaper:
         if age_s is None:
             return ()
         now_ns = self._clock.cautious_ms(int(age_s * 1000)) * 1_000_000
-        old = self._retention.expired(self._offsets.infos(), now_ns, self._deliveries.claimed_segments())
+        infos = self._offsets.infos()
+        known_for_long = self._first_seen.known_for(age_s, (info.seq for info in infos), now_s)
+        old = self._retention.expired(infos, now_ns, self._deliveries.claimed_segments(), known_for_long)
         return tuple(seq for seq in old if self._drop(seq, Outcome.EXPIRED, "age"))
 
     def _take_turn(self) -> tuple[int, ...]:

@@ -16,7 +16,13 @@ from penstock.errors import PenstockError
 from penstock.topics.errors import Damaged, ShuttingDown, TopicNotFound
 from penstock.topics.model import ClaimResult
 from penstock.topics.queues.dead_letters import DeadLetters
-from penstock.topics.queues.lease_log import LeaseEvent, commit, lease_frame, reservation_frame
+from penstock.topics.queues.lease_log import (
+    LEASES_RESERVED_MAX,
+    LeaseEvent,
+    commit,
+    lease_frame,
+    reservation_frame,
+)
 from penstock.topics.queues.leases import JobState, LeaseTable, Term, WorkerSession
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.read.render import Style
@@ -188,7 +194,8 @@ class LeaseAllocator:
 
     def _begin_to_reserve(self, topic: Topic, state: QueueState, count: int) -> None:
         table = state.table
-        below = max(table.next_lease_id, table.reserved_lease_id) + max(_RESERVE_MIN, _RESERVE_CLAIMS * count)
+        more = min(max(_RESERVE_MIN, _RESERVE_CLAIMS * count), LEASES_RESERVED_MAX)
+        below = max(table.next_lease_id, table.reserved_lease_id) + more
 
         def apply() -> None:
             topic.captured = None

@@ -1,4 +1,4 @@
-"""The way into one receiver: who may come in, how many at a time, and what was seen."""
+"""Admission of requests to one receiver: tokens, limits and metrics."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class OffsetState:
         self.absent.add(self.highest_seq + 1, seq)
         self.highest_seq = seq
 
-    def place_behind(self, seq: int) -> int:
+    def index_after(self, seq: int) -> int:
         """Return the index in `known` of the first segment with a higher number."""
         return bisect.bisect_right(self.known, seq)
 
@@ -467,7 +467,7 @@ def _saved(entry: SubscriberEntry) -> CheckpointEntry:
 def view_of(state: OffsetState, entry: SubscriberEntry) -> Subscriber:
     """Return a snapshot of a subscriber."""
     progress = entry.progress
-    beyond = state.known[state.place_behind(progress.hwm) :]
+    beyond = state.known[state.index_after(progress.hwm) :]
     pending = [seq for seq in beyond if not progress.is_complete(seq)]
     return Subscriber(
         name=entry.name,

@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DamageAction(enum.StrEnum):
-    """The way in which damage was handled."""
+    """The handling of damage."""
 
     QUARANTINED = "quarantined"
     REBUILT = "rebuilt"

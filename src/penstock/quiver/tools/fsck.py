@@ -118,7 +118,7 @@ def check(
 
 
 def _check_positions(fs: FileSystem, checked: CheckedCore) -> None:
-    """The notes beside the log. Without them a start loses nothing, and cannot notice that the log did."""
+    """Check the cursor and `logged`. Without them a start loses nothing, but notices no loss of the log."""
     advice = "nothing is lost by that, and the next write replaces the file; check the device"
     for subject, name in ((f"wal/{CURSOR}", CURSOR), (f"meta/{LOGGED}", LOGGED)):
         try:

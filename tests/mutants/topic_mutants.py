@@ -129,7 +129,7 @@ TOPIC_MUTANTS = (
         where="buffer:_side",
         old='    except errors.Corrupt as error:\n        advice = "restore',
         new='    except errors.Rejected as error:\n        advice = "restore',
-        test="tests/unit/buffer/test_audit.py::"
+        test="tests/unit/buffer/test_fsck.py::"
         "test_objects_that_the_device_cannot_read_are_named_and_the_others_are_checked",
     ),
     Mutant(
@@ -460,7 +460,7 @@ TOPIC_MUTANTS = (
         where="storage:GroupCommitter._commit_alone",
         old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
         new="    if not is_lone or not self.is_quick:\n",
-        test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
+        test=f"{GROUP_COMMIT}::test_the_order_is_kept_by_any_committing_thread",
     ),
     Mutant(
         name="a write made by who is told of another overtakes those behind it",

@@ -26,7 +26,6 @@ from penstock.collector.settings import (
 from penstock.errors import NotFound, PenstockError, Unsupported
 from penstock.ids import SYSTEM_RNG, mint_ulid
 from penstock.storage import Buffer, FileSystem, OsFileSystem, write_durably
-from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,8 +122,7 @@ class FlakyExporter:
         self._settings = settings
         self._target = target
         self._rng = random.Random(settings.seed)
-        wait = settings.retry_after
-        self._retry_after_s = None if wait is None else parse_duration(wait)
+        self._retry_after_s = settings.retry_after_s
 
     async def start(self) -> None:
         await self._target.start()

@@ -1,7 +1,7 @@
-"""Which batch of a queue holds which records of a topic, as far as it was seen or the records say it. Pure.
+"""Maps records of a topic to the batches of a queue, by observed metadata or by the records. Pure.
 
-A relay tells it in the metadata of its batches, and the manifest forgets those when a batch leaves the queue.
-So they are remembered here, for the last runs of records.
+A relay stores the mapping in the metadata of its batches, which leaves the manifest together with the batch.
+So the last runs of records are remembered here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEQ: Final = msgspec.json.Decoder(_Sequenced)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Records `first` to `last` of a topic, as a relay's batch tells of them."""
+    """Records `first` to `last` of a topic, from the metadata of a relay's batch."""
 
     topic: str
     first: int
@@ -38,7 +38,7 @@ class Run:
 
 
 def run_of(start_index: int, payload: bytes) -> Run | None:
-    """Return the run of records that a relay's metadata names; None for anything else."""
+    """Decode the metadata of a relay; None for other metadata."""
     found = decode_run(payload)
     if found is None or found.first is None or found.last is None:
         return None
@@ -46,7 +46,7 @@ def run_of(start_index: int, payload: bytes) -> Run | None:
 
 
 def sequences_in(records: Iterable[bytes]) -> list[int]:
-    """The sequences that relayed records carry; empty if one of them does not."""
+    """Return the sequences in relayed records; empty if one of them has none."""
     try:
         return [_SEQ.decode(record).seq for record in records]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -55,7 +55,7 @@ def sequences_in(records: Iterable[bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relayed:
-    """Where a record of a topic went. `index` is None where the run has holes, so that it cannot be told."""
+    """The batch of a topic's record. `index` is None if the run has gaps and the index is unknown."""
 
     shard: int
     sequence: int
@@ -64,17 +64,17 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRun:
-    """A run of relayed records, and the batch it is in."""
+    """A run of relayed records and its batch."""
 
     run: Run
     end: int | None
-    """The index after its last record; None: the end of the batch."""
+    """The index after its last record; None is the end of the batch."""
     shard: int
     sequence: int
     location: str
 
     def place_of(self, seq: int, end: int | None) -> Relayed:
-        """Where the record is; a run with holes tells the batch alone."""
+        """Return the place of the record; for a run with gaps, only the batch."""
         run = self.run
         is_whole = end is not None and end - run.start_index == run.last - run.first + 1
         index = run.start_index + seq - run.first if is_whole else None
@@ -82,14 +82,14 @@ class PlacedRun:
 
 
 class RelayMemory:
-    """The runs that were seen in one queue, by application and topic."""
+    """The runs observed in one queue, by application and topic."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], deque[PlacedRun]] = {}
         self._seen: dict[int, int] = {}
 
     def look(self, indexes: Mapping[int, EntryIndex], apps: Collection[str]) -> None:
-        """Take in the entries that came since the last look, of these applications."""
+        """Add the new entries of these applications."""
         if not apps:
             return
         for shard, index in indexes.items():
@@ -114,6 +114,6 @@ class RelayMemory:
                 runs.appendleft(placed)
 
     def find(self, app: str, topic: str, seq: int) -> PlacedRun | None:
-        """The newest run with a record."""
+        """Return the newest run with a record."""
         runs = self._runs.get((app, topic), ())
         return next((placed for placed in runs if placed.run.first <= seq <= placed.run.last), None)

@@ -33,7 +33,7 @@ from penstock.ids import SYSTEM_RNG
 from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import Backoff, RetryPolicy
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 T = TypeVar("T")
 
@@ -146,7 +146,10 @@ class FeedConfig:
     poll_interval: DurationLike = "1s"
     """How long a batch may wait in an idle queue; each poll is one request that transfers nothing."""
 
+    poll_interval_s = seconds_of("poll_interval")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         if self.poll_interval_s <= 0:
             raise errors.ConfigError("poll_interval must be above 0")
         _ = self.adoption
@@ -157,10 +160,6 @@ class FeedConfig:
             return None if self.adopt_queue is None else AdoptQueue(self.adopt_queue)
         except ValueError:
             raise errors.ConfigError(f"adopt_queue is 'moved' or 'new', not {self.adopt_queue!r}") from None
-
-    @property
-    def poll_interval_s(self) -> float:
-        return parse_duration(self.poll_interval)
 
 
 @dataclass(slots=True, kw_only=True)

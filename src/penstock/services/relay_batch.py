@@ -26,7 +26,7 @@ from penstock.buffer import InvalidInputError, ProducerConfig, Transaction
 from penstock.codec import RecordChunk
 from penstock.errors import ConfigError, Corrupt, Fenced
 from penstock.topics import SEQ_MAX, Page, UnreadableRecord, check_topic_name, unreadable
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 OnGap: TypeAlias = Literal["fail", "skip", "record"]
 Value: TypeAlias = Literal["record", "data"]
@@ -58,7 +58,10 @@ class RelayConfig:
     retry_for: DurationLike = "60s"
     """How long to retry while the server or the store is unavailable and nothing progresses."""
 
+    retry_for_s = seconds_of("retry_for")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         check_topic_name(self.topic)
         if self.on_gap not in GAPS:
             raise ConfigError(f"on_gap: expected {', '.join(GAPS)}, found {self.on_gap!r}")
@@ -66,7 +69,6 @@ class RelayConfig:
             raise ConfigError(f"value: expected {' or '.join(VALUES)}, found {self.value!r}")
         if not _is_start(self.start):
             raise ConfigError(f"start: expected earliest, latest or a sequence, found {self.start!r}")
-        _ = self.retry_for_s
         try:
             Transaction(app=self.name, version=0)
         except InvalidInputError as error:
@@ -75,10 +77,6 @@ class RelayConfig:
     @property
     def name(self) -> str:
         return self.app or f"relay:{self.topic}"
-
-    @property
-    def retry_for_s(self) -> float:
-        return parse_duration(self.retry_for)
 
 
 def _is_start(start: object) -> bool:

@@ -1,4 +1,4 @@
-"""An event log without threads: every commit and every piece of blocking work is done where it is asked for.
+"""An event log without threads: every commit and all blocking work run in the call that requests them.
 
     disk, clock = FakeDisk(clock=(clock := ManualClock())), clock
     committers = InlineCommitters()
@@ -6,9 +6,9 @@
         EngineConfig(data_dir="/data"), fs=disk, clock=clock, workers=InlineWorkers(), committers=committers
     )
 
-With these, an engine on a `FakeDisk` does the same file calls in the same order each time, and a power cut
-reaches whoever made the call that it struck. Outcomes still arrive through the event loop, in order, as they
-do from a real commit thread; `hold` and `release` decide when.
+An engine on a `FakeDisk` then makes the same file calls in the same order each time, and a power failure is
+raised to the caller of the operation that it interrupted. Outcomes still arrive through the event loop, in
+order, as they do from a real commit thread; `hold` and `release` decide when.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class InlineCommitter:
-    """Commits the entries of one log in the call that submits them, or all together when it is let go.
+    """Commits the entries of one log in the call that submits them, or all together in `release`.
 
-    With `is_quick` it is one over a quick disk: it commits in the call that hands entries over.
-    Everything else is as with `penstock.storage.GroupCommitter`: order, failures, `resume`.
+    With `is_quick` it behaves as on a quick disk: it commits in the call that flushes entries. Order,
+    failures and `resume` are those of `penstock.storage.GroupCommitter`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class InlineCommitter:
         self.held = False
         self.is_quick = is_quick
         self.waiting: list[Entry] = []
-        """Entries that were submitted and are not committed yet."""
+        """The number of entries that are submitted and not committed yet."""
         self._deliver = deliver
         self._generation = 0
         self._failed = -1
@@ -51,10 +51,10 @@ class InlineCommitter:
         self.window_s = 0.0
 
     def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is no thread."""
 
     def submit(self, entry: Entry, *, hold: bool = False) -> None:
-        """Commit an entry now, or when the committer is let go."""
+        """Commit an entry now, or when the committer is released."""
         entry.generation = self._generation
         self.waiting.append(entry)
         self._peak = max(self._peak, len(self.waiting))
@@ -62,16 +62,16 @@ class InlineCommitter:
             self.commit()
 
     def flush(self) -> None:
-        """Commit what waits, but for what `held` keeps."""
+        """Commit waiting entries, except while `held`."""
         if not self.held:
             self.commit()
 
     def widen(self, window_s: float) -> None:
-        """Nothing ever waits for company here; what was asked for is kept for whoever looks."""
+        """Record the requested window; nothing waits here."""
         self.window_s = window_s
 
     def commit(self) -> None:
-        """Commit everything that waits as one batch."""
+        """Commit all waiting entries as one batch."""
         batch, self.waiting = self.waiting, []
         going = [entry for entry in batch if entry.generation > self._failed]
         for entry in batch[: len(batch) - len(going)]:
@@ -93,7 +93,7 @@ class InlineCommitter:
         self._totals["bytes"] += sum(entry.byte_count for entry in done)
 
     def tend(self) -> None:
-        """What a commit thread does when nobody waits: sync what was only written, then vouch for it.
+        """Do what a commit thread does when it is idle: sync what was only written, then mark it.
 
         An error is kept for the next append, as there.
         """
@@ -116,7 +116,7 @@ class InlineCommitter:
         )
 
     def close(self) -> None:
-        """Commit what waits and sync it. Raises what the sync raises."""
+        """Commit waiting entries and sync them. Raises the error of the sync."""
         if not self._closed:
             self._closed = True
             self.commit()
@@ -126,7 +126,7 @@ class InlineCommitter:
 
 
 class InlineCommitters:
-    """Makes an `InlineCommitter` for every shard of an engine, and has them at hand."""
+    """Creates an `InlineCommitter` for every shard of an engine, and keeps them accessible."""
 
     def __init__(self, *, are_quick: bool = False) -> None:
         self._are_quick = are_quick
@@ -140,30 +140,30 @@ class InlineCommitters:
         return committer
 
     def hold(self) -> None:
-        """Keep what is submitted from now on."""
+        """Hold all entries that are submitted from now on."""
         for committer in self.all:
             committer.held = True
 
     def release(self) -> None:
-        """Commit what was kept, one batch per shard, and no longer keep anything."""
+        """Commit held entries, one batch per shard, and stop holding."""
         for committer in self.all:
             committer.held = False
             committer.commit()
 
     def tend(self) -> None:
-        """Make every log durable and vouch for it."""
+        """Make every log durable and mark it."""
         for committer in self.all:
             committer.tend()
 
 
 class InlineWorkers:
-    """Blocking work is done at once, on the event loop; while held, it waits for its turn."""
+    """Runs blocking work immediately, on the event loop; while held, the work waits."""
 
     def __init__(self) -> None:
         self._gate = asyncio.Event()
         self._gate.set()
         self.waiting = 0
-        """How many pieces of work wait."""
+        """The number of waiting pieces of work."""
 
     async def tidy(self, work: Callable[[], T]) -> T:
         return await self._do(work)
@@ -180,12 +180,12 @@ class InlineWorkers:
         return work()
 
     def hold(self) -> None:
-        """Keep work waiting from now on."""
+        """Hold work from now on."""
         self._gate.clear()
 
     def release(self) -> None:
-        """Let it go, in the order in which it came."""
+        """Run held work in the order of submission, and stop holding."""
         self._gate.set()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no thread."""

@@ -10,7 +10,7 @@ POSITIONS = "tests/crash/test_position_damage.py"
 DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
 FOLDING = "tests/unit/timeseries/test_folding.py"
-FEEDING = "tests/unit/services/test_feeding.py"
+FEEDING = "tests/unit/services/test_feed.py"
 API = "tests/unit/servers/test_timeseries_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
@@ -36,8 +36,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a relay does not notice that its queue went back",
         where="services:RelayTarget.position",
-        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _log",
-        new="    if False:\n        _log",
+        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _LOGGER",
+        new="    if False:\n        _LOGGER",
         test="tests/unit/services/test_relay_position.py::test_a_queue_that_went_back_is_reported",
     ),
     Mutant(

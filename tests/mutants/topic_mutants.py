@@ -35,7 +35,7 @@ BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
 FILE_VIEW = "tests/unit/storage/test_file_view.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
 STORED = "tests/unit/topics/test_deep_records.py"
-RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
+RELAY_DRAFT = "tests/unit/services/test_relay_batch.py"
 
 
 TOPIC_MUTANTS = (
@@ -137,7 +137,7 @@ TOPIC_MUTANTS = (
         where="quiver:LocalSegments._read",
         old="        except MediaError as error:\n            self._sidecars.damaged[name] = error\n",
         new="",
-        test="tests/unit/quiver/test_damaged_segments.py::"
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
         "test_a_sidecar_that_cannot_be_read_is_damage_and_the_other_segments_are_shown",
     ),
     Mutant(
@@ -145,8 +145,8 @@ TOPIC_MUTANTS = (
         where="quiver:_replay_file",
         old="for start, end in view.bad]",
         new="for start, end in ()]",
-        test="tests/unit/quiver/test_damaged_segments.py::"
-        "test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+        test="tests/unit/quiver/segments/test_damaged_segments.py::"
+        "test_fsck_continues_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
     ),
     # Logs that lost their end
     Mutant(
@@ -336,8 +336,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="an unreadable record is passed without a dead letter",
         where="services:Relay._relay",
-        old="            for bad, text in draft.letters:\n",
-        new="            for bad, text in draft.letters[:0]:\n",
+        old="            for bad, text in batch.dead_letters:\n",
+        new="            for bad, text in batch.dead_letters[:0]:\n",
         test=f"{UNREADABLE}::test_relay_sets_unreadable_records_aside_names_them_and_moves_the_others",
     ),
     Mutant(
@@ -649,14 +649,14 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a relay passes over a gap in silence",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if self.on_gap == "fail":\n',
         new='    if self.on_gap == "never":\n',
         test=f"{RELAY_DRAFT}::test_a_gap_fails_and_leaves_the_draft_as_it_was",
     ),
     Mutant(
         name="a relay takes a new topic for the old one with a gap",
-        where="services:Draft._gap",
+        where="services:RelayBatch._gap",
         old='    if gone.reason == "recreated" or page.next_from_seq < self.through:\n',
         new="    if page.next_from_seq < 0:\n",
         test=f"{RELAY_DRAFT}::test_a_topic_that_starts_over_is_never_a_gap",

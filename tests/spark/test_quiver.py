@@ -22,7 +22,7 @@ from penstock.quiver import Quiver, QuiverConfig
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.external import ExternalAck, read_external_ack
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.tools.upload import Uploader
+from penstock.quiver.segments.upload import Uploader
 from penstock.spark.session.failures import explain
 from penstock.spark.sources.quiver_offsets import SegmentGap
 from penstock.storage.fs import OsFileSystem

@@ -14,22 +14,16 @@ from typing import Final
 import msgspec
 
 from penstock.buffer import Entry, EntryIndex, find_tag
+from penstock.services import decode_run
 
 _READ_AT_ONCE: Final = 5000
 _RUNS_KEPT: Final = 20_000
-
-
-class _RunPayload(msgspec.Struct):
-    topic: str
-    first: int
-    last: int
 
 
 class _Sequenced(msgspec.Struct):
     seq: int = msgspec.field(name="$seq")
 
 
-_RUN: Final = msgspec.json.Decoder(_RunPayload)
 _SEQ: Final = msgspec.json.Decoder(_Sequenced)
 
 
@@ -45,11 +39,10 @@ class Run:
 
 def run_of(start_index: int, payload: bytes) -> Run | None:
     """Decode the metadata of a relay; None for other metadata."""
-    try:
-        told = _RUN.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    found = decode_run(payload)
+    if found is None or found.first is None or found.last is None:
         return None
-    return Run(topic=told.topic, first=told.first, last=told.last, start_index=start_index)
+    return Run(topic=found.topic, first=found.first, last=found.last, start_index=start_index)
 
 
 def sequences_in(records: Iterable[bytes]) -> list[int]:

@@ -9,10 +9,10 @@ from penstock.lazy import lazy_exports
 if TYPE_CHECKING:
     from penstock.quiver.append import Receipt
     from penstock.quiver.config import QuiverConfig
+    from penstock.quiver.core import QuiverStats
     from penstock.quiver.delivery.leases import Bundle
     from penstock.quiver.engine import AsyncQuiver, Quiver
     from penstock.quiver.errors import AtCapacity, Closed, Locked, StaleClaim, UnknownSubscriber
-    from penstock.quiver.metrics import QuiverStats
     from penstock.quiver.model import SLOTS, BundleRef, SegmentInfo, Signal, flat_slot, slot_name
     from penstock.quiver.offsets.external import ExternalAck, commit_offset
     from penstock.quiver.offsets.progress import Ranges
@@ -94,10 +94,10 @@ if not TYPE_CHECKING:
         {
             "append": "Receipt",
             "config": "QuiverConfig",
+            "core": "QuiverStats",
             "delivery.leases": "Bundle",
             "engine": "AsyncQuiver Quiver",
             "errors": "AtCapacity Closed Locked StaleClaim UnknownSubscriber",
-            "metrics": "QuiverStats",
             "model": "SLOTS BundleRef SegmentInfo Signal flat_slot slot_name",
             "offsets.external": "ExternalAck commit_offset",
             "offsets.progress": "Ranges",

@@ -161,7 +161,7 @@ def change(path: str, value: object) -> dict[str, Any]:
         ("nods", {}, "did you mean 'nodes'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(path: str, value: object, words: str) -> None:
+def test_a_mistake_is_reported_with_its_place(path: str, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_plan(change(path, value), HOST, where="file")
 

@@ -10,7 +10,7 @@ from tests.collector_doubles import MemoryStore
 from penstock.cli.collector import dead_letters
 from penstock.collector.consumers import ArrowConsumer
 from penstock.collector.dead_letters import DeadLetters, replay
-from penstock.collector.exporters.factory import make_otlp_exporter
+from penstock.collector.exporters import make_otlp_exporter
 from penstock.collector.limiter import ReceiverLimiter
 from penstock.collector.outcome import Outcome, delivered, refused, unreachable
 from penstock.collector.payload import Payload, RawPayload

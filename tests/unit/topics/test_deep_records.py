@@ -12,7 +12,7 @@ from penstock.console.relayed import run_of, sequences_in
 from penstock.jsontext import members, stored_problem
 from penstock.servers.topics.answers import read_cursor
 from penstock.servers.topics.sse import read_id
-from penstock.services.relay_draft import identity_of
+from penstock.services.relay_batch import identity_of
 from penstock.spark.sources.topic_client import _read_page
 from penstock.topics.client import models, queues
 from penstock.topics.client.watch import Frame, event_of

@@ -1,6 +1,6 @@
 """A data directory against its rules: log, segments, acknowledgements, and whether they fit together.
 
-`check` changes nothing and takes no lock, so it may run beside the writer; what the writer changes meanwhile
+`check` changes nothing and takes no lock, so it may run while a writer does; what that changes meanwhile
 may then look odd for a moment. `repair` wants the directory for itself. It does what a start does: damaged
 files are copied or moved to `quarantine/` before anything is changed, and what they held is given up.
 """
@@ -20,12 +20,12 @@ from penstock.quiver.errors import Locked
 from penstock.quiver.model import SegmentInfo
 from penstock.quiver.offsets.log import replay
 from penstock.quiver.offsets.store import SubscriptionStore
+from penstock.quiver.recovery import rebuild_segments
 from penstock.quiver.segments.file import check_bytes
 from penstock.quiver.segments.metadata import arrow_name, decode_meta, meta_name, seq_of
-from penstock.quiver.segments.recovery import rebuild_segments
 from penstock.quiver.segments.store import SegmentStore
-from penstock.quiver.wal.log import CURSOR, decode_cursor
-from penstock.quiver.wal.logged import LOGGED
+from penstock.quiver.wal.layout import CURSOR, decode_cursor
+from penstock.quiver.wal.log import LOGGED
 from penstock.quiver.wal.replay import quarantine_damage, read_wal
 from penstock.storage import DirectoryLock, FileSystem, LockHeld
 
@@ -107,7 +107,7 @@ def check(
 
 
 def _check_positions(fs: FileSystem, checked: CheckedCore) -> None:
-    """The notes beside the log. Without them a start loses nothing, and cannot notice that the log did."""
+    """Check the cursor and `logged`. Without them a start loses nothing, but notices no loss of the log."""
     advice = "nothing is lost by that, and the next write replaces the file; check the device"
     for subject, name in ((f"wal/{CURSOR}", CURSOR), (f"meta/{LOGGED}", LOGGED)):
         try:
@@ -136,7 +136,7 @@ def _check_wal(fs: FileSystem, checked: CheckedCore) -> None:
         checked.problem(
             f"wal/{damage.name}",
             f"{damage.reason}, from byte {damage.start} on",
-            "the next start copies it to quarantine/ and goes on behind it; "
+            "the next start copies it to quarantine/ and continues after it; "
             "bundles in it that no segment has are lost",
         )
     if found.unknown_entries:
@@ -188,7 +188,7 @@ def _check_acks(fs: FileSystem, checked: CheckedCore, infos: list[SegmentInfo]) 
         checked.problem("acknowledgements", text, f"what is lost is delivered again; {_REPAIR}")
     for first, last in found.state.take_in(infos):
         span = f"segment {first}" if first == last else f"segments {first} to {last}"
-        checked.problem(span, "nobody removed it, and it is not there", "the next start drops it")
+        checked.problem(span, "it is missing without a record of its removal", "the next start drops it")
 
 
 def _look_around(fs: FileSystem, checked: CheckedCore) -> None:
@@ -222,7 +222,7 @@ def _repair_wal(fs: FileSystem, core_dir: str) -> list[str]:
 
 def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
     found = read_wal(fs, os.path.join(core_dir, "wal"))
-    offsets = SubscriptionStore.open(fs, core_dir, clock=clock)
+    offsets = SubscriptionStore(fs, core_dir, clock=clock)
     store = SegmentStore.open(
         fs,
         os.path.join(core_dir, "segments"),
@@ -233,17 +233,15 @@ def _repair_rest(fs: FileSystem, core_dir: str, clock: Clock) -> list[str]:
         rebuild=not found.found.files,
     )
     rebuild_segments(store, offsets, fs, os.path.join(core_dir, "wal"))
-    reconciled = offsets.reconcile(
-        store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined
-    )
+    losses = offsets.reconcile(store.infos(), highest_seq=store.highest_seq, quarantined=store.quarantined)
     done = [f"segment {damage.seq} is {damage.action.value}: {damage.reason}" for damage in store.damage]
-    done += [f"segments {first} to {last} are recorded as dropped" for first, last in reconciled.missing]
-    if reconciled.corrupt:
-        done.append(f"{len(reconciled.corrupt)} damaged segments are recorded as dropped")
+    done += [f"segments {first} to {last} are recorded as dropped" for first, last in losses.missing]
+    if losses.corrupt:
+        done.append(f"{len(losses.corrupt)} damaged segments are recorded as dropped")
     if offsets.damage:
         # Twice: only then does no checkpoint need the damaged files of the log, of which there are copies.
         for _ in range(2):
             offsets.checkpoint()
-        done.append("the acknowledgements were summed up anew; the damaged files are in quarantine/")
+        done.append("a new checkpoint of the offsets was written; the damaged files are in quarantine/")
     offsets.close()
     return done

@@ -25,6 +25,7 @@ from penstock.http import (
     UnsupportedMediaType,
 )
 from penstock.http import Call as HttpCall
+from penstock.protowire import varint
 from penstock.servers.database import RETRY
 from penstock.servers.errors import STATUS, told
 from penstock.timeseries import Answer, OtlpSeries, Parameters, error_answer, series_of_metrics
@@ -117,15 +118,7 @@ def status_response(status: int, message: str, request: Request, headers: Header
 
 def _status(code: int, message: bytes) -> bytes:
     """Field 1 is the code, field 2 the message: not worth a package of messages."""
-    return b"\x08" + _varint(code) + b"\x12" + _varint(len(message)) + message
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
+    return b"\x08" + varint(code) + b"\x12" + varint(len(message)) + message
 
 
 _LOG = logging.getLogger(__name__)

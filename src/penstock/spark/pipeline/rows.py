@@ -76,11 +76,15 @@ _STREAM: Final = b"\xff\xff\xff\xff"
 
 
 def otlp_columns(signal: str) -> StructType:
-    """Return the columns of `signal`, as `penstock.otlp.views` has them."""
+    """Return the columns of `signal`, as `penstock.otlp.view` has them.
+
+    Raises `Unsupported` if the extra `collector` is not installed, without which no record can be decoded.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from penstock.otlp import Signal, view_schema
+    from penstock.otlp import Signal, check_installed, view_schema
 
+    check_installed()
     columns: StructType = from_arrow_schema(view_schema(Signal(signal)))
     return columns
 

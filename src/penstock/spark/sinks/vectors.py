@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock.errors import ConfigError, InvalidInput
+from penstock.protowire import varint
 from penstock.spark.sinks.options import listed, name_of
 from penstock.spark.sinks.wire import (
     RECORD_COLUMNS,
@@ -26,7 +27,6 @@ from penstock.spark.sinks.wire import (
     pieces,
     present,
     rows_of,
-    varint,
 )
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.protowire import varint
+
 Part: TypeAlias = pa.LargeBinaryArray | bytes
 """A column of bytes, or bytes that every row has."""
 
@@ -74,15 +76,6 @@ def varints(numbers: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
     groups[places < sizes[:, None] - 1] |= _MORE
     used = places < sizes[:, None]
     return rows_of(groups[used], np.concatenate(([0], np.cumsum(sizes))))
-
-
-def varint(number: int) -> bytes:
-    made = bytearray()
-    while number >= _MORE:
-        made.append(number & (_MORE - 1) | _MORE)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
 
 
 def message(number: int, payload: bytes) -> bytes:

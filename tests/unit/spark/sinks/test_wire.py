@@ -8,7 +8,8 @@ from google.protobuf.internal.encoder import _VarintBytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.sinks.wire import as_column, field, pieces, present, varint, varints
+from penstock.protowire import varint
+from penstock.spark.sinks.wire import as_column, field, pieces, present, varints
 
 texts = st.lists(st.one_of(st.none(), st.text(max_size=300)), min_size=1, max_size=20)
 

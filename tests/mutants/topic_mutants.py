@@ -454,9 +454,9 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a key is unknown while its write is under way",
-        where="topics:Writer.write",
-        old="        if key is None:\n            return await self._append(",
-        new="        if key is None or key in topic.writing:\n            return await self._append(",
+        where="topics:Writer.append",
+        old="        if topic is not None and (key is None or key not in topic.writing):\n",
+        new="        if topic is not None:\n",
         test=f"{WRITE}::test_concurrent_writes_with_one_key_append_once",
     ),
     Mutant(

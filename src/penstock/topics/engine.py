@@ -15,13 +15,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
+from typing import cast
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
 from penstock.topics.config import EngineConfig, TopicConfig
-from penstock.topics.engine_calls import QueueCalls, RouterCalls
 from penstock.topics.errors import (
     InvalidRequest,
     NotReady,
@@ -29,10 +30,11 @@ from penstock.topics.errors import (
     TopicNotFound,
 )
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.log.append import Writer
+from penstock.topics.log.append import WriteOutcome, Writer
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat
+from penstock.topics.log.pending import Done
 from penstock.topics.log.recovery import Recovered, recover
 from penstock.topics.log.wal import (
     MakeCommitter,
@@ -43,8 +45,12 @@ from penstock.topics.log.wal import (
 )
 from penstock.topics.maintenance import Maintenance
 from penstock.topics.model import (
+    AckResult,
     BareRecord,
+    ClaimResult,
     DeleteResult,
+    ExtendResult,
+    NackResult,
     Page,
     Predicate,
     PutResult,
@@ -52,10 +58,11 @@ from penstock.topics.model import (
     TopicState,
     WriteResult,
 )
-from penstock.topics.queues.api import Queues
+from penstock.topics.queues.api import Queues, WorkStream, check_node
 from penstock.topics.queues.lease_log import commit
 from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.read.subscription import Feed
+from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import ReplicaMemoryLimit, Routing
 from penstock.topics.schedule.pressure import Scheduler
@@ -72,7 +79,7 @@ from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
 _LOGGER = logging.getLogger(__name__)
 
 
-class Engine(QueueCalls, RouterCalls):
+class Engine:
     """All topics of one data directory, which no other process may have open.
 
     `start` recovers; until then every call raises `NotReady`. `open` does both.
@@ -352,15 +359,49 @@ class Engine(QueueCalls, RouterCalls):
     ) -> WriteResult:
         """Append records, all or none, and return where they are once the topic's class allows it.
 
-        `create` says whether a missing topic may be made, with `config`; left out, `config.auto_create` does.
-        `parsed` promises that all JSON came out of a decoder. `insist` writes also when the engine is pressed
-        so hard that others are told to come back. Raises the errors of `penstock.topics.errors`;
-        after `CommitFailed` nothing was published.
+        `create` says whether a missing topic may be created, with `config`; by default `config.auto_create`
+        decides. `parsed` promises that all JSON came out of a decoder. `insist` writes even while the engine
+        is overloaded and rejects other writes. Raises the errors of `penstock.topics.errors`; after
+        `CommitFailed` nothing was published.
         """
-        self._check_ready()
-        return await self._writer.write(
+        outcome = WriteOutcome()
+        self.append(
             name,
             records,
+            outcome.settle,
+            node=node,
+            idempotency_key=idempotency_key,
+            create=create,
+            config=config,
+            parsed=parsed,
+            insist=insist,
+        )
+        return await outcome.wait()
+
+    def append(
+        self,
+        name: str,
+        records: Sequence[BareRecord],
+        done: Callable[[WriteResult | Exception], None],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        parsed: bool = False,
+        insist: bool = False,
+    ) -> bool:
+        """Write without a coroutine: `done` is called once with what `write` returns or raises.
+
+        That may happen before this returns. Errors that are known immediately are raised instead. Returns
+        whether the records have their place in the topic already: False while the topic is being created or
+        deleted, or while an earlier write with the same key is undecided.
+        """
+        self._check_ready()
+        return self._writer.append(
+            name,
+            records,
+            done,
             node=node,
             key=idempotency_key,
             create=create,
@@ -379,13 +420,12 @@ class Engine(QueueCalls, RouterCalls):
         parsed: bool = False,
         insist: bool = False,
     ) -> bool:
-        """As `write` into a topic that exists, without a coroutine: `done` is called with the outcome.
-
-        It is called once, perhaps before this returns. False if there is no such topic, or it is on its way
-        out; then nothing was done. Raises what `write` raises for records that are refused.
-        """
+        """Append to a topic that exists; return False and do nothing if it does not, or is being deleted."""
         self._check_ready()
-        return self._writer.begin(name, records, done, node=node, parsed=parsed, insist=insist)
+        if self._catalog.find(name) is None:
+            return False
+        # Only a write that waits for its topic can end with another kind of error.
+        return self.append(name, records, cast("Done", done), node=node, parsed=parsed, insist=insist)
 
     async def diff(
         self,
@@ -426,7 +466,7 @@ class Engine(QueueCalls, RouterCalls):
         self._check_ready()
         assert self._wal is not None
         topic = self._catalog.get(name)
-        return Feed(topic, self._reader, lambda: self.refresh(name), self._wal.shards)
+        return Feed(topic, self._reader, partial(self._routing.refresh, name), self._wal.shards)
 
     def on_topic(self, tell: Callable[[str], None]) -> None:
         """Call this with the name of every topic that is there from now on; it must not raise."""
@@ -465,6 +505,118 @@ class Engine(QueueCalls, RouterCalls):
         if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
             return apply()
         return await self._catalog.change(topic, FrameType.DELETE, deletion.encode(), apply)
+
+    # ---- queues ------------------------------------------------------------------------------------------
+
+    async def claim(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> ClaimResult:
+        """Take up to `max` jobs of a queue for a while; no other worker gets them until the lease ends.
+
+        Jobs that came back go first, the others in order. One that was delivered as often as the queue allows
+        goes to its dead letters instead. Raises `TopicNotFound`, `NotAQueue` and `InvalidRequest`.
+        """
+        self._check_ready()
+        topic = await self._queues.find(name)
+        if self._routing.is_fed(name):
+            await self._routing.drain(name)
+        return await self._queues.claim(topic, node, max, lease_ms)
+
+    async def ack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = ()
+    ) -> AckResult:
+        """Delete jobs that are done, those that `node` holds; durable as the topic's class says.
+
+        With `lease_ids` only those that are held under that very lease; an empty text fences nothing.
+        """
+        self._check_ready()
+        return await self._queues.ack(name, node, seqs, lease_ids)
+
+    async def nack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, delay_ms: int = 0
+    ) -> NackResult:
+        """Give jobs back, to be claimed again at once or after `delay_ms`; fenced as by `ack`."""
+        self._check_ready()
+        return await self._queues.nack(name, node, seqs, lease_ids, delay_ms)
+
+    async def extend(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, lease_ms: int
+    ) -> ExtendResult:
+        """Let leases end `lease_ms` from now; fenced as by `ack`."""
+        self._check_ready()
+        return await self._queues.extend(name, node, seqs, lease_ids, lease_ms)
+
+    async def work(self, name: str, node: str, *, max: int = 1, lease_ms: int | None = None) -> WorkStream:
+        """Jobs as they come, never more than `max` at a time; close it to give them back."""
+        self._check_ready()
+        check_node(node)
+        topic = await self._queues.find(name)
+        return WorkStream(
+            self._queues,
+            topic,
+            partial(self._routing.refresh, name),
+            self._clock,
+            node=node,
+            max=max,
+            lease_ms=lease_ms,
+        )
+
+    # ---- routers -----------------------------------------------------------------------------------------
+
+    async def put_router(self, name: str, config: RouterConfig) -> RouterPut:
+        """Copy what is appended to one topic from now on into another one, or change how.
+
+        Missing topics are created. Raises `InvalidRequest`, `TopicNotFound` for a destination that may not be
+        created, `IncompatibleTopic` for one with another source or a router with other topics, `RouterCycle`,
+        and `Throttled` when there are too many.
+        """
+        self._check_ready()
+        return await self._routers.put(name, config)
+
+    async def remove_router(self, name: str) -> RouterRemoved:
+        """Copy nothing more; what was copied stays. A router that is not there counts as deleted."""
+        self._check_ready()
+        return await self._routers.remove(name)
+
+    async def router(self, name: str, *, drain: bool = True) -> RouterState:
+        """One router, after it has copied what there is. Raises `RouterNotFound`."""
+        self._check_ready()
+        return await self._routers.state(name) if drain else self._routers.peek(name)
+
+    def routers(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        limit: int = PAGE_SIZE_DEFAULT,
+        source: str | None = None,
+        dest: str | None = None,
+        allowed: Callable[[RouterState], bool] | None = None,
+    ) -> tuple[Sequence[RouterState], str | None]:
+        """Routers by name, at most `limit`, and the `after` of the next page, None at the end."""
+        self._check_ready()
+        return self._routers.page(
+            prefix=prefix, after=after, limit=limit, source=source, dest=dest, allowed=allowed
+        )
+
+    @property
+    def router_count(self) -> int:
+        """How many routers there are."""
+        return len(self._routing)
+
+    def refresh(self, name: str) -> None:
+        """Begin to copy what routers feed into the topic; its watchers are notified when it arrives.
+
+        Costs nothing where none does.
+        """
+        self._routing.refresh(name)
+
+    def is_fed(self, name: str) -> bool:
+        """Whether a router brings records into the topic."""
+        return self._routing.is_fed(name)
+
+    async def drain(self, name: str) -> None:
+        """Return when the topic has what its routers have to bring; `state` then counts it."""
+        self._check_ready()
+        await self._routing.drain(name)
 
     # ---- the rest ------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ async def test_creating_with_a_config_needs_admin_and_writing_with_one_does_not(
     async with running("all,w:write") as server, client_of(server, "w") as client:
         assert (await client.post("/v0/topics/x", json=body)).status_code == 403
         assert (await client.post("/v0/topics/x", json={**body, "records": []})).status_code == 403
-        assert server.engine.logs == {}
+        assert server.engine.topic_count == 0
         assert (await client.post("/v0/topics/x", json=WRITE)).status_code == 201
         assert (await client.post("/v0/topics/x", json=body)).status_code == 200
         async with client_of(server, "all") as root:
@@ -103,16 +103,17 @@ async def test_a_key_has_so_many_requests_under_way_and_gives_its_slots_back() -
         client_of(server, "a") as client,
         client_of(server, "b") as other,
     ):
-        server.engine.gate = asyncio.get_running_loop().create_future()
+        await server.engine.put_topic("x", TopicConfig())
+        server.engine.committers.hold()
         held = [asyncio.create_task(client.post("/v0/topics/x", json=WRITE)) for _ in range(2)]
-        await until(lambda: len(server.engine.writes) == 2)
+        await until(lambda: server.engine.write_count == 2)
         refused = await client.get("/v0/topics/x")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "detail" not in refused.json()["error"]
         assert (await client.get("/v0/metrics")).status_code == 200
         assert (await other.get("/v0/topics/x")).status_code == 200
-        server.engine.gate.set_result(None)
-        assert [(await task).status_code for task in held] == [201, 200]
+        server.engine.committers.release()
+        assert [(await task).status_code for task in held] == [200, 200]
         for _ in range(5):
             assert (await client.get("/v0/topics/none")).status_code == 404
 

@@ -155,24 +155,24 @@ async def test_a_request_counts_from_its_handler_to_its_answer_and_no_longer() -
     assert counter.under_way == 0
 
 
-def test_a_fast_path_counts_until_it_delivers_or_leaves_the_call_to_the_handler() -> None:
+def test_a_callback_counts_until_it_delivers_or_raises() -> None:
     counter = Counter()
-    takes, later = [True], []
+    later: list[Callable[[Response], None]] = []
 
-    def fast(call: Call, deliver: Callable[[Response], None]) -> bool:
+    def callback(call: Call, deliver: Callable[[Response], None]) -> None:
+        if later:
+            raise Unavailable("not now")
         later.append(deliver)
-        return takes[0]
 
-    route = Route(handler=handler, fast_path=fast, scope=Scope.NONE, auth=no_key, cap=counter)
+    route = Route(callback=callback, scope=Scope.NONE, auth=no_key, cap=counter)
     app = app_of((b"GET", b"/it", route))
     given: list[Response] = []
     assert app.begin(Request(b"GET", b"/it", {}), given.append) is None
     assert (counter.under_way, given) == (1, [])
     later[0](Response(200, b"later"))
     assert (counter.under_way, [response.body for response in given]) == (0, [b"later"])
-    takes[0] = False
-    assert ask(app, b"/it") == b"handled "
-    assert counter.under_way == 0
+    assert app.begin(Request(b"GET", b"/it", {}), given.append) is None
+    assert (counter.under_way, given[-1].body) == (0, b"Unavailable /it")
 
 
 def test_every_answer_of_the_application_has_the_headers_of_its_policy() -> None:

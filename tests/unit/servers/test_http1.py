@@ -31,10 +31,9 @@ async def test_a_connection_serves_many_requests() -> None:
             assert "connection" not in answer.headers
 
 
-@pytest.mark.parametrize("commits_at_once", [True, False])
-async def test_pipelined_requests_are_answered_in_order(commits_at_once: bool) -> None:
-    async with running() as server:
-        server.engine.commits_at_once = commits_at_once
+@pytest.mark.parametrize("is_quick", [True, False])
+async def test_pipelined_requests_are_answered_in_order(is_quick: bool) -> None:
+    async with running(is_quick=is_quick) as server:
         wire = await server.dial()
         wire.send(b"".join([post("/v0/topics/x", WRITE), get("/v0/topics/x")] * 200))
         for round_ in range(1, 201):
@@ -91,7 +90,7 @@ async def test_what_is_not_http_is_refused_and_the_connection_closed(data: bytes
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert answer.headers["connection"] == "close"
         assert await wire.end() == b""
-        assert server.engine.writes == []
+        assert server.engine.write_count == 0
 
 
 async def test_what_came_before_a_malformed_request_is_still_answered() -> None:
@@ -303,12 +302,11 @@ async def test_an_idle_connection_is_kept_for_its_time_only() -> None:
 
 async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
     async with running(limits=HttpLimits(write_timeout_s=3)) as server:
-        server.engine.commits_at_once = True
         wire = await server.dial()
         wire.send(post("/v0/topics/x", json.dumps({"records": [{"data": "x" * 900_000}] * 20}).encode()))
         await wire.answer()
         wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        wire.send(post("/v0/topics/x/diff", b"{}"))
+        wire.send(post("/v0/topics/x/diff", b"{}") * 20)
         await asyncio.sleep(0.05)
         host = server.listener._host
         assert host is not None
@@ -334,31 +332,31 @@ async def test_more_connections_than_allowed_are_turned_away() -> None:
 
 async def test_a_write_whose_client_leaves_is_still_finished() -> None:
     async with running() as server:
-        server.engine.gate = asyncio.get_running_loop().create_future()
+        server.engine.committers.hold()
         wire = await server.dial()
         wire.send(post("/v0/topics/x", WRITE))
-        await until(lambda: bool(server.engine.writes))
+        await until(lambda: bool(server.engine.write_count))
         wire.writer.transport.abort()
         await asyncio.sleep(0.01)
-        server.engine.gate.set_result(None)
+        server.engine.committers.release()
         await server.settled(0)
-        assert server.engine.logs["x"].records == [b"1"]
+        assert await server.engine.contents("x") == [b"1"]
 
 
 async def test_an_answer_to_a_connection_that_was_just_cut_off_is_dropped() -> None:
     async with running() as server:
-        server.engine.gate = asyncio.get_running_loop().create_future()
+        server.engine.committers.hold()
         wire = await server.dial()
         wire.send(post("/v0/topics/x", WRITE) * 3)
-        await until(lambda: bool(server.engine.writes))
+        await until(lambda: bool(server.engine.write_count))
         host = server.listener._host
         assert host is not None
         # The commit comes in the same turn of the loop, before the connection knows that it is lost.
-        server.engine.gate.set_result(None)
+        server.engine.committers.release()
         for connection in list(host.connections):
             connection.abort()
         await server.settled(0)
-        assert server.engine.logs["x"].records == [b"1"]
+        assert await server.engine.contents("x") == [b"1"]
 
 
 async def test_a_client_that_only_stops_sending_still_gets_its_answers() -> None:

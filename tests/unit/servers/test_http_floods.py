@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 
 import h2.settings
@@ -103,14 +102,13 @@ async def test_when_the_budget_is_spent_small_bodies_are_refused(http2: bool) ->
 
 async def test_requests_of_one_read_wait_as_bytes_and_not_as_requests() -> None:
     async with running() as server:
-        server.engine.gate = asyncio.get_running_loop().create_future()
+        server.engine.committers.hold()
         wire = await server.dial()
         wire.send(post("/v0/topics/x", b'{"records":[{"data":1}]}') + get("/v0/health") * 5000)
         await until(lambda: held(server) > 5000)
         (connection,) = server.listener._host.connections  # type: ignore[union-attr]
         assert len(connection._waiting) < 300  # type: ignore[attr-defined]
-        server.engine.gate.set_result(None)
-        server.engine.gate = None
+        server.engine.committers.release()
         assert (await wire.answer()).status == 201
         for _ in range(5000):
             assert (await wire.answer()).status == 200

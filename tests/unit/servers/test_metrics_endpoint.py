@@ -50,6 +50,8 @@ async def test_prometheus_reads_every_metric_of_the_contract() -> None:
         await server.engine.put_topic("x", TopicConfig())
         await server.engine.put_topic("q", TopicConfig(type="queue", durable=True))
         await client.post("/v0/topics/x", json={"records": [{"data": 12}]})
+        for seconds in (0.000_08, 0.000_15):
+            server.engine._sync_times.observe(seconds)
         response = await client.get("/v0/metrics")
         assert response.headers["content-type"] == "text/plain; version=0.0.4"
         families = {family.name: family for family in text_string_to_metric_families(response.text)}
@@ -69,13 +71,12 @@ async def test_prometheus_reads_every_metric_of_the_contract() -> None:
     assert values[("topics_queue_topics",)] == 1
     assert values["topics_wal_fsync_latency_us_bucket", "100"] == 1
     assert values["topics_wal_fsync_latency_us_bucket", "+Inf"] == 2
-    assert values[("topics_wal_frames_total",)] == 7
+    assert values[("topics_wal_frames_total",)] == 4
 
 
 async def test_json_has_every_key_of_the_contract() -> None:
-    async with running() as server, http(server.url) as client:
-        for ready in (True, False):
-            server.engine.ready = ready
+    for is_recovered in (True, False):
+        async with running(is_recovered=is_recovered) as server, http(server.url) as client:
             response = await client.get("/v0/metrics", headers={"accept": "text/html, application/json"})
             assert response.headers["content-type"] == "application/json"
             assert response.json().keys() == JSON_KEYS

@@ -23,7 +23,6 @@ class SlowEngine(MemoryEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready = False
         self.replay_progress = 0.5
         self.recovered = asyncio.Event()
 
@@ -56,19 +55,20 @@ async def test_the_port_answers_before_the_log_is_replayed(tmp_path: Path) -> No
 
 async def test_a_stop_finishes_requests_wakes_polls_and_closes_the_engine(tmp_path: Path) -> None:
     engine, stop, port_file = MemoryEngine(), asyncio.Event(), tmp_path / "port"
-    await engine.put_topic("x", TopicConfig())
     serving = asyncio.create_task(serve_topics(settings(TOPICS_PORT_FILE=port_file), engine, stop))
     await until(port_file.exists)
+    await until(lambda: engine.ready)
+    await engine.put_topic("x", TopicConfig())
     async with http(f"http://{port_file.read_text()}") as client:
         poll = asyncio.create_task(client.post("/v0/topics/x/diff", json={"wait_ms": 30_000}))
         await until(lambda: engine.polls == 1)
-        engine.gate = asyncio.get_running_loop().create_future()
+        engine.committers.hold()
         write = asyncio.create_task(client.post("/v0/topics/x", json={"records": [{"data": 1}]}))
-        await until(lambda: bool(engine.writes))
+        await until(lambda: bool(engine.write_count))
         stop.set()
         assert (await poll).status_code == 200
         assert not engine.is_closed
-        engine.gate.set_result(None)
+        engine.committers.release()
         assert (await write).json()["first_seq"] == 1
         await serving
     assert engine.is_closed

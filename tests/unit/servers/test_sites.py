@@ -112,12 +112,6 @@ def test_every_listener_is_given_its_sites_or_a_front_that_checks() -> None:
     assert silent == {"cli/up_run.py", "console/console.py"}
 
 
-class Engine(MemoryEngine):
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 @asynccontextmanager
 async def topics(tmp_path: Path, keys: str = "", hosts: tuple[str, ...] = ()) -> AsyncIterator[int]:
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -131,7 +125,7 @@ async def topics(tmp_path: Path, keys: str = "", hosts: tuple[str, ...] = ()) ->
     serving = asyncio.ensure_future(
         serve_topics(
             settings,
-            Engine(),
+            MemoryEngine(),
             stop,
             on_bound=lambda host, port: ports.append(port),
             on_ready=ready.set,

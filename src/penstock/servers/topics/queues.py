@@ -16,10 +16,9 @@ from penstock.http import Call, Cap, Keyring, Response, Route, Routes, Scope, St
 from penstock.servers.errors import told
 from penstock.servers.limits import StreamLimiter
 from penstock.servers.topics import answers, bodies
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.sse import HEADERS, RETRY, event
 from penstock.servers.topics.watch import check_accepts_events
-from penstock.topics import ClaimResult, ShuttingDown, TopicNotFound, WorkStream
+from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicNotFound, WorkStream
 
 _LOG = logging.getLogger(__name__)
 _HEARTBEAT_S: Final = 15.0
@@ -116,7 +115,7 @@ _EVENTS: Final = b"text/event-stream"
 class QueueApi:
     """The handlers, over one engine. `drain` ends every work stream; its jobs go back into the queue."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, caps: StreamLimiter) -> None:
+    def __init__(self, engine: Engine, clock: Clock, caps: StreamLimiter) -> None:
         self._engine = engine
         self._clock = clock
         self._caps = caps

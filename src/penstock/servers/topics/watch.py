@@ -18,11 +18,11 @@ from penstock.servers.topics import bodies
 from penstock.servers.topics.answers import elapsed_ms
 from penstock.servers.topics.bodies import HEARTBEAT_MS_MAX, Start, WatchBody, prefix_of, read_watch
 from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.sse import HEADERS, SseStream, read_id
 from penstock.topics import (
     SEQ_MAX,
     WATCH_TOPICS_MAX,
+    Engine,
     InvalidRequest,
     SubscriptionFilter,
     Throttled,
@@ -47,7 +47,7 @@ class Session:
     def __init__(
         self,
         *,
-        engine: TopicsEngine,
+        engine: Engine,
         broadcaster: Broadcaster,
         clock: Clock,
         principal: Principal,
@@ -172,7 +172,7 @@ class Session:
 class Sessions:
     """All sessions of a server, by their ids."""
 
-    def __init__(self, engine: TopicsEngine, clock: Clock, *, sessions_max: int) -> None:
+    def __init__(self, engine: Engine, clock: Clock, *, sessions_max: int) -> None:
         self._clock = clock
         self._sessions_max = sessions_max
         self._by_id: dict[str, Session] = {}
@@ -230,7 +230,7 @@ class Sessions:
                     session.appeared(name)
 
 
-def names_of(engine: TopicsEngine, prefix: str, allowed: Callable[[str], bool] | None) -> list[str]:
+def names_of(engine: Engine, prefix: str, allowed: Callable[[str], bool] | None) -> list[str]:
     """The first topics whose names begin so, one more than a session may have if there are so many."""
     states, _ = engine.topics(prefix=prefix, limit=WATCH_TOPICS_MAX + 1, allowed=allowed)
     return [state.topic for state in states]
@@ -245,7 +245,7 @@ class WatchApi:
 
     def __init__(
         self,
-        engine: TopicsEngine,
+        engine: Engine,
         broadcaster: Broadcaster,
         caps: StreamLimiter,
         limits: StreamLimits,

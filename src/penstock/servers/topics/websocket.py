@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,7 +17,6 @@ from penstock.servers.topics import websocket_messages as messages
 from penstock.servers.topics.answers import damaged_in
 from penstock.servers.topics.bodies import check_starts, prefix_of, want_of
 from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.ports import TopicsEngine
 from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
 from penstock.servers.topics.websocket_messages import (
     PIECE_BYTES,
@@ -35,6 +32,7 @@ from penstock.servers.topics.websocket_messages import (
 from penstock.topics import (
     WATCH_TOPICS_MAX,
     Damaged,
+    Engine,
     InvalidRequest,
     ShuttingDown,
     Throttled,
@@ -55,7 +53,7 @@ _ERROR: Final = msgspec.json.Decoder(dict[str, messages.Problem])
 class WebSocketApi:
     """Opens WebSockets."""
 
-    def __init__(self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter) -> None:
+    def __init__(self, engine: Engine, broadcaster: Broadcaster, caps: StreamLimiter) -> None:
         self._engine = engine
         self._broadcaster = broadcaster
         self._caps = caps
@@ -76,7 +74,7 @@ class WebSocket(Subscriber):
     """
 
     def __init__(
-        self, engine: TopicsEngine, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal
+        self, engine: Engine, broadcaster: Broadcaster, caps: StreamLimiter, principal: Principal
     ) -> None:
         super().__init__(broadcaster, caps, principal, beat_s=PING_S)
         self._engine = engine
@@ -320,67 +318,34 @@ class WebSocket(Subscriber):
             else:
                 self._refuse(command.request_id, outcome)
 
+        barrier = object()
+
         def done_later(outcome: WriteResult | Exception) -> None:
             done(outcome)
             self._leave_when_done()
+            if self._barrier is barrier:
+                self._barrier = None
             if self._waiting:
                 self._work()
 
         try:
-            self._begin(command, done_later)
+            is_placed = self._engine.append(
+                command.topic,
+                command.records,
+                done_later,
+                node=command.node,
+                idempotency_key=command.idempotency_key,
+                create=command.create,
+                config=command.config,
+                parsed=True,
+                insist=command.disable_backpressure,
+            )
         except Exception as error:  # noqa: BLE001 - see `_obey`
             done(error)
-
-    def _begin(self, command: Publish, done: Callable[[WriteResult | Exception], None]) -> None:
-        if command.idempotency_key is None and self._engine.begin_write(
-            command.topic,
-            command.records,
-            done,
-            node=command.node,
-            parsed=True,
-            insist=command.disable_backpressure,
-        ):
             return
-        barrier = self._barrier = object()
-
-        def lift() -> None:
-            if self._barrier is barrier:
-                self._barrier = None
-                self._work()
-
-        self._flight(command, done, lift)
-        if command.idempotency_key is not None and self._engine.exists(command.topic):
-            # It has its place by now; no need to wait for its commit.
-            asyncio.get_running_loop().call_soon(lift)
-
-    def _flight(
-        self, command: Publish, done: Callable[[WriteResult | Exception], None], lift: Callable[[], None]
-    ) -> None:
-        """A publish that may have to wait for more than its commit."""
-        outcome: list[WriteResult | Exception] = []
-
-        async def write() -> Response:
-            try:
-                result: WriteResult | Exception = await self._engine.write(
-                    command.topic,
-                    command.records,
-                    node=command.node,
-                    idempotency_key=command.idempotency_key,
-                    create=command.create,
-                    config=command.config,
-                    parsed=True,
-                    insist=command.disable_backpressure,
-                )
-            except Exception as error:  # noqa: BLE001 - it is told to the client
-                result = error
-            outcome.append(result)
-            return Response(200)
-
-        def landed(_: Response) -> None:
-            done(outcome[0])
-            lift()
-
-        RequestTask(landed).run(write())
+        if not is_placed:
+            # What follows on this connection must not overtake it.
+            self._barrier = barrier
 
     # ---- what the client is told ---------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from penstock.clock import SteadyClock
-from penstock.errors import PenstockError
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import CommitFailed, InvalidRequest, TopicNotFound
 from penstock.topics.limits import KEY_BYTES_MAX
@@ -39,41 +38,66 @@ class Writer:
         self._check = check
         self._scheduler = scheduler
         self._gathered: dict[Topic, AppendBatch] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Writes that wait for their topic, or for an earlier write with the same key."""
 
-    async def write(
+    def append(
         self,
         name: str,
         records: Sequence[BareRecord],
+        done: Done,
         *,
-        node: str | None,
-        key: str | None,
-        create: bool | None,
-        config: TopicConfig | None,
-        parsed: bool,
+        node: str | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+        parsed: bool = False,
         insist: bool = False,
-    ) -> WriteResult:
-        """See `Engine.write`."""
+    ) -> bool:
+        """Append records and call `done` with the outcome; see `Engine.append`."""
         batch = prepare(records, node, parsed=parsed)
         if key is not None:
             _check_key(key)
+        topic = self._catalog.find(name)
+        if topic is not None and (key is None or key not in topic.writing):
+            self._place(topic, batch, False, key, insist, done)
+            return True
+        waiting = asyncio.get_running_loop().create_task(
+            self._wait_for_topic(name, batch, key, create, config, insist, done)
+        )
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return False
+
+    async def _wait_for_topic(
+        self,
+        name: str,
+        batch: PreparedBatch,
+        key: str | None,
+        create: bool | None,
+        config: TopicConfig | None,
+        insist: bool,
+        done: Done,
+    ) -> None:
+        """Place a write once its topic exists and no other write with its key is in progress."""
         created = False
-        while True:
-            topic = self._catalog.find(name)
-            if topic is None:
-                topic, created = await self._topic(name, create, config)
-                if topic.deleting is not None or topic.deleted:
-                    continue
-            if not insist:
-                self._scheduler.check(topic.shard)
-            if key is None:
-                return await self._append(topic, batch, created)
-            if (writing := topic.writing.get(key)) is None:
-                return await self._append_once(topic, batch, created, key)
-            await asyncio.wait([writing])
-            self._check()
+        try:
+            while True:
+                topic = self._catalog.find(name)
+                if topic is None:
+                    topic, created = await self._topic(name, create, config)
+                    if topic.deleting is not None or topic.deleted:
+                        continue
+                if key is None or (writing := topic.writing.get(key)) is None:
+                    break
+                await asyncio.wait([writing])
+                self._check()
+            self._place(topic, batch, created, key, insist, done)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            done(error)
 
     async def _topic(self, name: str, create: bool | None, config: TopicConfig | None) -> tuple[Topic, bool]:
-        """The topic, and whether it was made for this write."""
+        """Return the topic, and whether it was created for this write."""
         topic = await self._catalog.settled(name)
         self._check()
         if topic is not None:
@@ -84,65 +108,53 @@ class Writer:
         check_topic_name(name)
         return await self._catalog.create(name, config.resolved(name)), True
 
-    async def _append_once(self, topic: Topic, batch: PreparedBatch, created: bool, key: str) -> WriteResult:
-        """The first write with a key appends; a later one gets its outcome, as long as it is remembered."""
+    def _place(
+        self,
+        topic: Topic,
+        batch: PreparedBatch,
+        created: bool,
+        key: str | None,
+        insist: bool,
+        done: Done,
+    ) -> None:
+        """Admit a write: the first write with a key appends, a later one gets the outcome of the first."""
+        if not insist:
+            self._scheduler.check(topic.shard)
+        if key is None:
+            self._begin(topic, batch, created, done)
+            return
         now_ms = self._clock.steady_ms()
-        done = topic.keys.find(key, now_ms=now_ms, window_ms=topic.config.idempotency_window_ms)
-        if done is not None:
-            return WriteResult(
-                topic=topic.name,
-                first_seq=done.first_seq,
-                last_seq=done.last_seq,
-                head_seq=done.head_seq,
-                created=False,
-                deduped=True,
+        earlier = topic.keys.find(key, now_ms=now_ms, window_ms=topic.config.idempotency_window_ms)
+        if earlier is not None:
+            done(
+                WriteResult(
+                    topic=topic.name,
+                    first_seq=earlier.first_seq,
+                    last_seq=earlier.last_seq,
+                    head_seq=earlier.head_seq,
+                    created=False,
+                    deduped=True,
+                )
             )
+            return
         writing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        outcome = _Outcome()
 
-        def settle(result: WriteResult | PenstockError) -> None:
-            # Also when the caller is gone, so that a retry finds out what became of it.
-            if isinstance(result, WriteResult):
-                topic.keys.add(key, Outcome(result.first_seq, result.last_seq, result.head_seq, now_ms))
-            over()
-            outcome.settle(result)
-
-        def over() -> None:
+        def release() -> None:
             del topic.writing[key]
             writing.set_result(None)
+
+        def settle(result: WriteResult | Exception) -> None:
+            if isinstance(result, WriteResult):
+                topic.keys.add(key, Outcome(result.first_seq, result.last_seq, result.head_seq, now_ms))
+            release()
+            done(result)
 
         topic.writing[key] = writing
         try:
             self._begin(topic, batch, created, settle)
         except BaseException:
-            over()
+            release()
             raise
-        return await outcome.reached()
-
-    def begin(
-        self,
-        name: str,
-        records: Sequence[BareRecord],
-        done: Done,
-        *,
-        node: str | None,
-        parsed: bool,
-        insist: bool,
-    ) -> bool:
-        """See `Engine.begin_write`."""
-        batch = prepare(records, node, parsed=parsed)
-        topic = self._catalog.find(name)
-        if topic is None:
-            return False
-        if not insist:
-            self._scheduler.check(topic.shard)
-        self._begin(topic, batch, False, done)
-        return True
-
-    async def _append(self, topic: Topic, prepared: PreparedBatch, created: bool) -> WriteResult:
-        outcome = _Outcome()
-        self._begin(topic, prepared, created, outcome.settle)
-        return await outcome.reached()
 
     def _begin(self, topic: Topic, prepared: PreparedBatch, created: bool, done: Done) -> None:
         """Number the records and submit them; `done` is called when they are committed."""
@@ -244,22 +256,22 @@ class Writer:
         )
 
 
-class _Outcome:
-    """The outcome of one write, for the caller that waits for it."""
+class WriteOutcome:
+    """The outcome of one write, for a coroutine that waits for it: pass `settle` to `Writer.append`."""
 
     __slots__ = ("_result", "_waiter")
 
     def __init__(self) -> None:
-        self._result: WriteResult | PenstockError | None = None
-        self._waiter: asyncio.Future[WriteResult | PenstockError] | None = None
+        self._result: WriteResult | Exception | None = None
+        self._waiter: asyncio.Future[WriteResult | Exception] | None = None
 
-    def settle(self, result: WriteResult | PenstockError) -> None:
+    def settle(self, result: WriteResult | Exception) -> None:
         self._result = result
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(result)
 
-    async def reached(self) -> WriteResult:
-        """The result as soon as it is known, which for a lone write is at once. Raises what kept it away."""
+    async def wait(self) -> WriteResult:
+        """Return the result; a write that is decided already does not suspend. Raises why it failed."""
         result = self._result
         if result is None:
             self._waiter = asyncio.get_running_loop().create_future()

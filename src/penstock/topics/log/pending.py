@@ -25,8 +25,8 @@ from penstock.topics.topic.topic import Topic
 _LOGGER = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Done: TypeAlias = Callable[[WriteResult | PenstockError], None]
-"""Told once what became of a write."""
+Done: TypeAlias = Callable[[WriteResult | Exception], None]
+"""Called once, with the result of a write or with the reason why nothing was published."""
 Write: TypeAlias = tuple[int, bool, Done]
 """How many records it has, whether its topic was created for it, and what to call with the outcome."""
 

@@ -23,7 +23,7 @@ from penstock.topics.limits import (
     NODE_BYTES_MAX,
     SEQS_MAX,
 )
-from penstock.topics.log.append import Writer
+from penstock.topics.log.append import WriteOutcome, Writer
 from penstock.topics.log.control import Deletion
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.model import (
@@ -302,9 +302,9 @@ class Queues:
 
     async def _write_letter(self, name: str, record: NewRecord) -> WriteResult:
         self._check()
-        return await self._writer.write(
-            name, [record], node=None, key=None, create=True, config=None, parsed=True
-        )
+        outcome = WriteOutcome()
+        self._writer.append(name, [record], outcome.settle, create=True, parsed=True)
+        return await outcome.wait()
 
     async def _delete_letter(self, topic: Topic, seq: int) -> None:
         topic.shard.check_room()

@@ -455,8 +455,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a key is unknown while its write is under way",
         where="topics:Writer.append",
-        old="        if topic is not None and (key is None or key not in topic.writing):\n",
-        new="        if topic is not None:\n",
+        old="    if topic is not None and (key is None or key not in topic.writing):\n",
+        new="    if topic is not None:\n",
         test=f"{WRITE}::test_concurrent_writes_with_one_key_append_once",
     ),
     Mutant(

@@ -173,7 +173,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="numbers that were lost with the log are assigned again",
         where="topics:_Recovery._replay",
-        old="        topic.mark_log_lost(lost)\n",
+        old="        topic.log.mark_log_lost(lost)\n",
         new="",
         test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
     ),
@@ -420,7 +420,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="records are published before their commit",
         where="topics:Writer._submit",
-        old="    frames = topic.moved_floors()\n    reserved = 0\n",
+        old="    frames = topic.log.moved_floors()\n    reserved = 0\n",
         new="    topic.keep_in_memory(batch, now_ms=0)\n    frames, reserved = [], 0\n",
         test=f"{WRITE}::test_nothing_is_visible_before_its_commit[fsync]",
     ),
@@ -469,21 +469,21 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a reader that waits is not woken",
         where="topics:Topic.publish",
-        old="    self.retain(now_ms)\n    self.waiters.wake()\n",
-        new="    self.retain(now_ms)\n",
+        old="    self.subscribers.notify()\n",
+        new="",
         test=f"{PROMISES}::test_a_reader_that_waits_is_woken_by_what_is_published",
     ),
     # Retention and deletion
     Mutant(
         name="nothing is logged of what expired",
-        where="topics:Topic.moved_floors",
+        where="topics:TopicLog.moved_floors",
         old="    if now == self._logged_floors or not self._kept_something():\n",
         new="    if now:\n",
         test=f"{PROMISES}::test_what_had_expired_does_not_come_back_with_a_longer_life",
     ),
     Mutant(
         name="a deletion moves the floor",
-        where="topics:Topic.delete",
+        where="topics:TopicLog.delete",
         old="        self.delete_below = max(self.delete_below, before)\n",
         new=(
             "        self.delete_below = max(self.delete_below, before)\n"
@@ -493,7 +493,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a cap counts sequences",
-        where="topics:Topic.retain",
+        where="topics:TopicLog.retain",
         old=(
             "        if config.cap_records and index.live > config.cap_records:\n"
             "            removed += self._note(index.evict_to_count(config.cap_records), "
@@ -507,7 +507,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a topic that rejects is evicted from",
-        where="topics:Topic.retain",
+        where="topics:TopicLog.retain",
         old='    if config.discard == "old":\n',
         new="    if config.discard:\n",
         test=f"{RETENTION}::test_a_topic_that_rejects_is_never_evicted_from",
@@ -633,28 +633,28 @@ TOPIC_MUTANTS = (
     Mutant(
         name="lease numbers are given out before they are reserved",
         where="topics:LeaseAllocator._begin_to_reserve",
-        old="    state.reserving = commit(topic, [frame], apply=apply, sync=True)\n",
-        new="    apply()\n    state.reserving = commit(topic, [], sync=False)\n",
+        old="    queue.reserving = topic.commit([frame], apply=apply, sync=True)\n",
+        new="    apply()\n    queue.reserving = topic.commit([], sync=False)\n",
         test=f"{QUEUE_RESTART}::test_a_lease_number_is_never_given_out_twice",
     ),
     Mutant(
         name="a job is deleted before its dead letter is durable",
         where="topics:DeadLetters._move_one",
-        old="        await sync(letters)\n",
+        old="        await letters.sync()\n",
         new="        pass\n",
         test=f"{LETTERS}::test_whenever_the_power_goes_the_job_is_in_one_of_both",
     ),
     Mutant(
         name="a claim that failed keeps its jobs",
         where="topics:LeaseAllocator.claim",
-        old="    except BaseException:\n        self.release(topic, state, requests)\n",
+        old="    except BaseException:\n        self.release(topic, queue, requests)\n",
         new="    except BaseException:\n",
         test=f"{QUEUE_RESTART}::test_a_durable_claim_that_cannot_be_logged_hands_out_nothing",
     ),
     Mutant(
         name="a worker is not woken when a job comes back",
         where="topics:Queues.nack",
-        old="    state.returned.wake()\n    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
+        old="    queue.returned.notify()\n    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
         new="    await self._log(LeaseEvent.RELEASED, topic, [job.at(seq)",
         test=f"{WORK}::test_a_stream_that_waits_is_woken_at_once",
     ),
@@ -689,21 +689,21 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what was dealt to somebody who left stays with it",
         where="topics:Queues._join",
-        old="        self._allocator.release(topic, state, [request])\n",
+        old="        self._allocator.release(topic, queue, [request])\n",
         new="",
         test=f"{WORK}::test_what_was_dealt_to_somebody_who_left_before_it_was_told_goes_back",
     ),
     Mutant(
         name="a snapshot does not know of claims that were not logged",
-        where="topics:LeaseAllocator._allocate",
-        old="            topic.captured = None  # the next snapshot has the deliveries\n",
-        new="            pass\n",
+        where="topics:LeaseTable._set",
+        old="    self.version += 1\n",
+        new="    self.version += state != LEASED\n",
         test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
     ),
     Mutant(
         name="leases come back that ended while they were not durable",
         where="topics:_Recovery._control",
-        old="                topic.leases.end_leases()\n",
+        old="                topic.queue.leases.end_leases()\n",
         new="                pass\n",
         test=f"{QUEUE_FAULTS}::test_a_crash_before_current_leases_are_logged_brings_back_no_ended_ones",
     ),
@@ -851,7 +851,7 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="lost ranges of routers gather in a queue",
-        where="topics:Topic.mark_lost",
+        where="topics:TopicLog.mark_lost",
         old="    self.trims.fold(self.floors, self.index.earliest_seq)\n",
         new="",
         test=f"{ROUTER_FAULTS}::test_lost_ranges_of_a_queue_do_not_gather",
@@ -932,14 +932,14 @@ TOPIC_MUTANTS = (
     Mutant(
         name="an origin in the destination is not looked for",
         where="topics:_take",
-        old="is_once and router.origins.takes(seq, router.dest)",
+        old="is_once and router.dedup_window.takes(seq, router.dest)",
         new="False",
         test=f"{ROUTERS}::test_exactly_once_makes_no_copy_whose_origin_stands_in_the_destination",
     ),
     Mutant(
         name="the origin of a deleted record keeps a copy away",
         where="topics:DedupWindow.takes",
-        old="return place is not None and dest.index.locate(place) is not None",
+        old="return place is not None and dest.log.index.locate(place) is not None",
         new="return place is not None",
         test=f"{ROUTERS}::test_an_origin_that_was_seen_and_then_deleted_keeps_no_copy_away",
     ),
@@ -962,8 +962,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what is not synced is pushed",
         where="topics:DurableWatermark.ask",
-        old="    self._asked_seq = topic.index.head_seq\n    self._pending,",
-        new="    self._synced_seq = self._asked_seq = topic.index.head_seq\n    self._pending,",
+        old="    self._asked_seq = topic.log.index.head_seq\n    self._pending,",
+        new="    self._synced_seq = self._asked_seq = topic.log.index.head_seq\n    self._pending,",
         test=f"{STRONG}::test_a_record_is_pushed_when_it_is_synced_and_no_later",
     ),
     Mutant(
@@ -983,7 +983,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a copy counts as synced before its source is",
         where="topics:DurableWatermark.ask",
-        old="self._shards if topic.has_chunks else (topic.shard,)",
+        old="self._shards if topic.log.has_chunks else (topic.shard,)",
         new="(topic.shard,)",
         test=f"{STRONG}::test_a_copy_waits_for_what_it_is_a_copy_of",
     ),

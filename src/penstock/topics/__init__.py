@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.topics.checkpoints.layout import is_in_use
     from penstock.topics.client.client import DEFAULT_URL, Client
     from penstock.topics.client.connection import Call, Connection, Repeat
     from penstock.topics.client.errors import UnexpectedAnswer, failure_of_answer
@@ -92,7 +93,6 @@ if TYPE_CHECKING:
     from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
     from penstock.topics.schedule.pressure import RETRY_AFTER_MS, Scheduler
     from penstock.topics.schedule.ready_set import ReadySet, band_of
-    from penstock.topics.segments.layout import is_in_use
     from penstock.topics.segments.store import SegmentRoot, open_cold_store
     from penstock.topics.stats import SYNC_BUCKETS_US, EngineStats, WalStats
     from penstock.topics.tools import (
@@ -249,7 +249,7 @@ if not TYPE_CHECKING:
             "routers.model": "RouterConfig RouterPut RouterRemoved RouterState",
             "schedule.pressure": "RETRY_AFTER_MS Scheduler",
             "schedule.ready_set": "ReadySet band_of",
-            "segments.layout": "is_in_use",
+            "checkpoints.layout": "is_in_use",
             "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
             "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",

@@ -22,6 +22,10 @@ from typing import cast
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import ConfigError, PenstockError
 from penstock.storage import AppendLog, DirectoryLock, ExtentFile, FileSystem, OsFileSystem
+from penstock.topics.checkpoints.cold_tier import ColdTierLock, check_apart
+from penstock.topics.checkpoints.layout import LOCK_FILE, check_complete
+from penstock.topics.checkpoints.maintenance import Maintenance
+from penstock.topics.checkpoints.recovery import Recovered, recover
 from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.errors import (
     InvalidRequest,
@@ -30,12 +34,9 @@ from penstock.topics.errors import (
     TopicNotFound,
 )
 from penstock.topics.limits import PAGE_SIZE_DEFAULT
-from penstock.topics.log.append import WriteOutcome, Writer
 from penstock.topics.log.control import Deletion, Watermarks
 from penstock.topics.log.frame import FrameType, encode_control
 from penstock.topics.log.frame_scan import WalFormat
-from penstock.topics.log.pending import Done
-from penstock.topics.log.recovery import Recovered, recover
 from penstock.topics.log.wal import (
     MakeCommitter,
     Wal,
@@ -43,7 +44,6 @@ from penstock.topics.log.wal import (
     group_committer,
     shard_folders,
 )
-from penstock.topics.maintenance import Maintenance
 from penstock.topics.model import (
     AckResult,
     BareRecord,
@@ -59,22 +59,21 @@ from penstock.topics.model import (
     WriteResult,
 )
 from penstock.topics.queues.api import Queues, WorkStream, check_node
-from penstock.topics.queues.lease_log import commit
 from penstock.topics.read.page import DiffRequest, Reader
 from penstock.topics.read.subscription import Feed
 from penstock.topics.routers.model import RouterConfig, RouterPut, RouterRemoved, RouterState
 from penstock.topics.routers.registry import RouterRegistry
 from penstock.topics.routers.routing import ReplicaMemoryLimit, Routing
 from penstock.topics.schedule.pressure import Scheduler
-from penstock.topics.segments.cold_tier import ColdTierLock, check_apart
 from penstock.topics.segments.growth import await_earlier
-from penstock.topics.segments.layout import LOCK_FILE, check_complete
 from penstock.topics.segments.store import LocalSegmentRoot, open_cold_store
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.stats import EngineStats, SyncTimes, collect_stats
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import LooseThreads, ThreadWorkers, Workers
+from penstock.topics.write.append import WriteOutcome, Writer
+from penstock.topics.write.pending import Done
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class Engine:
 
     def _claim_cold(self, found: Recovered) -> None:
         """Raises `ConfigError` if the cold place is not the one that old records are in, or not ours."""
-        has_cold = any(entry.cold for topic in found.topics for entry in topic.segments)
+        has_cold = any(entry.cold for topic in found.topics for entry in topic.log.segments)
         if self._owner is not None:
             self._owner.claim(has_cold=has_cold)
         elif has_cold:
@@ -269,7 +268,7 @@ class Engine:
         assert self._maintenance is not None
         self._queues.close()
         for topic in self._catalog.all():
-            topic.waiters.wake()
+            topic.subscribers.notify()
         await self.scheduler.close()
         try:
             await self._routing.close()
@@ -487,10 +486,10 @@ class Engine:
         if topic is None:
             raise TopicNotFound(name)
         self._catalog.retain(topic)
-        deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.index.head_seq + 1)
+        deletion = Deletion(before_seq=before_seq, match=match, bound_head=topic.log.index.head_seq + 1)
         tables = {}
         if match is not None:
-            segments = topic.open_segments()
+            segments = topic.log.open_segments()
             tables = await self._workers.fetch(
                 lambda: {(segment.first_seq, segment.entry.count): segment.tags() for segment in segments}
             )
@@ -498,11 +497,11 @@ class Engine:
                 raise TopicNotFound(name)
 
         def apply() -> DeleteResult:
-            result = topic.delete(deletion, tables)
+            result = topic.log.delete(deletion, tables)
             self._catalog.tally(topic)
             return result
 
-        if topic.is_ephemeral and topic.index.earliest_seq > topic.kept_through:
+        if topic.is_ephemeral and topic.log.index.earliest_seq > topic.log.kept_through:
             return apply()
         return await self._catalog.change(topic, FrameType.DELETE, deletion.encode(), apply)
 
@@ -651,14 +650,14 @@ class Engine:
         if topic is None:
             shard.fault = None  # nobody writes there
             return
-        floors = topic.floors
+        floors = topic.log.floors
         marks = Watermarks(
-            cap=floors.cap, earliest_seq=topic.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
+            cap=floors.cap, earliest_seq=topic.log.index.earliest_seq, ttl=floors.ttl, trim=floors.trim
         )
         try:
             shard.check_room()
-            await commit(
-                topic, [encode_control(FrameType.EVICT_WATERMARK, topic.id, marks.encode())], sync=True
+            await topic.commit(
+                [encode_control(FrameType.EVICT_WATERMARK, topic.id, marks.encode())], sync=True
             )
         except PenstockError as error:
             raise NotReady(f"no write succeeds: {error}") from error

@@ -90,7 +90,7 @@ class MemoryEngine(Engine):
     @property
     def polls(self) -> int:
         """How many reads wait for a record."""
-        return sum(len(topic.waiters) for topic in self._catalog.all())
+        return sum(len(topic.subscribers) for topic in self._catalog.all())
 
     async def contents(self, name: str) -> list[bytes]:
         return [bytes(record.data) for record in (await self.diff(name)).records()]

@@ -110,7 +110,7 @@ async def test_a_client_that_left_is_forgotten(world: World, watching: Watching)
     await settle()
     assert writer.seqs() == []
     assert not watching.api.broadcaster._channels
-    assert not world.engine._catalog.get("x").waiters._listening
+    assert not world.engine._catalog.get("x").subscribers._listening
 
 
 async def test_a_page_is_read_and_rendered_once_for_all_who_stand_at_the_same_place(

@@ -14,11 +14,11 @@ from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirector
 from penstock.errors import NotFound, Rejected, Unsupported
 from penstock.storage import FileView, LockHeld, OsFileSystem
 from penstock.storage.log_scan import scan
+from penstock.topics.checkpoints.layout import LOCK_FILE
+from penstock.topics.checkpoints.snapshot import load_latest
 from penstock.topics.errors import Damaged
 from penstock.topics.log.frame_scan import WalFormat
-from penstock.topics.log.snapshot import load_latest
 from penstock.topics.segments.format import Part, encode_deleted
-from penstock.topics.segments.layout import LOCK_FILE
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.backup import backup, read_manifest
 from penstock.topics.tools.restore import restore

@@ -9,10 +9,10 @@ from penstock.storage.log_layout import LogPosition
 from penstock.storage.log_scan import LogScan
 from penstock.testing.disk import Survival
 from penstock.topics import RouterConfig
+from penstock.topics.checkpoints.layout import LogGroup, scan_log
+from penstock.topics.checkpoints.snapshot import load_latest
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import read_frames
-from penstock.topics.log.snapshot import load_latest
-from penstock.topics.segments.layout import LogGroup, scan_log
 from penstock.topics.tools.backup import agree, backup
 from penstock.topics.tools.restore import restore
 

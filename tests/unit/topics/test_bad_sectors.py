@@ -98,7 +98,7 @@ async def test_zeros_where_a_log_was_cut_are_not_given_out(world: World) -> None
     await engine.write("t", recs(*LARGE), config=FSYNC)
     file = world.disk.open_log(log_file(world))
     file.write_durably_at(LOW, [bytes(file.size - LOW)])
-    index = engine._catalog.get("t").index
+    index = engine._catalog.get("t").log.index
     whole = []
     for seq in range(1, 21):
         located = index.locate(seq)

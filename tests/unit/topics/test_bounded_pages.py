@@ -25,7 +25,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         await made.engine.checkpoint()
     topic = made.engine._catalog.get("x")
     topic.mark_lost(4)
-    topic.forget_in_flight()
+    topic.log.forget_in_flight()
     await _write(made, 16)
     await made.engine.delete("x", match=Predicate(value="doomed"))
     if request.param == "segments":

@@ -54,7 +54,7 @@ async def test_the_active_segment_grows_and_full_ones_are_sealed(world: World) -
     for n in range(6):
         await engine.write("t", recs(n), config=FSYNC)
         await engine.checkpoint()
-    segments = engine._catalog.get("t").segments
+    segments = engine._catalog.get("t").log.segments
     assert [(one.first_seq, one.count, one.sealed) for one in segments] == [(1, 4, True), (5, 2, False)]
     assert len(data_files(world)) == 2
     assert len(await read_all(engine, "t")) == 6
@@ -64,10 +64,10 @@ async def test_segments_are_sealed_by_size_and_by_age(world: World) -> None:
     engine = await world.open(segment_max_bytes=200, segment_max_age_ms=5000)
     await engine.write("t", recs(*["x" * 60] * 5), config=FSYNC)
     await engine.checkpoint()
-    assert len(engine._catalog.get("t").segments) > 1
+    assert len(engine._catalog.get("t").log.segments) > 1
     await world.clock.advance(5)
     await engine.checkpoint()
-    assert all(segment.sealed for segment in engine._catalog.get("t").segments)
+    assert all(segment.sealed for segment in engine._catalog.get("t").log.segments)
 
 
 async def test_a_checkpoint_comes_by_itself_when_it_is_due(world: World) -> None:
@@ -79,7 +79,7 @@ async def test_a_checkpoint_comes_by_itself_when_it_is_due(world: World) -> None
     assert len(data_files(world)) == 1
     await engine.write("t", recs("x" * 4000))
     await world.clock.advance(0.3)
-    assert sum(segment.count for segment in engine._catalog.get("t").segments) == 2
+    assert sum(segment.count for segment in engine._catalog.get("t").log.segments) == 2
 
 
 async def test_a_checkpoint_that_fails_is_tried_again_and_harms_nothing(world: World) -> None:
@@ -206,7 +206,7 @@ async def test_a_segment_that_is_damaged_does_not_keep_the_others_from_being_sto
         await engine.write("bad", recs(n))
         await engine.write("good", recs(n))
         await engine.checkpoint()
-    assert len(engine._catalog.get("good").segments) == 3
+    assert len(engine._catalog.get("good").log.segments) == 3
     assert list(await read_all(engine, "bad", 2)) == [3, 4, 5, 6, 7]
     engine = await world.crash()
     assert len(await read_all(engine, "good")) == 6

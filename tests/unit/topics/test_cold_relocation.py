@@ -97,7 +97,7 @@ async def test_a_cold_tier_that_does_not_answer_holds_up_no_checkpoint_and_no_st
     async with await Engine.open(config(tmp_path)) as engine:
         assert (list((await read_all(engine, "t")).values()), engine.problems) == (list(range(20)), [])
         await engine.checkpoint()
-        assert all(segment.cold for segment in engine._catalog.get("t").segments)
+        assert all(segment.cold for segment in engine._catalog.get("t").log.segments)
         assert list((await read_all(engine, "t")).values()) == list(range(20))
     assert not list((tmp_path / "data").rglob("seg-*.data"))
 
@@ -165,8 +165,8 @@ async def test_a_damaged_segment_does_not_keep_the_others_from_moving(world: Wor
     await engine.close()
     world.disk.unlink("/data/topics/00000001/seg-0000000000000001.data")
     engine = await world.open(hot_retain_segments=0)
-    assert [segment.cold for segment in engine._catalog.get("a").segments] == [False, True]
-    assert [segment.cold for segment in engine._catalog.get("b").segments] == [True, True]
+    assert [segment.cold for segment in engine._catalog.get("a").log.segments] == [False, True]
+    assert [segment.cold for segment in engine._catalog.get("b").log.segments] == [True, True]
 
 
 async def test_copies_that_no_snapshot_knows_of_are_made_again_after_a_crash(world: World) -> None:

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.storage.fs import stage
 from penstock.testing.disk import DiskFault, PlannedFault, PowerCut, Survival
 from penstock.topics import Damaged, Engine, EngineConfig
-from penstock.topics.segments.cold_tier import check_apart
+from penstock.topics.checkpoints.cold_tier import check_apart
 
 MARKER = f"{COLD}/topics/owner.json"
 
@@ -28,7 +28,7 @@ async def fill(world: World) -> Engine:
     engine = await world.open()
     await engine.write("t", recs(1, 2, 3, 4), config=FSYNC)
     await engine.checkpoint()
-    assert all(segment.cold for segment in engine._catalog.get("t").segments)
+    assert all(segment.cold for segment in engine._catalog.get("t").log.segments)
     return engine
 
 
@@ -154,7 +154,7 @@ async def test_a_place_that_goes_away_is_unavailable_and_comes_back(world: World
     assert len(await read_all(engine, "t")) == 4
     await world.clock.advance(31)
     await engine.checkpoint()
-    assert all(segment.cold for segment in engine._catalog.get("u").segments)
+    assert all(segment.cold for segment in engine._catalog.get("u").log.segments)
     assert len(await read_all(await world.crash(), "u")) == 6
 
 

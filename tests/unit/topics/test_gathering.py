@@ -32,10 +32,10 @@ from penstock.topics import (
     TopicNotEmpty,
     WriteResult,
 )
-from penstock.topics.log import append as append_module
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import WalFormat, read_frames
 from penstock.topics.topic.topic import Topic
+from penstock.topics.write import append as append_module
 
 WAL = WalFormat()
 

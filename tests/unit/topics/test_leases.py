@@ -7,16 +7,16 @@ import pytest
 from penstock.errors import Corrupt
 from penstock.topics.log.frame import HEADER_BYTES
 from penstock.topics.queues.claims import round_robin
-from penstock.topics.queues.lease_log import (
+from penstock.topics.segments.columns import pack_row
+from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.lease_log import (
     LeaseEvent,
     dead_letter_frame,
     lease_frame,
     replay_lease,
     reservation_frame,
 )
-from penstock.topics.queues.leases import JobState, LeaseTable, Selection, Term
-from penstock.topics.segments.columns import pack_row
-from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.leases import JobState, LeaseTable, Selection, Term
 
 
 def jobs(count: int) -> TopicIndex:

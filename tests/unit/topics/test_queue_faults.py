@@ -23,9 +23,9 @@ from penstock.topics import (
 )
 from penstock.topics.model import ClaimedJob
 from penstock.topics.queues import dead_letters
-from penstock.topics.queues.leases import Job, LeaseTable
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.topic.index import Seqs, TopicIndex
+from penstock.topics.topic.leases import Job, LeaseTable
 from penstock.topics.topic.topic import Topic
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ async def test_a_checkpoint_during_a_cold_read_moves_jobs_and_the_claim_finds_th
     await engine.drain("q")
     await engine.checkpoint()
     await engine.checkpoint()
-    assert [entry.cold for entry in engine._catalog.get("q").segments] == [True, True]
+    assert [entry.cold for entry in engine._catalog.get("q").log.segments] == [True, True]
     await engine.write(source, recs(5, 6, 7))
     await engine.drain("q")
     assert isinstance(world.workers, InterruptedWorkers)

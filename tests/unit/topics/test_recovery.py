@@ -172,7 +172,7 @@ async def test_the_snapshot_before_finds_segments_that_were_moved_since(world: W
     await engine.checkpoint()
     await engine.write("t", recs(4, 5, 6))
     await engine.checkpoint()
-    assert [segment.cold for segment in engine._catalog.get("t").segments] == [True, False]
+    assert [segment.cold for segment in engine._catalog.get("t").log.segments] == [True, False]
     engine = await _open_without_the_newest_snapshot(world)
     assert len(engine.problems) == 1
     for _ in range(2):

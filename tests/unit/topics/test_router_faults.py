@@ -14,7 +14,7 @@ from tests.unit.topics.test_router_recovery import DISK, FSYNC
 from penstock.errors import StorageFull
 from penstock.testing.topics_kit import InlineCommitter
 from penstock.topics import Engine, Predicate, RouterConfig, TopicConfig, TopicNotFound
-from penstock.topics.log.snapshot import load_latest
+from penstock.topics.checkpoints.snapshot import load_latest
 from penstock.topics.routers.copy_commit import PASS_BYTES_MAX, PASS_ROWS_MAX
 from penstock.topics.routers.routing import COPIES_BYTES_MIN
 from penstock.topics.routers.table import Router
@@ -186,7 +186,7 @@ async def test_copies_wait_in_the_source_when_checkpoints_fail() -> None:
         await engine.write("a", recs("x" * 60_000, number))
         await engine.drain("b")
     dest, written = engine._catalog.get("b"), engine.state("a").head_seq
-    assert COPIES_BYTES_MIN <= dest.chunk_bytes < COPIES_BYTES_MIN + 2 * PASS_BYTES_MAX
+    assert COPIES_BYTES_MIN <= dest.log.chunk_bytes < COPIES_BYTES_MIN + 2 * PASS_BYTES_MAX
     assert engine.state("b").head_seq < written
     engine._maintenance._store = store  # type: ignore[method-assign]
     await engine.checkpoint()
@@ -325,8 +325,8 @@ async def test_lost_ranges_of_a_queue_do_not_gather() -> None:
         jobs = await engine.claim("b", "n", max=10)
         await engine.ack("b", "n", jobs.seqs)
     queue = engine._catalog.get("b")
-    assert len(queue.trims.ranges) <= 64
-    assert queue.floors.floor <= queue.index.earliest_seq
+    assert len(queue.log.trims.ranges) <= 64
+    assert queue.log.floors.floor <= queue.log.index.earliest_seq
     await engine.write("a", recs("lost", "copied"))
     page = await engine.diff("b")
     assert page.tombstone is not None
@@ -334,7 +334,7 @@ async def test_lost_ranges_of_a_queue_do_not_gather() -> None:
     told, at = page.tombstone.missed_estimate, page.next_from_seq
     engine = await world.kill()
     queue = engine._catalog.get("b")
-    assert len(queue.trims.ranges) <= 65
+    assert len(queue.log.trims.ranges) <= 65
     while not page.caught_up:
         page = await engine.diff("b", at)
         at = page.next_from_seq
@@ -356,8 +356,8 @@ async def test_a_lost_range_at_the_front_is_the_floor_after_a_restart_too() -> N
     before = engine._catalog.get("b")
     engine = await world.kill()
     after = engine._catalog.get("b")
-    assert after.floors.floor == before.floors.floor
-    assert after.trims.ranges == before.trims.ranges
+    assert after.log.floors.floor == before.log.floors.floor
+    assert after.log.trims.ranges == before.log.trims.ranges
     await engine.close()
 
 
@@ -382,7 +382,7 @@ async def test_what_comes_while_copies_are_on_their_way_reaches_who_listens_with
     committer = await behind_a_pass(world)
     heard: list[int] = []
     dest = world.engine._catalog.get("b")
-    dest.waiters.listen(lambda: heard.append(dest.index.head_seq))
+    dest.subscribers.listen(lambda: heard.append(dest.log.index.head_seq))
     writing = asyncio.ensure_future(world.engine.write("a", recs(2)))
     await settle()
     committer.held = False
@@ -399,13 +399,13 @@ async def test_what_was_lost_between_live_records_takes_no_rows_of_segments() ->
     await engine.write("b", recs("before"))
     lost = 1_000_000
     engine._catalog.get("b").mark_lost(lost)
-    engine._catalog.get("b").forget_in_flight()
+    engine._catalog.get("b").log.forget_in_flight()
     await engine.write("b", recs("after", "last"))
     await engine.checkpoint()
-    assert [entry.count for entry in engine._catalog.get("b").segments] == [1, 2]
+    assert [entry.count for entry in engine._catalog.get("b").log.segments] == [1, 2]
     await engine.write("b", recs("more"))
     await engine.checkpoint()
-    assert [entry.count for entry in engine._catalog.get("b").segments] == [1, 3]
+    assert [entry.count for entry in engine._catalog.get("b").log.segments] == [1, 3]
     engine = await world.kill()
     assert engine.problems == []
     found = {1: "before", lost + 2: "after", lost + 3: "last", lost + 4: "more"}

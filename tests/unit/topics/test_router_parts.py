@@ -24,8 +24,8 @@ from penstock.topics.routers.copy_frame import (
 )
 from penstock.topics.routers.model import RouterConfig, RouterEntry, decode_created, encode_created
 from penstock.topics.routers.table import Router, RouterTable
-from penstock.topics.topic.topic import HopCounts, Topic
-from penstock.topics.topic.watermarks import LostRanges, LowWatermarks
+from penstock.topics.topic.topic import Topic
+from penstock.topics.topic.watermarks import HopCounts, LostRanges, LowWatermarks
 
 U64 = st.integers(0, 2**64 - 1)
 FORWARDS = st.builds(

@@ -226,6 +226,6 @@ async def test_copies_wait_in_memory_no_longer_than_records_in_the_log() -> None
         await engine.drain(f"b{place}")
     await world.clock.advance(1)
     await settle()
-    assert engine._catalog.get("b0").segments
+    assert engine._catalog.get("b0").log.segments
     assert values(await engine.diff("b0")) == ["x" * 1000]
     await engine.close()

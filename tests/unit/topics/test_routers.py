@@ -661,15 +661,15 @@ async def test_every_record_is_read_and_every_lost_range_told_whatever_the_pages
             await engine.write("b", recs(*range(rng.randint(1, 4))))
         else:
             count = rng.randint(1, 3)
-            lost |= set(range(topic.index.head_seq + 1, topic.index.head_seq + 1 + count))
+            lost |= set(range(topic.log.index.head_seq + 1, topic.log.index.head_seq + 1 + count))
             topic.mark_lost(count)
-            topic.forget_in_flight()
-        if rng.random() < 0.3 and topic.index.head_seq:
-            topic.index.delete_seqs([rng.randint(1, topic.index.head_seq)])
+            topic.log.forget_in_flight()
+        if rng.random() < 0.3 and topic.log.index.head_seq:
+            topic.log.index.delete_seqs([rng.randint(1, topic.log.index.head_seq)])
         if rng.random() < 0.2:
-            await engine.delete("b", before_seq=rng.randint(1, topic.index.head_seq + 1))
-    live = {seq for seq in range(1, topic.index.head_seq + 1) if topic.index.locate(seq) is not None}
-    for start in range(topic.index.head_seq + 1):
+            await engine.delete("b", before_seq=rng.randint(1, topic.log.index.head_seq + 1))
+    live = {seq for seq in range(1, topic.log.index.head_seq + 1) if topic.log.index.locate(seq) is not None}
+    for start in range(topic.log.index.head_seq + 1):
         at, got, told = start, [], set()
         while True:
             page = await engine.diff("b", at, limit=rng.randint(1, 5))

@@ -13,8 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.errors import Unsupported
 from penstock.storage.fs import OsFileSystem
-from penstock.topics.errors import Damaged
-from penstock.topics.log.snapshot import (
+from penstock.topics.checkpoints.snapshot import (
     SNAPSHOT_VERSION,
     LogStart,
     Snapshot,
@@ -25,6 +24,7 @@ from penstock.topics.log.snapshot import (
     snapshot_name,
     write_snapshot,
 )
+from penstock.topics.errors import Damaged
 from penstock.topics.segments.format import SegmentEntry
 
 FS = OsFileSystem()

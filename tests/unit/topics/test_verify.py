@@ -10,10 +10,10 @@ from tests.unit.topics.data_directories import FS, GROWING, SEALED, DataDirector
 from tests.unit.topics.engine_doubles import recs
 
 from penstock.errors import NotFound, Rejected
+from penstock.topics.checkpoints.layout import LOCK_FILE, is_in_use
 from penstock.topics.log.frame import encode
 from penstock.topics.log.payload import prepare
 from penstock.topics.segments.format import Part
-from penstock.topics.segments.layout import LOCK_FILE, is_in_use
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.tools.verify import Severity, VerifyReport, verify
 

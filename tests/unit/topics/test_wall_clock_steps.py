@@ -7,7 +7,7 @@ from tests.unit.topics.engine_doubles import World, recs, seqs
 from tests.unit.topics.test_leases import jobs
 
 from penstock.topics import Engine, TopicConfig
-from penstock.topics.queues.leases import JobState, LeaseTable
+from penstock.topics.topic.leases import JobState, LeaseTable
 from penstock.topics.topic.retention import Ages
 
 HOUR_MS = 3_600_000

@@ -486,7 +486,7 @@ class Reader:
         """See `Engine.diff`."""
         if not wait_ms:
             return await self._page(topic, request)
-        with topic.waiters.register() as published:
+        with topic.subscribers.register() as published:
             page = await self._page(topic, request)
             if page.fragments or page.tombstone is not None or not page.caught_up:
                 return page
@@ -510,7 +510,7 @@ class Reader:
         """A page without waiting; None if some of its bytes would have to be fetched. Raises `Damaged`."""
         walk = self._walk(topic, request)
         while not walk.done:
-            if walk.step(topic.view) is not None:
+            if walk.step(topic.log.view) is not None:
                 return None
         return walk.page(topic.name)
 
@@ -519,18 +519,18 @@ class Reader:
         topic.touch(now_ms)
         self._catalog.retain(topic)
         return PageCursor(
-            topic.index,
-            topic.floors,
+            topic.log.index,
+            topic.log.floors,
             request,
-            now_ms=topic.ages.now_ms(topic.steady_ms(now_ms)),
+            now_ms=topic.log.ages.now_ms(topic.log.steady_ms(now_ms)),
             ttl_ms=topic.config.ttl_ms,
-            trims=topic.trims,
+            trims=topic.log.trims,
         )
 
     async def _page(self, topic: Topic, request: DiffRequest) -> Page:
         walk = self._walk(topic, request)
         while not walk.done:
-            needed = walk.step(topic.view)
+            needed = walk.step(topic.log.view)
             if needed is not None:
                 await self._supply(walk, topic, needed)
         return walk.page(topic.name)
@@ -541,7 +541,7 @@ class Reader:
         If the bytes are gone the walk gets none: they may not be needed any more. Raises `Damaged`, with why
         they are gone, if they are.
         """
-        segment = topic.segment_of(needed.run)
+        segment = topic.log.segment_of(needed.run)
         try:
             data = await self._workers.fetch(lambda: segment.read_bytes(needed.start, needed.stop))
         except Damaged as error:

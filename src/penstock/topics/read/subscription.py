@@ -58,22 +58,22 @@ class DurableWatermark:
     def end_seq(self) -> int:
         """Up to here records may be handed out: where there is nothing to wait for, up to the head."""
         topic = self._topic
-        return self._synced_seq if topic.config.durability is Durability.DISK else topic.index.head_seq
+        return self._synced_seq if topic.config.durability is Durability.DISK else topic.log.index.head_seq
 
     def ask(self) -> None:
         """See to it that everything that is published now gets synced."""
         topic = self._topic
-        if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.index.head_seq:
+        if self._pending or self._is_closed or topic.deleted or self.end_seq == topic.log.index.head_seq:
             return
         # A copy is durable when what it is a copy of is, and that may be in any log.
-        shards = self._shards if topic.has_chunks else (topic.shard,)
+        shards = self._shards if topic.log.has_chunks else (topic.shard,)
         try:
             for shard in shards:
                 shard.check_room()
         except (Throttled, ShuttingDown):
             self._tell(False)
             return
-        self._asked_seq = topic.index.head_seq
+        self._asked_seq = topic.log.index.head_seq
         self._pending, self._failed = len(shards), False
         for shard in shards:
             shard.submit([], frames=0, sync=True, waiting=self)
@@ -167,7 +167,7 @@ class Feed:
 
     @property
     def head_seq(self) -> int:
-        return self._topic.index.head_seq
+        return self._topic.log.index.head_seq
 
     def priority(self, now_ms: int) -> int:
         """How urgent the topic is, however long it has waited."""
@@ -185,10 +185,10 @@ class Feed:
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call this whenever records are published and when the topic goes; it must not raise."""
-        self._topic.waiters.listen(tell)
+        self._topic.subscribers.listen(tell)
 
     def unlisten(self, tell: Callable[[], None]) -> None:
-        self._topic.waiters.unlisten(tell)
+        self._topic.subscribers.unlisten(tell)
 
     def refresh(self) -> None:
         """Bring in what others feed into the topic and is not there yet."""

@@ -10,7 +10,6 @@ from penstock.topics.config import EngineConfig, TopicConfig
 from penstock.topics.errors import InvalidRequest, RouterNotFound, ShuttingDown, Throttled, TopicNotFound
 from penstock.topics.log.control import with_length
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import PendingChange
 from penstock.topics.log.wal import WalShard
 from penstock.topics.names import check_router_name, check_topic_name
 from penstock.topics.routers.model import (
@@ -24,6 +23,7 @@ from penstock.topics.routers.model import (
 from penstock.topics.routers.routing import Routing
 from penstock.topics.routers.table import Router
 from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.changes import PendingCommit
 from penstock.topics.topic.topic import Topic
 
 
@@ -96,9 +96,9 @@ class RouterRegistry:
             dest_id=dest.id,
             bits=config.bits,
             match=None if config.filter is None else (config.filter.value, config.filter.is_prefix),
-            cursor=source.index.head_seq if known is None else known.cursor,
+            cursor=source.log.index.head_seq if known is None else known.cursor,
             forwarded_total=0 if known is None else known.forwarded_total,
-            dest_base=dest.index.head_seq if known is None else known.dest_base,
+            dest_base=dest.log.index.head_seq if known is None else known.dest_base,
         )
 
         def apply() -> None:
@@ -133,7 +133,7 @@ class RouterRegistry:
     ) -> asyncio.Future[None]:
         assert self._shard is not None
         self._shard.check_room()
-        change: PendingChange[None] = PendingChange(apply)
+        change = PendingCommit(lambda entry, position: apply())
         frame = encode_control(kind, 0, body, seq=router_id, ts_ms=self._clock.now_ms())
         self._shard.submit([frame], frames=1, sync=True, waiting=change, urgent=True)
         return change.outcome

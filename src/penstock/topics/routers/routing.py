@@ -99,7 +99,7 @@ class RouterBackoff:
 
 def _look(router: Router) -> _Look:
     dest = router.dest
-    return dest.index.live, dest.index.live_bytes, dest.config
+    return dest.log.index.live, dest.log.index.live_bytes, dest.config
 
 
 COPIES_BYTES_MIN: Final = 8 * 1024**2
@@ -122,7 +122,7 @@ class ReplicaMemoryLimit:
 
     def look(self, dest: Topic) -> None:
         """Recount a destination after copies came in. Those of an ephemeral one do not count."""
-        size = 0 if dest.deleted or dest.is_ephemeral else dest.chunk_bytes
+        size = 0 if dest.deleted or dest.is_ephemeral else dest.log.chunk_bytes
         self._total += size - self._sizes.pop(dest, 0)
         if size:
             self._sizes[dest] = size
@@ -183,7 +183,7 @@ class Routing:
         self._idle: dict[int, dict[Router, None]] = {}
         """By the id of their source, routers at its head: only they have to be notified of more."""
         self._ticking: asyncio.Task[None] | None = None
-        self._on_their_way: set[asyncio.Future[bool]] = set()
+        self._committing: set[asyncio.Future[None]] = set()
         self._still = 0
         self._moving = asyncio.Event()
         self._moving.set()
@@ -229,7 +229,7 @@ class Routing:
         source = router.source
         if source.id not in self._listeners:
             self._listeners[source.id] = lambda: self._published(source)
-            source.waiters.listen(self._listeners[source.id])
+            source.subscribers.listen(self._listeners[source.id])
         self._go_on(router)
 
     def leave(self, router: Router) -> None:
@@ -242,7 +242,7 @@ class Routing:
         source = router.source
         self._idle.get(source.id, {}).pop(router, None)
         if not self.table.leaving(source.name):
-            source.waiters.unlisten(self._listeners.pop(source.id))
+            source.subscribers.unlisten(self._listeners.pop(source.id))
             self._idle.pop(source.id, None)
 
     def topic_left(self, topic: Topic) -> None:
@@ -285,7 +285,7 @@ class Routing:
 
     async def catch_up(self, router: Router) -> bool:
         """Copy up to what is the head of the source now; return whether the router made progress."""
-        target, began = router.source.index.head_seq, router.cursor
+        target, began = router.source.log.index.head_seq, router.cursor
         while router.cursor < target and not router.stopped:
             before = router.cursor
             task = self._start(router)
@@ -317,7 +317,7 @@ class Routing:
         if not router.is_behind:
             if not router.stopped:
                 self._idle.setdefault(router.source.id, {})[router] = None
-        elif router.dest.waiters.are_there and not self.is_closed:
+        elif router.dest.subscribers.are_there and not self.is_closed:
             self._start(router)
         else:
             self._wait(router)
@@ -377,7 +377,7 @@ class Routing:
 
     async def _run(self, router: Router) -> bool:
         """Passes up to what is the head of the source now; whether it got there."""
-        target = router.source.index.head_seq
+        target = router.source.log.index.head_seq
         while router.cursor < target and not router.stopped:
             try:
                 if not await self._pass(router):
@@ -413,11 +413,19 @@ class Routing:
         self._forget_hops(router.dest)
         return is_done and not picked.blocked
 
-    def _send(self, router: Router, picked: CopySelection) -> asyncio.Future[bool]:
+    async def _send(self, router: Router, picked: CopySelection) -> bool:
+        """Commit a pass; whether that succeeded. The router repeats a pass that failed."""
         outcome = submit(router, picked, now_ms=self._clock.now_ms(), on_published=self._catalog.tally)
-        self._on_their_way.add(outcome)
-        outcome.add_done_callback(self._on_their_way.discard)
-        return outcome
+        if outcome is None:
+            return True
+        self._committing.add(outcome)
+        outcome.add_done_callback(self._committed)
+        await asyncio.wait([outcome])
+        return outcome.exception() is None
+
+    def _committed(self, outcome: asyncio.Future[None]) -> None:
+        self._committing.discard(outcome)
+        outcome.exception()  # retrieved: nobody else may look at it
 
     async def _select(self, router: Router) -> CopySelection | None:
         """What to do next; None while the router or one of its topics is being removed."""
@@ -433,7 +441,7 @@ class Routing:
                 or dest.deleting is not None
             ):
                 return None
-            if dest.is_ephemeral and not (dest.is_volatile and dest.is_idle):
+            if dest.is_ephemeral and not (dest.is_volatile and dest.log.is_idle):
                 return None  # records from before it became ephemeral, or while it is not yet kept, go first
             self._catalog.retain(source)
             self._catalog.retain(dest)
@@ -456,9 +464,9 @@ class Routing:
         return needed._replace(base=base, view=view)
 
     def _forget_hops(self, topic: Topic) -> None:
-        if len(topic.hops) > _HOPS_KEPT:
+        if len(topic.log.hops) > _HOPS_KEPT:
             cursors = [router.cursor for router in self.table.leaving(topic.name)]
-            topic.hops.forget_below(min(cursors, default=topic.index.head_seq) + 1)
+            topic.log.hops.forget_below(min(cursors, default=topic.log.index.head_seq) + 1)
 
     # ---- cuts ----------------------------------------------------------------------------------------
 
@@ -468,8 +476,8 @@ class Routing:
         self._still += 1
         self._moving.clear()
         try:
-            while self._on_their_way:
-                await asyncio.wait(list(self._on_their_way))
+            while self._committing:
+                await asyncio.wait(list(self._committing))
             yield
         finally:
             self._still -= 1

@@ -46,13 +46,7 @@ from penstock.storage import (
     stage,
     write_durably,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.log.frame import FrameType
-from penstock.topics.log.frame_scan import read_frames
-from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, encode_snapshot, load_latest
-from penstock.topics.routers.copy_frame import CopyFrame
-from penstock.topics.segments.format import Part, SegmentEntry, checksum
-from penstock.topics.segments.layout import (
+from penstock.topics.checkpoints.layout import (
     MANIFEST,
     META,
     TOPICS,
@@ -70,6 +64,18 @@ from penstock.topics.segments.layout import (
     snapshot_numbers,
     snapshot_path,
 )
+from penstock.topics.checkpoints.snapshot import (
+    LoadedSnapshot,
+    Snapshot,
+    TopicEntry,
+    encode_snapshot,
+    load_latest,
+)
+from penstock.topics.errors import Damaged
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import read_frames
+from penstock.topics.routers.copy_frame import CopyFrame
+from penstock.topics.segments.format import Part, SegmentEntry, checksum
 from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore
 from penstock.topics.tools.verify import verify_files
 
@@ -171,13 +177,13 @@ def _references(path: str, log: LogScan) -> list[_Reference]:
             table = read_frames(file.view, run.start, run.ends)
             for place in np.flatnonzero(table.heads["type"] == FrameType.ROUTER_CURSOR).tolist():
                 try:
-                    forward = CopyFrame.decode(table.body(place))
+                    copy = CopyFrame.decode(table.body(place))
                 except Corrupt:
                     continue  # a start tells of it
-                last_seq = max((one.source_seq + one.records - 1 for one in forward.runs), default=0)
-                if not forward.by_value and last_seq:
+                last_seq = max((one.source_seq + one.records - 1 for one in copy.runs), default=0)
+                if not copy.by_value and last_seq:
                     at = LogPosition(file.number, int(table.starts[place]))
-                    found.append(_Reference(path, at, forward.source_id, last_seq))
+                    found.append(_Reference(path, at, copy.source_id, last_seq))
     return found
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.storage import DirectoryLock, FileSystem, stage
+from penstock.topics.checkpoints.layout import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.errors import Damaged
 from penstock.topics.segments.format import checksum
-from penstock.topics.segments.layout import LOCK_FILE, META, RESTORING, TOPICS, WAL, remove_files
 from penstock.topics.tools.backup import BackupManifest, CopiedFile, read_manifest
 from penstock.topics.tools.verify import verify_files
 

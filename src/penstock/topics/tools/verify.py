@@ -27,21 +27,7 @@ from penstock.storage import (
     lost_bytes,
     read_extent,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.log.frame import FrameType
-from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, decode_snapshot
-from penstock.topics.segments.format import (
-    HOLE,
-    LOST,
-    IndexRows,
-    Part,
-    SegmentEntry,
-    damaged_rows,
-    decode_deleted,
-    read_index,
-)
-from penstock.topics.segments.layout import (
+from penstock.topics.checkpoints.layout import (
     META,
     LogGroup,
     check_data_directory,
@@ -53,6 +39,20 @@ from penstock.topics.segments.layout import (
     segment_path,
     snapshot_numbers,
     snapshot_path,
+)
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, decode_snapshot
+from penstock.topics.errors import Damaged
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.segments.format import (
+    HOLE,
+    LOST,
+    IndexRows,
+    Part,
+    SegmentEntry,
+    damaged_rows,
+    decode_deleted,
+    read_index,
 )
 from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
 from penstock.topics.segments.tags import decode_tags

@@ -8,61 +8,25 @@ own sequence numbers, its own answer, and is all or nothing after a crash.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
-from penstock.errors import PenstockError, StorageFull
+from penstock.errors import PenstockError
 from penstock.storage import Entry, LogPosition
 from penstock.topics.config import Durability
-from penstock.topics.errors import CommitFailed
 from penstock.topics.log.frame import EncodedBatch
 from penstock.topics.log.payload import PreparedBatch, Text
 from penstock.topics.model import WriteResult
+from penstock.topics.topic.changes import commit_error
 from penstock.topics.topic.topic import Topic
 
 _LOGGER = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Done: TypeAlias = Callable[[WriteResult | Exception], None]
 """Called once, with the result of a write or with the reason why nothing was published."""
 Write: TypeAlias = tuple[int, bool, Done]
 """How many records it has, whether its topic was created for it, and what to call with the outcome."""
-
-
-def commit_error(error: PenstockError) -> PenstockError:
-    """The error for the writer: a full disk is worth waiting for, anything else is a fault of the server."""
-    if isinstance(error, StorageFull | CommitFailed):
-        return error
-    failed = CommitFailed(f"the log could not be written, nothing was published: {error}")
-    failed.__cause__ = error
-    return failed
-
-
-class PendingChange(Generic[T]):
-    """A change of a topic: `apply` is called once it is committed, and its result is what the caller gets."""
-
-    __slots__ = ("_apply", "outcome")
-
-    def __init__(self, apply: Callable[[], T]) -> None:
-        self._apply = apply
-        self.outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def committed(self, entry: Entry, position: LogPosition) -> None:
-        try:
-            result = self._apply()
-        except Exception as error:  # noqa: BLE001 - it is handed to the caller
-            # The change is durable all the same, and everything behind it has to be decided too.
-            if not self.outcome.done():
-                self.outcome.set_exception(error)
-            return
-        if not self.outcome.done():
-            self.outcome.set_result(result)
-
-    def failed(self, error: PenstockError) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(commit_error(error))
 
 
 class PendingAppend:
@@ -97,8 +61,8 @@ class PendingAppend:
 
     def committed(self, entry: Entry, position: LogPosition) -> None:
         topic = self._topic
-        if self._reserved > topic.reserved_seq:
-            topic.reserved_seq = self._reserved
+        if self._reserved > topic.log.reserved_seq:
+            topic.log.reserved_seq = self._reserved
         if entry.byte_count:
             at = position.offset + self._skip_bytes
             topic.publish(self._batch, file=position.file, base=at, now_ms=self._now_ms)
@@ -121,7 +85,7 @@ class PendingAppend:
     def _succeed(self, append_ms: float, sync_ms: float, held_ms: float) -> None:
         writes, self._writes = self._writes, ()
         topic = self._topic
-        name, head_seq = topic.name, topic.index.head_seq
+        name, head_seq = topic.name, topic.log.index.head_seq
         if not topic.config.durable:
             sync_ms = 0.0
         first_seq = self._batch.first_seq
@@ -182,8 +146,8 @@ class AppendBatch:
         self.first = first
         self.durability = topic.config.durability
         self.now_ms = now_ms
-        self.ts_ms = max(now_ms, topic.last_ts_ms)
-        self.first_seq = topic.next_seq
+        self.ts_ms = max(now_ms, topic.log.last_ts_ms)
+        self.first_seq = topic.log.next_seq
         self.count = 0
         self.accounted_bytes = 0
         self.ends: list[int] = []

@@ -38,28 +38,26 @@ from penstock.storage import (
     read_extent,
     scan,
 )
+from penstock.topics.checkpoints.layout import META, WAL, LogGroup, log_groups
+from penstock.topics.checkpoints.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import Damaged
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
 from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
 from penstock.topics.log.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
 from penstock.topics.log.frame_scan import FrameTable, WalFormat, read_frames
-from penstock.topics.log.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.log.wal import shard_folders, shard_number
-from penstock.topics.queues.lease_log import replay_lease
 from penstock.topics.routers.copy_frame import CopyFrame
 from penstock.topics.routers.copy_replay import CopyReplay, LostOriginals, RouterRecovery, SourceFrames
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import DELETED, Columns, pack_row
 from penstock.topics.segments.format import LOST, SegmentEntry
-from penstock.topics.segments.layout import META, WAL, LogGroup, log_groups
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.topic.index import TopicIndex
+from penstock.topics.topic.lease_log import replay_lease
 from penstock.topics.topic.topic import Topic
+from penstock.topics.topic.topic_log import ATTACHED_FROM
 from penstock.topics.topic.watermarks import LostRanges
-
-ADOPTED_FROM: Final = 1 << 62
-"""File numbers from here on stand for files of a log directory that the topic does not write to."""
 
 _CONFIG = msgspec.json.Decoder(TopicConfig)
 _FORMAT = WalFormat()
@@ -157,9 +155,9 @@ class _Recovery:
         self._pieces: defaultdict[int, list[_Piece]] = defaultdict(list)
         self._named: set[str] = set()
         self._was_ephemeral: set[int] = set()
-        self._next_attached = ADOPTED_FROM
+        self._next_attached = ATTACHED_FROM
         self._routers = RouterRecovery(self._snapshot.routers)
-        self._derivation = CopyReplay(self._source_frames, self._lose_copies)
+        self._copy_replay = CopyReplay(self._source_frames, self._lose_copies)
         self._source_runs: dict[int, list[Columns]] = {}
         """The segments of topics, live or not, for copies that have to be made of them again."""
         self._sources: dict[int, SourceFrames] = {}
@@ -326,18 +324,18 @@ class _Recovery:
             )
         index.skip_to(entry.head_seq)
         topic = Topic(name=entry.name, id=entry.id, config=_CONFIG.decode(entry.config), index=index)
-        topic.segments = segments
-        topic.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
-        topic.trims = LostRanges(entry.trims)
-        topic.floors.lost = [(first, end) for first, end in entry.lost]
-        topic.delete_below = entry.delete_below
-        topic.reserved_seq = entry.reserved_head
-        if topic.leases is not None and entry.queue is not None:
-            topic.leases.restore(entry.queue)
-        topic.last_write_ms = entry.last_write_ms
+        topic.log.segments = segments
+        topic.log.floors.merge(cap=entry.cap_floor, ttl=entry.ttl_floor, trim=entry.trim_floor)
+        topic.log.trims = LostRanges(entry.trims)
+        topic.log.floors.lost = [(first, end) for first, end in entry.lost]
+        topic.log.delete_below = entry.delete_below
+        topic.log.reserved_seq = entry.reserved_head
+        if topic.queue is not None and entry.queue is not None:
+            topic.queue.leases.restore(entry.queue)
+        topic.log.last_write_ms = entry.last_write_ms
         latest = [int(run.ts[-1]) for run in index.runs[-1:]]
-        topic.last_ts_ms = max(entry.last_write_ms or 0, *latest, 0)
-        index.delete_prefix(max(topic.floors.floor, entry.delete_below))
+        topic.log.last_ts_ms = max(entry.last_write_ms or 0, *latest, 0)
+        index.delete_prefix(max(topic.log.floors.floor, entry.delete_below))
         return topic
 
     def _load(self, topic: TopicEntry, entry: SegmentEntry) -> Columns:
@@ -360,21 +358,21 @@ class _Recovery:
                 self._control(topic, piece.frames, place)
                 start = place + 1
             self._append(topic, piece, file, start, len(kinds))
-        known_seq = topic.index.head_seq
+        known_seq = topic.log.index.head_seq
         lost = self._lost_numbers(topic)
         if lost:
-            lost = max(lost, topic.reserved_seq - known_seq)
+            lost = max(lost, topic.log.reserved_seq - known_seq)
             self._problems.append(
                 f'topic "{topic.name}": records from {known_seq + 1} on are lost with the log, at most up to '
                 f"{known_seq + lost}; the next record gets number {known_seq + lost + 1}"
             )
-            topic.mark_log_lost(lost)
+            topic.log.mark_log_lost(lost)
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
-            topic.index.skip_to(topic.reserved_seq)
-        gone = max(topic.floors.floor, topic.delete_below)
+            topic.log.index.skip_to(topic.log.reserved_seq)
+        gone = max(topic.log.floors.floor, topic.log.delete_below)
         # What was lost or deleted had been there, if only in memory: its numbers are used.
-        topic.index.skip_to(gone - 1)
-        topic.index.delete_prefix(gone)
+        topic.log.index.skip_to(gone - 1)
+        topic.log.index.delete_prefix(gone)
         topic.settle(self._now_ms)
 
     # ---- what is lost with the log -------------------------------------------------------------------
@@ -420,14 +418,14 @@ class _Recovery:
         if piece.log == self._home(topic.id):
             return piece.file
         self._next_attached += 1
-        topic.attach_file(self._next_attached, piece.view)
+        topic.log.attach_file(self._next_attached, piece.view)
         return self._next_attached
 
     def _append(self, topic: Topic, piece: _Piece, file: int, start: int, stop: int) -> None:
         """Records that the topic does not have yet; numbers missing before them are accounted for."""
         if start >= stop:
             return
-        index = topic.index
+        index = topic.log.index
         seqs = piece.frames.heads["seq"][start:stop].astype(np.int64)
         fresh = start + np.flatnonzero(seqs > index.head_seq)
         jumps = np.flatnonzero(np.diff(piece.frames.heads["seq"][fresh].astype(np.int64)) != 1) + 1
@@ -440,18 +438,18 @@ class _Recovery:
                 continue
             self._bridge(topic, first_seq, ts_ms, damaged=piece.damaged)
             index.append_rows(part.index_rows(), file=file)
-            topic.tags.append(first_seq, part.tags())
-            topic.last_write_ms = topic.last_ts_ms = int(part.heads["ts"][-1])
+            topic.log.tags.append(first_seq, part.tags())
+            topic.log.last_write_ms = topic.log.last_ts_ms = int(part.heads["ts"][-1])
 
     def _bridge(self, topic: Topic, first_seq: int, ts_ms: int, *, damaged: bool) -> None:
-        missing = first_seq - 1 - topic.index.head_seq
+        missing = first_seq - 1 - topic.log.index.head_seq
         if missing <= 0:
             return
-        if (first_seq - 1 <= topic.reserved_seq or topic.id in self._was_ephemeral) and not damaged:
+        if (first_seq - 1 <= topic.log.reserved_seq or topic.id in self._was_ephemeral) and not damaged:
             # Reserved before a crash and never written, or never meant to outlive the process.
-            topic.index.skip_to(first_seq - 1)
+            topic.log.index.skip_to(first_seq - 1)
             return
-        topic.index.append_damaged(missing, ts_ms)
+        topic.log.index.append_damaged(missing, ts_ms)
         self._problems.append(
             f'topic "{topic.name}": records {first_seq - missing} to {first_seq - 1} are missing in the log'
         )
@@ -460,36 +458,36 @@ class _Recovery:
         kind, body = frames.heads["type"][place], frames.body(place)
         if kind in (FrameType.CONFIG_UPDATE, FrameType.DELETE):
             # Writes that were under way when this was submitted had pushed records out before it applied.
-            topic.retain(0)
+            topic.log.retain(0)
         try:
             if kind == FrameType.CONFIG_UPDATE:
                 if topic.is_ephemeral:
                     self._was_ephemeral.add(topic.id)
                 config = _CONFIG.decode(TopicChange.decode(body).config)
-                if topic.leases is not None and not (topic.config.leases_durable and config.leases_durable):
+                if topic.queue is not None and not (topic.config.leases_durable and config.leases_durable):
                     # What became of leases meanwhile is not in the log; those that outlive this follow it.
-                    topic.leases.end_leases()
-                topic.config = config
+                    topic.queue.leases.end_leases()
+                topic.set_config(config)
             elif kind == FrameType.DELETE:
-                topic.delete(Deletion.decode(body))
+                topic.log.delete(Deletion.decode(body))
             elif kind == FrameType.EVICT_WATERMARK:
                 marks = Watermarks.decode(body)
-                topic.floors.merge(cap=marks.cap, ttl=marks.ttl, trim=marks.trim)
-                topic.index.delete_prefix(topic.floors.floor)
+                topic.log.floors.merge(cap=marks.cap, ttl=marks.ttl, trim=marks.trim)
+                topic.log.index.delete_prefix(topic.log.floors.floor)
             elif kind == FrameType.HEAD_WATERMARK:
-                topic.reserved_seq = max(topic.reserved_seq, read_head_watermark(body))
-            elif kind == FrameType.LEASE and topic.leases is not None:
+                topic.log.reserved_seq = max(topic.log.reserved_seq, read_head_watermark(body))
+            elif kind == FrameType.LEASE and topic.queue is not None:
                 at_ms = int(frames.heads["ts"][place])
-                replay_lease(topic.leases, int(frames.heads["seq"][place]), body, at_ms)
+                replay_lease(topic.queue.leases, int(frames.heads["seq"][place]), body, at_ms)
             elif kind == FrameType.ROUTER_CURSOR:
-                self._forward(topic, CopyFrame.decode(body), int(frames.heads["ts"][place]))
+                self._copy_frame(topic, CopyFrame.decode(body), int(frames.heads["ts"][place]))
         except (Corrupt, msgspec.MsgspecError) as error:
             self._problems.append(f'topic "{topic.name}": {error}')
 
-    def _forward(self, topic: Topic, forward: CopyFrame, ts_ms: int) -> None:
-        self._routers.note(forward)
-        self._bridge(topic, forward.first_seq, ts_ms, damaged=False)
-        self._derivation.apply(topic, forward, ts_ms)
+    def _copy_frame(self, topic: Topic, copy: CopyFrame, ts_ms: int) -> None:
+        self._routers.note(copy)
+        self._bridge(topic, copy.first_seq, ts_ms, damaged=False)
+        self._copy_replay.apply(topic, copy, ts_ms)
 
     def _source_frames(self, topic_id: int) -> SourceFrames:
         if topic_id not in self._sources:
@@ -504,14 +502,14 @@ class _Recovery:
 
     def _lose_copies(self, topic: Topic, lost: LostOriginals) -> None:
         """Copies whose originals are nowhere: of a source that had not made them durable, or damaged."""
-        first_seq, count = topic.index.head_seq + 1, lost.records
+        first_seq, count = topic.log.index.head_seq + 1, lost.records
         was_stored = any(
             entry.id == lost.source_id and lost.first_seq <= entry.head_seq for entry in self._snapshot.topics
         )
         if topic.config.durability is not Durability.FSYNC and not was_stored:
-            topic.index.skip_to(first_seq + count - 1)
+            topic.log.index.skip_to(first_seq + count - 1)
             return
-        topic.index.append_damaged(count, lost.ts_ms)
+        topic.log.index.append_damaged(count, lost.ts_ms)
         self._problems.append(
             f'topic "{topic.name}": records {first_seq} to {first_seq + count - 1} are copies of '
             "records that cannot be read"

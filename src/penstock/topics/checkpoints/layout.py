@@ -10,9 +10,9 @@ from typing import Final
 
 from penstock.errors import NotFound, PenstockError, Rejected
 from penstock.storage import FileSystem, LockHeld, LogDamage, LogPosition, LogScan, file_number, scan
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, snapshot_name
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, snapshot_name
 from penstock.topics.segments.format import Part, SegmentEntry, segment_name
 from penstock.topics.segments.store import LocalSegmentRoot, SegmentRoot, SegmentStore, topic_folder
 

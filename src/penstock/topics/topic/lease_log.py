@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final
 
-from penstock.errors import Corrupt, PenstockError
-from penstock.storage import Buffer, Entry, LogPosition
+from penstock.errors import Corrupt
+from penstock.storage import Buffer
 from penstock.topics.log.frame import FrameType, encode_control
-from penstock.topics.log.pending import commit_error
-from penstock.topics.queues.leases import JobState, LeaseTable
+from penstock.topics.topic.leases import JobState, LeaseTable
 from penstock.topics.topic.topic import Topic
 
 _BODY = struct.Struct("<BQQQI")
@@ -95,75 +93,19 @@ def replay_lease(table: LeaseTable, seq: int, body: Buffer, at_ms: int = 0) -> N
 _FRAMES_MAX: Final = 1000
 
 
-def _nothing() -> None:
-    pass
-
-
-class PendingCommit:
-    """`apply` is called when the frames are committed, `undo` when they are not, even if nobody waits."""
-
-    __slots__ = ("_apply", "_undo", "outcome")
-
-    def __init__(self, apply: Callable[[], None], undo: Callable[[], None]) -> None:
-        self._apply = apply
-        self._undo = undo
-        self.outcome: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    def committed(self, entry: Entry, position: LogPosition) -> None:
-        self._apply()
-        if not self.outcome.done():
-            self.outcome.set_result(entry.sync_s * 1000)
-
-    def failed(self, error: PenstockError) -> None:
-        self._undo()
-        if not self.outcome.done():
-            self.outcome.set_exception(commit_error(error))
-
-
-def commit(
-    topic: Topic,
-    frames: Sequence[bytes],
-    *,
-    apply: Callable[[], None] = _nothing,
-    undo: Callable[[], None] = _nothing,
-    sync: bool | None = None,
-    urgent: bool = False,
-) -> asyncio.Future[float]:
-    """Send frames into the topic's log; `shard.check_room` comes before. How long the sync took, in ms.
-
-    Without `sync` the topic's class decides whether it is waited for.
-    """
-    all_frames = [*topic.moved_floors(), *frames]
-    decision = PendingCommit(apply, undo)
-    topic.shard.submit(
-        all_frames,
-        frames=len(all_frames),
-        sync=topic.config.durable if sync is None else sync,
-        waiting=decision,
-        urgent=urgent,
-    )
-    return decision.outcome
-
-
 def log_leases(topic: Topic, now_ms: int) -> list[asyncio.Future[float]]:
     """Tell the log of every lease, delay and delivery of a queue: from now on they outlive the process."""
-    assert topic.leases is not None
-    jobs = topic.leases.entry(with_leases=True, ahead_ms=topic.wall_ahead_ms()).jobs
+    assert topic.queue is not None
+    jobs = topic.queue.leases.entry(with_leases=True, ahead_ms=topic.log.wall_ahead_ms()).jobs
     frames = [state_frame(topic.id, job, ts_ms=now_ms) for job in jobs]
     parts = [frames[at : at + _FRAMES_MAX] for at in range(0, len(frames), _FRAMES_MAX)]
-    logged = [commit(topic, part, urgent=True) for part in parts]
+    logged = [topic.commit(part, urgent=True) for part in parts]
     for outcome in logged:
-        outcome.add_done_callback(_look_at)  # whoever asked may have gone
+        outcome.add_done_callback(_look_at)
     return logged
 
 
 def _look_at(outcome: asyncio.Future[float]) -> None:
+    """Retrieve the error, if any: the caller may have gone, and asyncio would log it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
-
-
-def sync(topic: Topic) -> asyncio.Future[float]:
-    """Done when everything that was written to the topic is durable."""
-    decision = PendingCommit(_nothing, _nothing)
-    topic.shard.submit([], frames=0, sync=True, waiting=decision)
-    return decision.outcome

@@ -38,11 +38,11 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.storage import FileSystem, write_durably
+from penstock.topics.checkpoints.checkpoint import TopicCut
+from penstock.topics.checkpoints.layout import META
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
-from penstock.topics.log.checkpoint import TopicCut
 from penstock.topics.segments.format import SegmentEntry
-from penstock.topics.segments.layout import META
 from penstock.topics.segments.store import OWNER_FILE, DurableDirectory, SegmentRoot, cold_directory
 from penstock.topics.segments.tiering import Tiers, choose
 from penstock.topics.topic.topic import Topic
@@ -174,7 +174,7 @@ class RunCold(Protocol):
 
 def _has(topic: Topic, entry: SegmentEntry) -> bool:
     """Whether the segment is still one of the topic's."""
-    return not topic.deleted and any(one.first_seq == entry.first_seq for one in topic.segments)
+    return not topic.deleted and any(one.first_seq == entry.first_seq for one in topic.log.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +275,9 @@ class Relocation:
 
     def _wanted(self, topic: Topic) -> list[SegmentEntry]:
         retain, retain_bytes = self._config.hot_retain_segments, self._config.hot_retain_bytes
-        if len(topic.segments) <= retain and not retain_bytes:
+        if len(topic.log.segments) <= retain and not retain_bytes:
             return []  # with many topics that is true of most
-        moving = choose(topic.segments, retain_segments=retain, retain_bytes=retain_bytes)
+        moving = choose(topic.log.segments, retain_segments=retain, retain_bytes=retain_bytes)
         return [entry for entry in moving if not self._is_known(topic, entry)]
 
     def _is_known(self, topic: Topic, entry: SegmentEntry) -> bool:
@@ -288,7 +288,7 @@ class Relocation:
         for entry in self._wanted(topic):
             await self._let_go()
             # It may have died while others were copied; then its files are gone, or going.
-            if topic.deleted or not self._may_try() or entry not in topic.segments:
+            if topic.deleted or not self._may_try() or entry not in topic.log.segments:
                 continue
             key = topic.id, entry.first_seq
             try:

@@ -19,10 +19,10 @@ from xxhash import xxh3_64_intdigest
 from penstock.errors import LimitExceeded, MediaError, NotFound, PenstockError, Unsupported
 from penstock.storage import Buffer, FileSystem, write_durably
 from penstock.topics.errors import Damaged
-from penstock.topics.queues.leases import QueueEntry
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.store import DurableDirectory
+from penstock.topics.topic.leases import QueueEntry
 
 SNAPSHOT_VERSION: Final = 4
 """Versions below 4 are bodies of another kind under the same header."""

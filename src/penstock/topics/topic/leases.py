@@ -174,6 +174,7 @@ class LeaseTable:
         "dead_lettered",
         "next_lease_id",
         "reserved_lease_id",
+        "version",
     )
 
     def __init__(self) -> None:
@@ -197,6 +198,8 @@ class LeaseTable:
         self.reserved_lease_id = 1
         """Numbers below this one are never given out again after a crash."""
         self.dead_lettered = 0
+        self.version = 0
+        """Rises with every change that a snapshot has to know."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -241,11 +244,13 @@ class LeaseTable:
     def _forget(self, seq: int) -> None:
         job = self._jobs.pop(seq, None)
         if job is not None:
+            self.version += 1
             self._counts[job.state] -= 1
             if job.session is not None:
                 job.session.seqs.discard(seq)
 
     def _set(self, seq: int, job: Job, state: int) -> None:
+        self.version += 1
         self._counts[job.state] -= 1
         self._counts[state] += 1
         job.state = state
@@ -375,6 +380,7 @@ class LeaseTable:
         return job.at(seq)
 
     def _set_timer(self, seq: int, job: Job, term: Term) -> None:
+        self.version += 1
         job.until_ms, job.length_ms = term
         heappush(self._timers, (_due_ms(job), seq))
 
@@ -509,6 +515,11 @@ class LeaseTable:
         else:
             delay = Term(entry.until_ms, entry.length_ms) if entry.until_ms else None
             self.release(entry.seq, job, delay)
+
+    def reserve(self, below: int) -> None:
+        """Record that numbers below this one are never given out again after a crash."""
+        self.version += 1
+        self.reserved_lease_id = max(self.reserved_lease_id, below)
 
     def saw_lease_id(self, lease_id: int) -> None:
         """This number, and all below it, are used up."""

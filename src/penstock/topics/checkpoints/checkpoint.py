@@ -15,14 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from penstock.storage import FileSystem, LogPosition
+from penstock.topics.checkpoints.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Damaged
-from penstock.topics.log.snapshot import LogStart, Snapshot, TopicEntry, write_snapshot
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import Columns, StoredBytes
 from penstock.topics.segments.format import DeletedRows, SegmentEntry
@@ -40,6 +41,7 @@ class TopicCut:
     """One topic at the moment of the cut, and what becomes of it."""
 
     topic: Topic
+    version: int
     entry: TopicEntry
     rows: list[Columns]
     """Copies of the rows that are in the log only and worth keeping. Long holes are between them."""
@@ -70,16 +72,26 @@ class Cut:
     """How far each log was durable at that moment."""
 
 
+Known: TypeAlias = Mapping[int, tuple[int, TopicEntry]]
+"""By topic id: the version of the topic that was stored, and its entry."""
+_NOTHING_KNOWN: Final[Known] = {}
+
+
 def capture(
     topics: Iterable[Topic],
     wal: Mapping[str, LogPosition],
     next_topic_id: int,
     now_ms: int,
     routers: Iterable[RouterEntry] = (),
+    known: Known = _NOTHING_KNOWN,
 ) -> Cut:
-    """Everything that a snapshot of this moment says. No step may come between this and the positions."""
+    """Capture everything that a snapshot of this moment says.
+
+    No step of the event loop may come between this and the positions. `known` is what the last checkpoint
+    stored; topics that have not changed since are not captured again.
+    """
     return Cut(
-        topics=[_capture_topic(topic) for topic in topics],
+        topics=[_capture_topic(topic, known.get(topic.id)) for topic in topics],
         wal=dict(wal),
         next_topic_id=next_topic_id,
         now_ms=now_ms,
@@ -87,28 +99,31 @@ def capture(
     )
 
 
-def _capture_topic(topic: Topic) -> TopicCut:
-    if topic.captured is not None:
-        # Nothing happened since the last cut. With many topics that is what is true of most.
+def _capture_topic(topic: Topic, known: tuple[int, TopicEntry] | None) -> TopicCut:
+    version = topic.version
+    if known is not None and known[0] == version:
+        # Nothing changed since the last cut. With many topics that is true of most.
         return TopicCut(
             topic=topic,
-            entry=topic.captured,
+            version=version,
+            entry=known[1],
             rows=[],
             views={},
             files=None,
             deleted={},
             dead=[],
-            segments=list(topic.segments),
+            segments=list(topic.log.segments),
         )
-    index, floors = topic.index, topic.floors
+    index, floors = topic.log.index, topic.log.floors
     index.drop_dead_runs()
     there = {run.first_seq for run in index.runs if run.segment}
-    dead = {segment.first_seq for segment in topic.segments if segment.first_seq not in there}
-    first, last = max(index.first_log_seq, index.earliest_seq), topic.kept_through
+    dead = {segment.first_seq for segment in topic.log.segments if segment.first_seq not in there}
+    kept_through = topic.log.kept_through
+    first, last = max(index.first_log_seq, index.earliest_seq), kept_through
     parts = index.stretches(first, last) if first <= last and index.live else ()
     rows = [part for part in (index.copy(*ends) for ends in parts) if part.live]
     cap_floor = floors.cap
-    if topic.is_ephemeral and index.head_seq > topic.kept_through and index.earliest_seq > topic.kept_through:
+    if topic.is_ephemeral and index.head_seq > kept_through and index.earliest_seq > kept_through:
         # What is only in memory is lost with the process. Readers shall be told, not find fewer records.
         cap_floor = max(cap_floor, index.head_seq + 1) if index.live else cap_floor
     entry = TopicEntry(
@@ -120,34 +135,34 @@ def _capture_topic(topic: Topic) -> TopicCut:
         cap_floor=cap_floor,
         ttl_floor=floors.ttl,
         trim_floor=floors.trim,
-        delete_below=topic.delete_below,
-        reserved_head=topic.reserved_seq,
-        last_write_ms=topic.last_write_ms,
-        checkpointed_seq=topic.kept_through,
-        queue=topic.queue_entry(),
-        trims=tuple(topic.trims.ranges),
+        delete_below=topic.log.delete_below,
+        reserved_head=topic.log.reserved_seq,
+        last_write_ms=topic.log.last_write_ms,
+        checkpointed_seq=kept_through,
+        queue=None if topic.queue is None else topic.queue.entry(),
+        trims=tuple(topic.log.trims.ranges),
         lost=tuple(floors.lost),
     )
-    topic.captured = entry
     files = {file for part in rows for file in part.files()}
     return TopicCut(
         topic=topic,
+        version=version,
         entry=entry,
         rows=rows,
-        views={file: topic.log_view(file) for file in files},
-        files=topic.log_paths(files),
+        views={file: topic.log.log_view(file) for file in files},
+        files=topic.log.log_paths(files),
         deleted=_new_deletions(topic, dead),
         dead=sorted(dead),
-        segments=[segment for segment in topic.segments if segment.first_seq not in dead],
+        segments=[segment for segment in topic.log.segments if segment.first_seq not in dead],
     )
 
 
 def _new_deletions(topic: Topic, dead: set[int]) -> dict[int, DeletedRows]:
-    known = {segment.first_seq: segment.deleted for segment in topic.segments}
+    known = {segment.first_seq: segment.deleted for segment in topic.log.segments}
     changed: dict[int, DeletedRows] = {}
-    for run in topic.index.runs:
+    for run in topic.log.index.runs:
         if run.segment and run.changed and run.first_seq in known and run.first_seq not in dead:
-            rows = topic.deleted_rows(run)
+            rows = topic.log.deleted_rows(run)
             if int(np.count_nonzero(rows)) > known[run.first_seq]:
                 changed[run.first_seq] = rows
     return changed
@@ -216,7 +231,7 @@ def _store_rows(
             grown = grow(growth, tier, cut.views.__getitem__)
     except FramesLost as error:
         # After a failed sync the kernel may have dropped a page; the log keeps what was written in memory.
-        fresh = {file: cut.topic.log_view(file) for file in cut.views}
+        fresh = {file: cut.topic.log.log_view(file) for file in cut.views}
         grown = grow(growth, tier, fresh.__getitem__, give_up_lost=True)
         _LOGGER.error('topic "%s": %s', cut.entry.name, error)
     tier.forget_views(entry for entry in grown if entry not in cut.segments)
@@ -253,7 +268,7 @@ def _record_moves(cut: TopicCut, copied: Mapping[tuple[int, int], SegmentEntry])
 
 def _load_grown(cut: TopicCut, tier: TopicTier) -> None:
     """Open what changed, for the index."""
-    known = {entry.first_seq: entry for entry in cut.topic.segments}
+    known = {entry.first_seq: entry for entry in cut.topic.log.segments}
     for entry in cut.segments:
         before = known.get(entry.first_seq)
         if before is None or (before.count, before.cold, before.sealed) != (

@@ -15,13 +15,13 @@ from penstock.topics.limits import KEY_BYTES_MAX
 from penstock.topics.log.control import write_head_watermark
 from penstock.topics.log.frame import EncodedBatch, FrameType, encode, encode_control
 from penstock.topics.log.payload import PreparedBatch, prepare
-from penstock.topics.log.pending import AppendBatch, Done, PendingAppend, Write, tell_failed
 from penstock.topics.model import BareRecord, WriteResult
 from penstock.topics.names import check_topic_name
 from penstock.topics.schedule.pressure import Scheduler
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.idempotency import Outcome
 from penstock.topics.topic.topic import Topic
+from penstock.topics.write.pending import AppendBatch, Done, PendingAppend, Write, tell_failed
 
 _LOGGER = logging.getLogger(__name__)
 _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)
@@ -163,7 +163,7 @@ class Writer:
         catalog.retain(topic, now_ms)
         topic.shard.check_room()
         if config.discard == "reject":
-            topic.admit(prepared.count, prepared.accounted_bytes)
+            topic.log.admit(prepared.count, prepared.accounted_bytes)
         catalog.check_total(prepared.accounted_bytes)
         if topic.is_volatile:
             self._keep(topic, prepared, now_ms, (prepared.count, created, done))
@@ -177,18 +177,18 @@ class Writer:
         batch = encode(
             prepared,
             topic_id=topic.id,
-            first_seq=topic.next_seq,
-            ts_ms=max(now_ms, topic.last_ts_ms),
+            first_seq=topic.log.next_seq,
+            ts_ms=max(now_ms, topic.log.last_ts_ms),
             durable=topic.config.durable,
         )
         append = PendingAppend(topic, batch, now_ms, self._catalog.tally, [write])
-        if topic.is_idle:
-            topic.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
+        if topic.log.is_idle:
+            topic.log.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
             append.keep()
             return
         # Earlier records are still being written, and perhaps a change to a class that syncs.
         topic.shard.submit([], frames=batch.count, sync=True, waiting=append)
-        topic.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
+        topic.log.reserve_seqs(batch.count, batch.accounted_bytes, batch.ts_ms)
 
     def _gather(self, topic: Topic, prepared: PreparedBatch, now_ms: int, created: bool, done: Done) -> None:
         shard, is_alone = topic.shard, False
@@ -203,7 +203,7 @@ class Writer:
                 shard.defer_flush(partial(self._send, topic))
         shard.count_in()
         gathered.add(prepared, created, done)
-        topic.reserve_seqs(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
+        topic.log.reserve_seqs(prepared.count, prepared.accounted_bytes, gathered.ts_ms)
         if is_alone:
             self._log(gathered)
             shard.commit()
@@ -230,7 +230,7 @@ class Writer:
         except Exception as error:
             # Nobody has built on it yet: whatever takes a sequence number submits, and so sends, first.
             _LOGGER.exception("writes that were taken could not be encoded")
-            topic.release_seqs(gathered.count, gathered.accounted_bytes)
+            topic.log.release_seqs(gathered.count, gathered.accounted_bytes)
             topic.shard.count_out(len(gathered.writes))
             # Later: who hears of it may write again, and whoever had this sent is in the middle of something.
             told = CommitFailed(f"the records could not be encoded: {error!r}")
@@ -241,9 +241,9 @@ class Writer:
     def _submit(self, gathered: AppendBatch, batch: EncodedBatch) -> None:
         topic = gathered.topic
         append = PendingAppend(topic, batch, gathered.now_ms, self._catalog.tally, gathered.writes)
-        frames = topic.moved_floors()
+        frames = topic.log.moved_floors()
         reserved = 0
-        if gathered.durability is Durability.DISK and (reserved := topic.reservation(batch)):
+        if gathered.durability is Durability.DISK and (reserved := topic.log.reservation(batch)):
             frames.append(encode_control(FrameType.HEAD_WATERMARK, topic.id, write_head_watermark(reserved)))
         if frames:
             append.behind(frames, reserved)

@@ -12,20 +12,20 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import NotFound, OutcomeUnknown, PenstockError
 from penstock.storage import FileSystem, LogPosition
+from penstock.topics.checkpoints.checkpoint import Cut, TopicCut, capture, store
+from penstock.topics.checkpoints.cold_tier import Relocation, RunCold
+from penstock.topics.checkpoints.layout import META
+from penstock.topics.checkpoints.recovery import Recovered
+from penstock.topics.checkpoints.snapshot import TopicEntry, snapshot_name
 from penstock.topics.config import EngineConfig
 from penstock.topics.errors import Throttled
-from penstock.topics.log.checkpoint import Cut, TopicCut, capture, store
-from penstock.topics.log.pending import PendingChange
-from penstock.topics.log.recovery import Recovered
-from penstock.topics.log.snapshot import snapshot_name
 from penstock.topics.log.wal import Wal
 from penstock.topics.routers.routing import Routing
-from penstock.topics.segments.cold_tier import Relocation, RunCold
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.growth import SegmentProcess
-from penstock.topics.segments.layout import META
 from penstock.topics.segments.tiering import Tidied, Tiers
 from penstock.topics.topic.catalog import Catalog
+from penstock.topics.topic.changes import PendingCommit, sync_ms
 from penstock.topics.topic.topic import Topic
 from penstock.topics.workers import Workers
 
@@ -73,6 +73,8 @@ class Maintenance:
         self._leaving: list[Topic] = []
         """Topics that were deleted since the start, of which the same is true."""
         self._number = found.snapshot_number
+        self._known: dict[int, tuple[int, TopicEntry]] = {}
+        """What the last checkpoint stored of every topic; see `capture`."""
         self._good_number = found.loaded_number
         """Of the last snapshot that is known to be good."""
         self._doubtful: str | None = None
@@ -96,7 +98,7 @@ class Maintenance:
 
     async def start(self) -> None:
         """Remove files that nothing refers to, and start the timer."""
-        known = {topic.id: list(topic.segments) for topic in self._catalog.all()} | self._referred
+        known = {topic.id: list(topic.log.segments) for topic in self._catalog.all()} | self._referred
         tidied = await self._workers.tidy(lambda: self._tidy(known))
         for error in tidied.failed:
             _LOGGER.warning("left behind for the next start: %s", error)
@@ -158,7 +160,7 @@ class Maintenance:
         """Wait until everything submitted so far is decided."""
         barriers = []
         for shard in self._wal.shards:
-            barrier: PendingChange[None] = PendingChange(lambda: None)
+            barrier = PendingCommit(sync_ms)
             shard.submit([], frames=0, sync=True, waiting=barrier)
             barriers.append(barrier.outcome)
         await asyncio.gather(*barriers, return_exceptions=True)
@@ -195,9 +197,9 @@ class Maintenance:
         """Whether some segment is old enough to be sealed although nothing was written."""
         age_ms, now_ms = self._config.segment_max_age_ms, self._clock.now_ms()
         return bool(age_ms) and any(
-            topic.segments
-            and not topic.segments[-1].sealed
-            and now_ms - topic.segments[-1].created_ms >= age_ms
+            topic.log.segments
+            and not topic.log.segments[-1].sealed
+            and now_ms - topic.log.segments[-1].created_ms >= age_ms
             for topic in self._catalog.all()
         )
 
@@ -211,9 +213,9 @@ class Maintenance:
                 topic.shard.check_room()
             except Throttled:
                 continue  # whatever is written next carries them
-            frames = topic.moved_floors()
+            frames = topic.log.moved_floors()
             if frames:
-                change: PendingChange[None] = PendingChange(lambda: None)
+                change = PendingCommit(sync_ms)
                 change.outcome.add_done_callback(_ignore)
                 topic.shard.submit(frames, frames=len(frames), sync=False, waiting=change)
 
@@ -259,11 +261,11 @@ class Maintenance:
             copied = {} if self._cold is None else self._cold.copied
             await self._workers.tidy(lambda: self._store(cut, number, copied))
         except BaseException:
-            for topic_cut in cut.topics:
-                topic_cut.topic.captured = None
+            self._known = {}
             self._leaving += leaving
             raise
         self._good_number = number
+        self._known = {one.topic.id: (one.version, one.entry) for one in cut.topics}
         self._apply(cut)
         self._checkpointed_s = self._clock.monotonic()
         self._checkpointed_bytes = written
@@ -281,13 +283,14 @@ class Maintenance:
             self._catalog.retain(topic)
             if last:
                 # Nothing is under way any more: the sequences that were reserved are not needed.
-                topic.reserved_seq = 0
-                topic.captured = None
+                topic.log.reserved_seq = 0
+        if last:
+            self._known = {}
         wal = {
             folder: shard.committed_offset
             for folder, shard in zip(self._folders, self._wal.shards, strict=True)
         }
-        cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries())
+        cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries(), self._known)
         cut.synced = {
             folder: shard.synced
             for folder, shard in zip(self._folders, self._wal.shards, strict=True)
@@ -324,7 +327,7 @@ class Maintenance:
     def _apply(self, cut: Cut) -> None:
         for topic_cut in cut.topics:
             if not topic_cut.topic.deleted:
-                topic_cut.topic.promote(topic_cut.grown, topic_cut.segments)
+                topic_cut.topic.log.promote(topic_cut.grown, topic_cut.segments)
         if self._cold is not None:
             self._cold.recorded(cut.topics)
 
@@ -411,5 +414,5 @@ class Maintenance:
             timer.cancel()
 
 
-def _ignore(outcome: asyncio.Future[None]) -> None:
+def _ignore(outcome: asyncio.Future[float]) -> None:
     outcome.exception()

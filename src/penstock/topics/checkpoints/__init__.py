@@ -1,0 +1,5 @@
+"""What is stored of all topics: the data directory, snapshots, checkpoints, recovery and upkeep."""
+
+from __future__ import annotations
+
+__all__ = []

@@ -10,31 +10,31 @@ PROMISES = "tests/mutants/test_topic_promises.py"
 LOG_SCAN = "tests/unit/storage/test_log_scan.py"
 GROUP_COMMIT = "tests/unit/storage/test_group_commit.py"
 WRITE = "tests/unit/topics/test_engine_write.py"
-GATHERING = "tests/unit/topics/test_gathering.py"
-LONE_WRITE = "tests/unit/topics/test_lone_write.py"
+GATHERING = "tests/unit/topics/write/test_append_batches.py"
+LONE_WRITE = "tests/unit/topics/write/test_lone_write.py"
 RETENTION = "tests/unit/topics/test_engine_retention.py"
 DURABILITY = "tests/unit/topics/test_engine_durability.py"
-RECOVERY = "tests/unit/topics/test_recovery.py"
-RELOCATION = "tests/unit/topics/test_cold_relocation.py"
-FANOUT = "tests/unit/servers/test_fanout.py"
-DISPATCH = "tests/unit/servers/test_dispatch.py"
-STRONG = "tests/unit/servers/test_strong_watch.py"
-WEBSOCKET = "tests/unit/servers/test_websocket.py"
+RECOVERY = "tests/unit/topics/checkpoints/test_recovery.py"
+RELOCATION = "tests/unit/topics/checkpoints/test_cold_relocation.py"
+FANOUT = "tests/unit/servers/topics/test_broadcaster.py"
+DISPATCH = "tests/unit/servers/topics/test_scheduler.py"
+STRONG = "tests/unit/servers/topics/test_strong_watch.py"
+WEBSOCKET = "tests/unit/servers/topics/test_websocket.py"
 QUEUE = "tests/unit/topics/test_engine_queue.py"
 QUEUE_RESTART = "tests/unit/topics/test_engine_queue_restart.py"
-LETTERS = "tests/unit/topics/test_dead_letters.py"
-WORK = "tests/unit/topics/test_work.py"
-QUEUE_FAULTS = "tests/unit/topics/test_queue_faults.py"
-ROUTERS = "tests/unit/topics/test_routers.py"
-ROUTER_FAULTS = "tests/unit/topics/test_router_faults.py"
-ROUTER_RECOVERY = "tests/unit/topics/test_router_recovery.py"
-STEPS = "tests/unit/topics/test_wall_clock_steps.py"
+LETTERS = "tests/unit/topics/queues/test_dead_letters.py"
+WORK = "tests/unit/topics/queues/test_work.py"
+QUEUE_FAULTS = "tests/unit/topics/queues/test_faults.py"
+ROUTERS = "tests/unit/topics/routers/test_routers.py"
+ROUTER_FAULTS = "tests/unit/topics/routers/test_faults.py"
+ROUTER_RECOVERY = "tests/unit/topics/routers/test_recovery.py"
+STEPS = "tests/unit/topics/topic/test_wall_clock_steps.py"
 APPEND = "tests/unit/buffer/test_append.py"
 JSON_TEXT = "tests/unit/foundation/test_jsontext.py"
-BAD_SECTORS = "tests/unit/topics/test_bad_sectors.py"
+BAD_SECTORS = "tests/unit/topics/segments/test_bad_sectors.py"
 FILE_VIEW = "tests/unit/storage/test_file_view.py"
 UNREADABLE = "tests/process/test_unreadable_records.py"
-STORED = "tests/unit/topics/test_deep_records.py"
+STORED = "tests/unit/topics/read/test_deep_records.py"
 RELAY_DRAFT = "tests/unit/services/test_relay_draft.py"
 
 
@@ -196,7 +196,7 @@ TOPIC_MUTANTS = (
         where="topics:LogCheck._check_files",
         old="read = damage.file >= group.start.file if whole else (damage.file, damage.end) > group.start",
         new="read = damage.end is None or (damage.file, damage.end) > group.start",
-        test="tests/unit/topics/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
+        test="tests/unit/topics/tools/test_verify.py::test_a_current_that_is_missing_or_damaged_is_a_problem",
     ),
     # Clocks, keys, probes
     Mutant(
@@ -234,7 +234,7 @@ TOPIC_MUTANTS = (
         where="topics:_finder",
         old="        return _inside if _finders(shown.cls) else None\n",
         new="        return None\n",
-        test="tests/unit/servers/test_names_in_requests.py::test_names_are_found_at_every_depth",
+        test="tests/unit/servers/topics/test_names_in_requests.py::test_names_are_found_at_every_depth",
     ),
     Mutant(
         name="ready although no write succeeds",
@@ -414,7 +414,7 @@ TOPIC_MUTANTS = (
         where="topics:_Place.band_at",
         old="    aged = self.priority + _AGEING_PER_MS * min(",
         new="    aged = self.priority + 0 * min(",
-        test="tests/unit/topics/test_ready_set.py::test_what_waits_rises_band_by_band_until_it_is_served",
+        test="tests/unit/topics/schedule/test_ready_set.py::test_what_waits_rises_band_by_band_until_it_is_served",
     ),
     # Writing and reading
     Mutant(
@@ -881,8 +881,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a watcher behind the head waits for the next publish",
         where="servers:Subscription.take",
-        old="    if step.to_seq != end_seq:\n        subscriber.broadcaster.put(self)\n",
-        new="    if step.to_seq != end_seq:\n        pass\n",
+        old="    if page.to_seq != end_seq:\n        subscriber.continue_later(self)\n",
+        new="    if page.to_seq != end_seq:\n        pass\n",
         test=f"{FANOUT}::test_a_turn_ends_when_much_was_read",
     ),
     Mutant(
@@ -903,7 +903,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="what is put off is forgotten",
         where="servers:DeliveryScheduler.end",
-        old="    if len(self._ready):\n        self._pulse()\n",
+        old="    if len(self._ready):\n        self._check_soon()\n",
         new="",
         test=f"{DISPATCH}::test_what_is_put_off_is_delivered_in_full_when_the_pressure_falls_without_another_write",
     ),
@@ -955,7 +955,7 @@ TOPIC_MUTANTS = (
         where="topics:_Watching._create",
         old="        self._body.topics[name] = _Start()\n",
         new="        pass\n",
-        test="tests/unit/topics/test_client_watch.py"
+        test="tests/unit/topics/client/test_watch.py"
         "::test_topics_that_appeared_before_the_first_event_are_not_passed_over",
     ),
     # Synced records only
@@ -992,7 +992,7 @@ TOPIC_MUTANTS = (
         where="topics:PageCursor.step",
         old="    bound = self._last_seq() + 1\n",
         new="    bound = self._index.head_seq + 1\n",
-        test="tests/unit/topics/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",
+        test="tests/unit/topics/read/test_bounded_pages.py::test_pages_up_to_a_bound_are_the_pages_without_one_cut_off_there",
     ),
     Mutant(
         name="publishes overtake one that has no place yet",

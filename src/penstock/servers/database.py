@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
+from penstock.coordinator import SyncMode
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.http import (
     App,
     Call,
@@ -33,6 +34,7 @@ from penstock.http import (
     Routes,
     Scope,
     Sites,
+    sites_of,
 )
 from penstock.metrics import Gauge
 from penstock.servers.process import DRAIN_S, write_port_file
@@ -446,3 +448,92 @@ async def _given_up(task: asyncio.Future[T]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PenstockError):
             await task
+
+
+class DatabaseSettings(Protocol):
+    """Where a database is served, and to whom."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def port_file(self) -> str | None: ...
+    @property
+    def keys(self) -> Keyring: ...
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+    @property
+    def body_bytes_max(self) -> int: ...
+
+
+class DatabaseApi(Generic[D]):
+    """The part that the handlers of all databases share: the database, once it is open."""
+
+    def __init__(self, noun: str) -> None:
+        """`noun` is what messages call the database."""
+        self.database: D | None = None
+        self.draining = False
+        self._noun = noun
+
+    def check_ready(self) -> None:
+        """Raises `Unavailable` while requests cannot be served."""
+        self.check_failed()
+        if self.database is None:
+            raise Unavailable(f"the {self._noun} is being opened")
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+
+    def check_failed(self) -> None:
+        """Raises `Unavailable` if the database has stopped after a failure."""
+        if self.database is not None and self.database.failed is not None:
+            raise Unavailable(f"the {self._noun} has stopped: {self.database.failed}")
+
+    @property
+    def _db(self) -> D:
+        self.check_ready()
+        assert self.database is not None
+        return self.database
+
+
+async def serve_database(
+    app: DatabaseApp[Any],
+    api: DatabaseApi[D],
+    settings: DatabaseSettings,
+    stop: asyncio.Event,
+    *,
+    opening: Callable[[], Coroutine[None, None, D]],
+    sync_mode: SyncMode,
+    source: Callable[[D], Source] | None,
+    clock: Clock,
+    on_bound: Callable[[str, int], None] | None,
+    on_ready: Callable[[D], None] | None,
+) -> None:
+    """Serve a database until `stop` is set; then everything that was accepted is durable.
+
+    Raises what `ServedDatabase.serve` and `opening` raise, and `ConfigError` for a source whose records no
+    flush would make durable.
+    """
+    if source is not None and sync_mode is SyncMode.EXPLICIT:
+        raise ConfigError("sync_mode: a queue is acknowledged when flushes are durable; make it every_flush")
+
+    def opened(database: D) -> None:
+        api.database = database
+        if on_ready is not None:
+            on_ready(database)
+
+    def draining() -> None:
+        api.draining = True
+
+    served = ServedDatabase(
+        app,
+        Place(host=settings.host, port=settings.port, port_file=settings.port_file),
+        opening=opening,
+        opened=opened,
+        draining=draining,
+        source=source,
+        limits=HttpLimits.for_bodies(settings.body_bytes_max),
+        sites=sites_of(settings.host, settings.keys, settings.allowed_hosts),
+        clock=clock,
+    )
+    await served.serve(stop, on_bound=on_bound)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from tests.unit.topics.segment_doubles import TOPIC, Written, built_of, read_back, some_records
+from tests.unit.topics.segments.segment_doubles import TOPIC, Written, built_of, read_back, some_records
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock

@@ -16,8 +16,7 @@ from penstock.http import Call, Cap, Keyring, Response, Route, Routes, Scope, St
 from penstock.servers.errors import told
 from penstock.servers.limits import StreamLimiter
 from penstock.servers.topics import answers, bodies
-from penstock.servers.topics.sse import HEADERS, RETRY, event
-from penstock.servers.topics.watch import check_accepts_events
+from penstock.servers.topics.sse import HEADERS, RETRY, check_accepts_events, event
 from penstock.topics import ClaimResult, Engine, ShuttingDown, TopicNotFound, WorkStream
 
 _LOG = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from penstock.servers.limits import StreamLimiter
 from penstock.servers.topics import websocket_messages as messages
 from penstock.servers.topics.answers import damaged_in
 from penstock.servers.topics.bodies import check_starts, prefix_of, want_of
-from penstock.servers.topics.broadcaster import Broadcaster
-from penstock.servers.topics.subscriber import RenderedPage, Subscriber, Subscription
+from penstock.servers.topics.broadcaster import Broadcaster, Subscriber
+from penstock.servers.topics.subscription import RenderedPage, Subscription
 from penstock.servers.topics.websocket_messages import (
     PIECE_BYTES,
     Framing,

@@ -18,7 +18,7 @@ from penstock.http import HeaderList, Refusal, Request
 from penstock.jsontext import json_problem
 from penstock.servers.topics.answers import write_performance
 from penstock.servers.topics.bodies import Start, WireRecord
-from penstock.servers.topics.subscriber import RenderedPage, quoted
+from penstock.servers.topics.subscription import RenderedPage, quoted
 from penstock.topics import FreeText, Tombstone, TopicConfig, TopicName, WriteResult
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024**2

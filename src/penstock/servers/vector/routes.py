@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.coordinator import Durability, FlushError, Shutdown
 from penstock.errors import Corrupt, Fenced, NotFound, Rejected, Unavailable
 from penstock.http import Call as HttpCall
@@ -28,10 +28,19 @@ from penstock.http import (
     no_key,
 )
 from penstock.metrics import Registry
-from penstock.servers.database import RETRY, DatabaseApp, DecodedBytes, check_writable
+from penstock.servers.database import (
+    RETRY,
+    DatabaseApi,
+    DatabaseApp,
+    DecodedBytes,
+    Source,
+    check_writable,
+    serve_database,
+)
 from penstock.servers.errors import STATUS, told
 from penstock.servers.vector.settings import VectorSettings
 from penstock.vector import (
+    VectorConfig,
     VectorStore,
     Write,
     decoded_size,
@@ -107,12 +116,11 @@ _INLINE_HITS: Final = 100
 _ROOT: Final = b"/api/v1/vector"
 
 
-class VectorApi:
+class VectorApi(DatabaseApi[VectorStore]):
     """The handlers. `store` is None until it is open."""
 
     def __init__(self, settings: VectorSettings, *, clock: Clock, registry: Registry) -> None:
-        self.store: VectorStore | None = None
-        self.draining = False
+        super().__init__("collection")
         self._settings = settings
         self._clock = clock
         self._registry = registry
@@ -124,21 +132,6 @@ class VectorApi:
             registry.gauge("vector.decoded_bytes", "What bodies of requests under way take in memory."),
         )
         self._held = registry.gauge("vector.vectors", "Vectors in the collection, as of the last flush.")
-
-    def check_ready(self) -> None:
-        """Raises `Unavailable` while requests cannot be served."""
-        if self.store is None:
-            raise Unavailable("the collection is being opened")
-        if self.store.failed is not None:
-            raise Unavailable(f"the collection has stopped: {self.store.failed}")
-        if self.draining:
-            raise Unavailable("the server is shutting down")
-
-    @property
-    def _open(self) -> VectorStore:
-        self.check_ready()
-        assert self.store is not None
-        return self.store
 
     async def write(self, call: Call) -> Response:
         count = await self._settled(call, parse_write)
@@ -158,7 +151,7 @@ class VectorApi:
         holding = contextlib.AsyncExitStack()
         async with holding:
             write = await holding.enter_async_context(self._reading(call, parse))
-            store, level = self._open, self._settings.level
+            store, level = self._db, self._settings.level
             async with self._in_time(level):
                 await store.write(write, timeout=self._settings.write_timeout_s)
                 await holding.aclose()  # what was read is the delta's now
@@ -201,7 +194,7 @@ class VectorApi:
     async def search(self, call: Call) -> Response:
         began = self._clock.monotonic()
         async with self._reading(call, parse_search) as asked:
-            hits = await self._open.search(
+            hits = await self._db.search(
                 asked.vector,
                 asked.k,
                 filter=asked.filter,
@@ -215,37 +208,36 @@ class VectorApi:
 
     def search_bytes_max(self) -> int:
         """What a search of this collection may have as its body."""
-        return search_bytes_max(self._open.collection.dimensions)
+        return search_bytes_max(self._db.collection.dimensions)
 
     async def recall(self, call: Call) -> Response:
         asked = parse_recall(call.request.query())
-        measured = await self._open.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
+        measured = await self._db.recall(sample=asked.sample, k=asked.k, nprobe=asked.nprobe)
         return call.answer(200, recall_answer(measured))
 
     async def get(self, call: Call) -> Response:
-        vector = await self._open.get(call.name)
+        vector = await self._db.get(call.name)
         if vector is None:
             raise NotFound(f"there is no vector {call.name!r}")
         return call.answer(200, vector_answer(vector))
 
     async def flush(self, call: Call) -> Response:
         async with self._in_time(Durability.DURABLE):
-            await self._open.flush()
+            await self._db.flush()
         return call.answer(200, b'{"status":"success"}')
 
     async def healthy(self, call: Call) -> Response:
         """Whether the process does its work; one whose collection has stopped should be started again."""
-        if self.store is not None and self.store.failed is not None:
-            raise Unavailable(f"the collection has stopped: {self.store.failed}")
+        self.check_failed()
         return call.answer(200, b'{"status":"healthy"}')
 
     async def ready(self, call: Call) -> Response:
-        check_writable(self._open)
+        check_writable(self._db)
         return call.answer(200, b'{"status":"ready"}')
 
     async def metrics(self, call: Call) -> Response:
-        if self.store is not None:
-            self._held.set(len(self.store))
+        if self.database is not None:
+            self._held.set(len(self.database))
         return Response(200, self._registry.prometheus_text().encode(), content_type=_TEXT)
 
 
@@ -279,3 +271,30 @@ def _check_type(call: Call) -> None:
     kind = call.request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN:
         raise UnsupportedMediaType("the body is application/protobuf+json or application/json")
+
+
+async def serve_vector(
+    config: VectorConfig,
+    settings: VectorSettings,
+    stop: asyncio.Event,
+    *,
+    source: Callable[[VectorStore, Registry], Source] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    on_bound: Callable[[str, int], None] | None = None,
+    on_ready: Callable[[VectorStore], None] | None = None,
+) -> None:
+    """Serve the collection until `stop` is set; see `serve_database`."""
+    registry = Registry()
+    api = VectorApi(settings, clock=clock, registry=registry)
+    await serve_database(
+        vector_app(api, settings),
+        api,
+        settings,
+        stop,
+        opening=lambda: VectorStore.open(config, clock=clock, registry=registry),
+        sync_mode=config.sync_mode,
+        source=None if source is None else lambda store: source(store, registry),
+        clock=clock,
+        on_bound=on_bound,
+        on_ready=on_ready,
+    )

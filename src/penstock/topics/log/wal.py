@@ -35,28 +35,7 @@ class Committed(Protocol):
     def failed(self, error: PenstockError) -> None: ...
 
 
-class Committer(Protocol):
-    """`GroupCommitter`, or a stand-in that commits without a thread."""
-
-    def start(self) -> None: ...
-
-    def submit(self, entry: Entry, *, hold: bool = False) -> None: ...
-
-    def flush(self) -> None: ...
-
-    @property
-    def is_quick(self) -> bool: ...
-
-    def widen(self, window_s: float) -> None: ...
-
-    def resume(self) -> int: ...
-
-    def stats(self) -> CommitStats: ...
-
-    def close(self) -> None: ...
-
-
-MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], Committer]
+MakeCommitter: TypeAlias = Callable[[AppendLog, Callable[[list[Entry]], None], int], GroupCommitter]
 """A committer for a log, given where to deliver and the number of the shard."""
 
 
@@ -345,7 +324,7 @@ def group_committer(
 ) -> MakeCommitter:
     """Committers with a thread each."""
 
-    def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> Committer:
+    def make(log: AppendLog, deliver: Callable[[list[Entry]], None], number: int) -> GroupCommitter:
         return GroupCommitter(
             log,
             deliver,

@@ -187,8 +187,8 @@ async def _fleet(
                         unknown += 1
 
             await asyncio.gather(*(caller(place) for place in range(4)))
-            queue = producer._queue
-            writes, conflicts = writes + queue.writes, conflicts + queue.conflicts
+            appender = producer._appender
+            writes, conflicts = writes + appender.writes, conflicts + appender.conflicts
 
     async def consuming() -> None:
         while True:

@@ -124,6 +124,13 @@ MUTANTS = (
         test=f"{FAULTS}::test_a_producer_stopped_during_its_manifest_write_says_that_the_outcome_is_unknown",
     ),
     Mutant(
+        name="tasks that a loop cancels leave their callers waiting",
+        where="buffer:Producer._on_done",
+        old="    elif task.cancelled():\n",
+        new="    elif task.cancelled():\n        return\n    elif False:\n",
+        test="tests/unit/buffer/test_producer.py::test_a_program_whose_other_task_fails_ends_with_its_producer",
+    ),
+    Mutant(
         name="a producer accepts calls while it closes",
         where="buffer:Producer.close",
         old="        return\n    self._closing = True\n",
@@ -167,6 +174,14 @@ MUTANTS = (
         old="        if conflict.definite:\n",
         new="        if False:\n",
         test=_promise("test_a_definite_conflict_is_no_unknown_outcome_under_a_foreign_consumer"),
+    ),
+    Mutant(
+        name="under contention an append starts from the cached manifest",
+        where="buffer:ManifestAppender._base",
+        old="    if not self._contended:\n",
+        new="    if True:\n",
+        test="tests/unit/buffer/test_producer.py"
+        "::test_after_a_conflict_appends_start_from_a_fresh_manifest_while_others_write",
     ),
     Mutant(
         name="no backpressure",

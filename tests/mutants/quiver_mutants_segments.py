@@ -18,6 +18,29 @@ OFFSETS = "tests/unit/spark/test_quiver_offsets.py"
 
 SEGMENT_MUTANTS = (
     Mutant(
+        name="fsck is silent about notes that cannot be read",
+        where="quiver:_check_positions",
+        old="            checked.problem(subject, str(error), advice)\n            continue\n",
+        new="            continue\n",
+        test=f"{DAMAGED}::test_fsck_goes_on_after_a_sidecar_a_log_and_acknowledgements_that_cannot_be_read",
+    ),
+    Mutant(
+        name="a segment stamped in the future is kept until then",
+        where="quiver:Retention.expired",
+        old="(info.ingest_ns_max < before_ns or info.seq in known_for_long)",
+        new="info.ingest_ns_max < before_ns",
+        test="tests/unit/quiver/test_reaper.py"
+        "::test_a_segment_stamped_in_the_future_expires_at_its_age_after_the_start",
+    ),
+    Mutant(
+        name="an orphan is dropped by the wall clock alone",
+        where="quiver:Maintenance._drop_orphans",
+        old="        if since_ns > limit_ns and (name, since_ns) not in known_for_long:\n",
+        new="        if since_ns > limit_ns:\n",
+        test="tests/unit/quiver/test_engine.py"
+        "::test_a_clock_set_back_by_a_year_keeps_an_orphan_no_longer_than_its_time",
+    ),
+    Mutant(
         name="fsck maps a segment that it has not read",
         where="quiver:_check_segment",
         old="check_bytes(fs.read(data), info, data)",

@@ -73,6 +73,14 @@ QUIVER_WAL_MUTANTS = (
         "::test_bundles_accepted_just_before_a_crash_are_counted_when_the_log_lost_them[cut]",
     ),
     Mutant(
+        name="what was in an empty file of the log is not counted",
+        where="quiver:_size",
+        old="is_empty = damage.end is not None and damage.end <= damage.start",
+        new="is_empty = False",
+        test="tests/crash/quiver/test_damage_sweep.py::"
+        "test_bundles_of_a_rotated_log_file_that_is_empty_are_counted_for_every_subscriber",
+    ),
+    Mutant(
         name="bundles that the middle of the log lost are not counted",
         where="quiver:WalReplay.gaps",
         old="    jumps = list(self._jumps)\n",
@@ -87,6 +95,14 @@ QUIVER_WAL_MUTANTS = (
         new="",
         test="tests/crash/quiver/test_damage_sweep.py"
         "::test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_once",
+    ),
+    Mutant(
+        name="delivered payloads stay in the log until it rotates",
+        where="quiver:Maintenance._forget_delivered",
+        old="    is_delivered = not core.store.infos() and core.memtable.needed() >= core.memtable.end\n",
+        new="    is_delivered = False\n",
+        test="tests/unit/quiver/test_delivered_payloads.py"
+        "::test_maintenance_leaves_no_delivered_payload_once_everything_is_acknowledged",
     ),
     Mutant(
         name="delivered payloads stay in the log after a clean shutdown",

@@ -178,6 +178,58 @@ TOPIC_MUTANTS = (
         test=f"{RECOVERY}::test_a_log_that_ends_before_its_snapshot_is_told_and_no_number_comes_again",
     ),
     Mutant(
+        name="a log that lost all its files is no log",
+        where="topics:log_groups",
+        old="os.path.basename(path) in (CURRENT, EXTENT) or ",
+        new="",
+        test=f"{RECOVERY}::test_a_log_that_lost_all_its_files_before_the_first_snapshot_is_told",
+    ),
+    Mutant(
+        name="a topic that is created after a loss begins at one",
+        where="topics:Catalog.create",
+        old="    if self.lost_seq:\n",
+        new="    if False:\n",
+        test=f"{RECOVERY}::"
+        "test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged",
+    ),
+    Mutant(
+        name="the log does not keep where a topic began after a loss",
+        where="topics:_Recovery._create_topics",
+        old="topic.mark_log_lost(change.lost_seq)",
+        new="pass",
+        test=f"{RECOVERY}::"
+        "test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged",
+    ),
+    Mutant(
+        name="a snapshot does not keep where new topics begin after a loss",
+        where="topics:store",
+        old="        lost_seq=cut.lost_seq,\n",
+        new="",
+        test=f"{RECOVERY}::"
+        "test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged",
+    ),
+    Mutant(
+        name="lease numbers that were lost with the log are given again",
+        where="topics:_Recovery._replay",
+        old="    self._skip_lost_leases(topic)\n",
+        new="",
+        test=f"{RECOVERY}::test_no_lease_number_that_was_lost_with_the_log_is_given_again",
+    ),
+    Mutant(
+        name="a start removes segments of topics that nothing names",
+        where="topics:_Recovery._check_segments",
+        old="    if self._strangers and not self._problems:\n",
+        new="    if False:\n",
+        test=f"{RECOVERY}::test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names",
+    ),
+    Mutant(
+        name="a relay continues in a queue that lost its batches",
+        where="services:RelayTarget._check_queue",
+        old="end <= remembered.number",
+        new="end < 0",
+        test="tests/unit/services/test_relay_position.py::test_a_queue_that_alone_went_back_is_refused",
+    ),
+    Mutant(
         name="a loss is forgotten when the log is opened",
         where="storage:ExtentFile.settle",
         old="        if file.end >= durable:\n",
@@ -243,6 +295,21 @@ TOPIC_MUTANTS = (
         new="        self.fault = None\n",
         test="tests/unit/topics/test_engine_failures.py"
         "::test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_them_again",
+    ),
+    Mutant(
+        name="a deletion on a full disk makes the server ready",
+        where="topics:WalShard._decide_all",
+        old="            is_ordinary = is_ordinary or not entry.urgent\n",
+        new="            is_ordinary = True\n",
+        test="tests/unit/topics/test_engine_failures.py"
+        "::test_a_deletion_on_a_full_disk_does_not_make_the_server_ready",
+    ),
+    Mutant(
+        name="ready although the server must be restarted",
+        where="topics:WalShard._decide_all",
+        old="    if is_ordinary and not self._unpublished:\n",
+        new="    if is_ordinary:\n",
+        test="tests/unit/topics/test_engine_failures.py::test_a_server_that_must_be_restarted_is_not_ready",
     ),
     Mutant(
         name="clients read the paths of the server",

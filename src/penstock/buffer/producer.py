@@ -189,6 +189,8 @@ class Producer:
         self._open = OpenBatch(ordinal=0, merge=config.merge_metadata)
         self._expired = -1
         self._timer: asyncio.Task[None] | None = None
+        self._ended_timers: set[asyncio.Task[None]] = set()
+        """Timers that were cancelled because their batch was sealed."""
         self._pipeline: deque[BatchUpload] = deque()
         self._wake_batcher = asyncio.Event()
         self._wake_committer = asyncio.Event()
@@ -220,6 +222,7 @@ class Producer:
         Waits while the producer holds as much as it may. Raises `InvalidInputError` for no records, a
         record that is not bytes, or more than the format holds, and `ProducerClosed` after `close`.
         """
+        self._check_loop()
         if self._closing:
             raise ProducerClosed("the producer is closed")
         records, size = _checked(entries, metadata, self._metadata_max)
@@ -250,11 +253,12 @@ class Producer:
 
         What failed earlier is on its own handles already.
         """
+        if not self._closed:
+            self._check_loop()
         if self._defect is not None:
             raise self._defect
         if not self._started or self._closed:
             return
-        self._check_loop()
         mark = _FlushMark()
         self._incoming.append(mark)
         self._wake_batcher.set()
@@ -317,14 +321,26 @@ class Producer:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.remove(task)
-        if not task.cancelled() and (defect := task.exception()) is not None:
-            # A defect, not a fault of the store: nobody is left waiting for a task that is gone. The others
-            # end with it: one that continued could append what its callers heard is lost.
-            self._closing = True
-            self._defect = StorageError(f"the producer stopped on an internal error: {defect!r}")
-            for other in self._tasks:
-                other.cancel()
-            self._give_up(self._defect)
+        if task in self._ended_timers:
+            self._ended_timers.discard(task)
+        elif task.cancelled():
+            # `asyncio.run` cancels every task of the loop when its main one has failed.
+            self._fail(StorageError("the producer's tasks were cancelled before the records were durable"))
+        elif (defect := task.exception()) is not None:
+            self._fail(StorageError(f"the producer stopped on an internal error: {defect!r}"))
+
+    def _fail(self, error: StorageError) -> None:
+        """Settle every call and take no more: nobody is left waiting for a task that is gone.
+
+        The other tasks end too: one that continued could append what its callers heard is lost.
+        """
+        if self._closed or self._defect is not None:
+            return
+        self._closing = True
+        self._defect = error
+        for other in self._tasks:
+            other.cancel()
+        self._give_up(error)
 
     async def _stop(self) -> None:
         tasks = list(self._tasks)
@@ -418,8 +434,8 @@ class Producer:
             return
         await self._slots.acquire()
         self._take_waiting()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._timer is not None and self._timer.cancel():
+            self._ended_timers.add(self._timer)
         batch = self._open
         self._open = OpenBatch(ordinal=batch.ordinal + 1, merge=self._config.merge_metadata)
         upload = BatchUpload(

@@ -14,7 +14,7 @@ from penstock.errors import NotFound, PenstockError
 from penstock.quiver.errors import AtCapacity, Closed
 from penstock.quiver.offsets.external import ExternalAck, ExternalAcks
 from penstock.quiver.quota import FRAME_BYTES, Quota, footprint
-from penstock.quiver.retention.reaper import Reaper, Retention
+from penstock.quiver.retention.reaper import FirstSeen, Reaper, Retention
 from penstock.quiver.retention.shared_quota import SharedQuota
 from penstock.quiver.segments.memtable import Trigger
 from penstock.units import format_size
@@ -69,6 +69,7 @@ class Maintenance:
             shared=self._shared,
             may_remove=self._may_remove,
         )
+        self._orphans_seen = FirstSeen[tuple[str, int]]()
         self._pressure = 0
         self._warned_s: float | None = None
         self._measured_s: float | None = None
@@ -188,7 +189,11 @@ class Maintenance:
             return
         age_ms = int(timeout_s * 1000)
         limit_ns = (self._clock.cautious_ms(age_ms) - age_ms) * 1_000_000
-        for name in self._core.offsets.orphaned_before(limit_ns):
+        orphans = self._core.offsets.orphaned()
+        known_for_long = self._orphans_seen.known_for(timeout_s, orphans, self._clock.monotonic())
+        for name, since_ns in orphans:
+            if since_ns > limit_ns and (name, since_ns) not in known_for_long:
+                continue
             _LOGGER.warning("subscriber %r is orphaned for too long and is dropped", name)
             self._core.deliveries.unregister(name)
 

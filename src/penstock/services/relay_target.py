@@ -32,7 +32,7 @@ from penstock.buffer import (
     store_batch,
 )
 from penstock.clock import Clock
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import Corrupt, NotFound, PenstockError
 from penstock.objects import open_store
 from penstock.retry import RetryPolicy
 from penstock.services.relay_draft import Draft, Identity, identity_of
@@ -42,6 +42,17 @@ from penstock.topics import UnreadableRecord
 __all__ = ["Position", "RelayLetter", "RelayTarget", "open_target"]
 
 _log = logging.getLogger(__name__)
+
+
+class _Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last record that was relayed, and the number of its batch in the queue."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    number: int | None = None
+    """None of a note that an earlier version wrote."""
+
+
 _LOOK_BACK: Final = 64
 """Entries looked through, from the newest, for the last one of this relay."""
 
@@ -81,7 +92,8 @@ class RelayTarget:
     async def position(self, topic: str) -> Position:
         """Where the last batch that is in the queue, or was, has brought it. Raises `StorageError`.
 
-        Warns if this relay has been further: the queue or its transaction book went back.
+        Warns if this relay has been further: the queue or its transaction book went back, and the records
+        are relayed again. Raises `Corrupt` if only the queue went back: they would not be.
         """
         seq = await self._last_version()
         remembered = await self._remembered()
@@ -101,10 +113,24 @@ class RelayTarget:
         if seq is None:
             return Position(seq=None)
         index = await QueueReader(self._store, self._config.manifest_key, clock=self._clock).index()
+        if remembered is not None and remembered.seq <= seq:
+            self._check_queue(index, remembered)
         entry = _newest(index, self._app)
         payloads = [] if entry is None else [item.payload for item in entry.metadata]
-        known = remembered if remembered is not None and remembered.seq <= seq else None
+        known = None
+        if remembered is not None and remembered.seq <= seq:
+            known = Identity(seq=remembered.seq, ts_ms=remembered.ts_ms)
         return Position(seq=seq, last=identity_of(payloads, topic) or known)
+
+    def _check_queue(self, index: EntryIndex, remembered: _Note) -> None:
+        """Raises `Corrupt` if the queue has yet to assign the number that this relay's last batch has."""
+        end = index.footer.next_sequence
+        if remembered.number is not None and end <= remembered.number:
+            raise Corrupt(
+                f"{self._config.manifest_key} ends before number {end}, and batch {remembered.number} of "
+                f"{self._app!r} was in it: the queue was removed or replaced by an older copy. Restore it; "
+                "or, if what is missing was delivered or may be lost, relay under another name (app)"
+            )
 
     async def _last_version(self) -> int | None:
         return await last_version(
@@ -148,7 +174,7 @@ class RelayTarget:
             policy=RetryPolicy(deadline_s=self._config.append_deadline_s),
         )
         try:
-            await append_batches(
+            done = await append_batches(
                 self._config,
                 [batch],
                 Transaction(app=self._app, version=draft.through),
@@ -163,22 +189,23 @@ class RelayTarget:
                 f"records behind {follows or 'the beginning'} already. Stop one of the two"
             ) from error
         if draft.last is not None:
-            await self._remember(draft.last)
+            await self._remember(draft.last, done.first)
 
-    async def _remember(self, last: Identity) -> None:
+    async def _remember(self, last: Identity, number: int | None) -> None:
         """Keep the last record outside the queue too: once its batch was consumed, nothing else names it.
 
         The batch is in the queue, so failing is worth a warning only.
         """
         try:
-            await self._store.put(self._identity_key, msgspec.json.encode(last))
+            note = _Note(seq=last.seq, ts_ms=last.ts_ms, number=number)
+            await self._store.put(self._identity_key, msgspec.json.encode(note))
         except PenstockError as error:
             _log.warning("%s was not written: %s", self._identity_key, error)
 
-    async def _remembered(self) -> Identity | None:
+    async def _remembered(self) -> _Note | None:
         try:
             raw = (await self._store.get(self._identity_key)).data
-            return msgspec.json.decode(raw, type=Identity)
+            return msgspec.json.decode(raw, type=_Note)
         except NotFound:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

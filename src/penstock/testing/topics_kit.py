@@ -81,7 +81,7 @@ class InlineCommitter(GroupCommitter):
         """Sync nothing later, and prepare no file: the same calls come in the same order each time."""
 
     def tend(self) -> None:
-        """Sync what was only written, then mark it. An error is kept for the next append, as in the thread."""
+        """Sync what was only written, then mark it; as in the thread, the next append gets the error."""
         with contextlib.suppress(PenstockError):
             self.log.sync()
             self.log.mark()

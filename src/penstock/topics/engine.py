@@ -156,7 +156,7 @@ class Engine:
             await self._workers.tidy(lambda: self._claim_cold(found))
             logs = await self._workers.tidy(lambda: [self._open_log(found, folder) for folder in folders])
             self._wal = Wal([self._shard(log, number) for number, log in enumerate(logs)])
-            self._catalog.open(self._wal, found.topics, found.next_topic_id)
+            self._catalog.open(self._wal, found.topics, found.next_topic_id, found.lost_seq)
             self._routing.open(found.routers)
             self._routers.open(self._wal.shards[0])
             self.problems = found.problems

@@ -21,12 +21,13 @@ from penstock.buffer import (
     WriteHandle,
 )
 from penstock.buffer import producer as producers
+from penstock.buffer.append import CONTENDED_READS
 from penstock.buffer.batch import decode_batch
 from penstock.buffer.errors import StorageUnavailable
 from penstock.buffer.side_objects import Floor, write_floor
 from penstock.ids import ulid_ms
 from penstock.metrics import Registry
-from penstock.objects import MemoryStore
+from penstock.objects import Blob, MemoryStore, Version
 
 
 async def records_of(q: Queue) -> list[list[bytes]]:
@@ -624,6 +625,52 @@ async def test_a_defect_in_a_task_leaves_nobody_waiting(q: Queue) -> None:
         await producer.close()
 
 
+@pytest.mark.timeout(10)
+def test_a_program_whose_other_task_fails_ends_with_its_producer() -> None:
+    handles = []
+
+    async def producing(ready: asyncio.Event) -> None:
+        async with Producer(ProducerConfig(store=MemoryStore(), flush_interval="1h")) as producer:
+            handles.append(await producer.produce([b"a"]))
+            ready.set()
+            await asyncio.Event().wait()
+
+    async def failing(ready: asyncio.Event) -> None:
+        await ready.wait()
+        raise ValueError("the other task")
+
+    async def both() -> None:
+        ready = asyncio.Event()
+        await asyncio.gather(producing(ready), failing(ready))
+
+    with pytest.raises(ValueError, match="the other task"):
+        asyncio.run(both())
+    outcome = handles[0].watcher.result()
+    assert outcome is not None
+    assert isinstance(outcome.error, StorageError)
+
+
+async def test_a_loop_that_cancels_every_task_leaves_nobody_waiting(q: Queue) -> None:
+    producer = q.producer(flush_interval="1h", flush_size_bytes=5)
+    q.store.gate = lambda op, key: asyncio.Event() if key.endswith(".batch") else None
+    uploading = await producer.produce([b"12345"])
+    collecting = await producer.produce([b"1"])
+    flushing = asyncio.create_task(producer.flush())
+    await turns()
+    for task in asyncio.all_tasks() - {asyncio.current_task(), flushing}:
+        task.cancel()
+    closing = asyncio.create_task(producer.close())
+    for waiter in (flushing, closing):
+        with pytest.raises(StorageError, match="were cancelled"):
+            await asyncio.wait_for(waiter, 5)
+    for handle in (uploading, collecting):
+        with pytest.raises(StorageError, match="were cancelled"):
+            await handle.watcher.await_durable()
+    with pytest.raises(ProducerClosed):
+        await producer.produce([b"b"])
+    assert producer._tasks == []
+
+
 async def test_a_store_that_fails_in_a_way_nobody_expects_is_not_taken_for_success(q: Queue) -> None:
     producer = q.producer(flush_interval="1h")
 
@@ -1062,3 +1109,43 @@ async def test_after_a_defect_nothing_is_appended_that_was_called_lost(
         await handle.watcher.await_durable()
     assert await q.sequences() == []
     assert held_bytes(producer) == 0
+
+
+# Contention
+
+
+class CountingStore(MemoryStore):
+    """Counts the looks at whether the manifest has changed."""
+
+    looks = 0
+
+    async def get_if_changed(self, key: str, version: Version) -> Blob | None:
+        self.looks += 1
+        return await super().get_if_changed(key, version)
+
+
+async def append(producer: Producer) -> None:
+    handle = await producer.produce([b"x"])
+    await handle.watcher.await_durable()
+
+
+async def test_after_a_conflict_appends_start_from_a_fresh_manifest_while_others_write() -> None:
+    config = ProducerConfig(store=CountingStore(), flush_interval="0s")
+    async with Producer(config) as one, Producer(config) as other:
+        for _ in range(6):
+            await append(one)
+            await append(other)
+        conflicts = [producer._appender.conflicts for producer in (one, other)]
+    assert conflicts == [1, 1], "the first outdated manifest of each, and none after it"
+
+
+async def test_a_producer_that_is_alone_again_appends_without_a_read() -> None:
+    store = CountingStore()
+    config = ProducerConfig(store=store, flush_interval="0s")
+    async with Producer(config) as one, Producer(config) as other:
+        for producer in (one, other, one):
+            await append(producer)
+        assert store.looks == 0
+        for _ in range(10):
+            await append(one)
+    assert store.looks == CONTENDED_READS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import h2.settings
@@ -11,7 +12,7 @@ from tests.unit.http.test_http2 import Peer, dial
 from tests.unit.servers.doubles import Running, get, post, running, until
 
 from penstock.http import HttpLimits
-from penstock.http.h2 import PREFACE
+from penstock.http.h2 import PREFACE, H2Connection
 from penstock.http.h2_stream import H2Stream, MalformedHead, next_turn
 
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -341,3 +342,106 @@ async def test_two_hosts_are_refused() -> None:
         wire = await server.dial()
         wire.send(get("/v0/health", "Host: y"))
         assert (await wire.answer()).status == 400
+
+
+def test_a_turn_counts_the_bytes_of_a_head() -> None:
+    """A byte of a head may be a header: heads of 1 KiB are few in one turn, those of 30 bytes many."""
+    long, short = frame(1, 5, 1, b"\x82" * 1024), frame(1, 5, 1, b"\x82" * 30)
+    assert next_turn(long * 10, 64).size == len(long)
+    assert next_turn(short * 100, 64).size > 10 * len(short)
+    parts = frame(1, 0, 1, b"\x82") + frame(9, 4, 1, b"\x82" * 1023)
+    assert next_turn(parts * 10, 64).size == len(parts)
+
+
+@pytest.mark.parametrize(("sizes", "is_answered"), [(b"\x20\x3f\xe1\x1f", True), (b"\x20" * 3, False)])
+async def test_a_head_with_more_table_sizes_than_any_client_needs_ends_the_connection(
+    sizes: bytes, is_answered: bool
+) -> None:
+    """Each is a byte of work that is in no header list; two are enough to go down and up again."""
+    async with running("k") as server:
+        wire = await server.dial()
+        block = Encoder().encode(HEAD)
+        wire.send(PREFACE + SETTINGS + frame(1, 5, 1, block) + frame(1, 5, 3, sizes + block) + PING)
+        received = b""
+        while b"penstock" not in received and (data := await wire.reader.read(65536)):
+            received += data
+        assert (b"penstock" in received) == is_answered
+
+
+def _window(value: int) -> bytes:
+    return settings((h2.settings.SettingCodes.INITIAL_WINDOW_SIZE, value))
+
+
+async def _http2_connection(server: Running) -> H2Connection:
+    """The only client's, once its first bytes have come."""
+    assert server.listener._host is not None
+    connections = server.listener._host.connections
+    await until(lambda: any(isinstance(one, H2Connection) for one in connections))
+    (connection,) = connections
+    assert isinstance(connection, H2Connection)
+    return connection
+
+
+async def test_a_window_that_grows_by_one_for_all_streams_is_a_flood() -> None:
+    """One frame of 15 bytes would make every stream send a frame of one byte."""
+    async with running(limits=HttpLimits(idle_frames_per_tick_max=300)) as server:
+        peer = await dial(server, window=0)
+        for _ in range(100):
+            peer.ask("GET", "/metrics")
+        peer.flush()
+        connection = await _http2_connection(server)
+        await until(lambda: len(connection._streams) == 100)
+        value = 0
+        while not connection._is_closed:
+            value += 1
+            peer.wire.send(_window(value))
+            await asyncio.sleep(0)
+        assert value < 100
+        await server.settled(0)
+
+
+async def test_a_window_that_swings_for_many_streams_costs_as_many_frames() -> None:
+    async with running(limits=HttpLimits(idle_frames_per_tick_max=50)) as server:
+        peer = await dial(server, window=0)
+        for _ in range(640):
+            peer.ask("GET", "/v0/health")
+        peer.flush()
+        connection = await _http2_connection(server)
+        await until(lambda: len(connection._streams) == 640)
+        frames = 0
+        while not connection._is_closed:
+            frames += 1
+            peer.wire.send(_window(0))
+            await asyncio.sleep(0)
+        assert frames < 50
+        await server.settled(0)
+
+
+async def test_a_frame_is_no_work_for_streams_whose_windows_stay_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as server:
+        peer = await dial(server, window=0)
+        streams = [peer.ask("GET", "/v0/health") for _ in range(300)]
+        peer.flush()
+        connection = await _http2_connection(server)
+        await until(lambda: sum(1 for one in connection._streams.values() if one.outbox) == 300)
+        looks = 0
+        real = connection._h2.local_flow_control_window
+
+        def counted(stream_id: int) -> int:
+            nonlocal looks
+            looks += 1
+            return int(real(stream_id))
+
+        monkeypatch.setattr(connection._h2, "local_flow_control_window", counted)
+        for _ in range(20):
+            peer.wire.send(PING + WINDOW)
+            received = connection._received
+            await until(lambda received=received: connection._received > received)  # type: ignore[misc]
+        assert looks == 0
+        peer.h2.increment_flow_control_window(100_000, streams[-1])
+        assert (await peer.answer(streams[-1])).status == 200
+        peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 100_000})
+        for stream in streams[:-1]:
+            assert (await peer.answer(stream)).status == 200

@@ -610,15 +610,38 @@ def test_a_clock_set_forward_drops_no_orphan_before_its_time(
     assert [one.name for one in quiver.subscribers()] == ["lake"]
 
 
-def test_a_clock_set_back_delays_the_end_of_an_orphan_by_at_most_the_step(
-    disk: FakeDisk, clock: StepClock
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_clock_set_back_by_a_year_keeps_an_orphan_no_longer_than_its_time(
+    disk: FakeDisk, clock: StepClock, restarted: bool
 ) -> None:
-    quiver = ready(disk, clock, "lake", "old", settings=config(subscribers={"orphan_timeout": "1h"}))
+    settings = config(subscribers={"orphan_timeout": "1h"})
+    quiver = ready(disk, clock, "lake", "old", settings=settings)
     assert quiver.orphans(["lake"]) == ["old"]
-    clock.jump_wall(-3_600_000)
-    clock.step(7300)
+    quiver.maintain()
+    clock.jump_wall(-365 * 86_400_000)
+    if restarted:
+        quiver.close()
+        quiver = open_quiver(disk, clock, settings)
+        quiver.maintain()
+    clock.step(3500)
+    quiver.maintain()
+    assert len(quiver.subscribers()) == 2
+    clock.step(200)
     quiver.maintain()
     assert [one.name for one in quiver.subscribers()] == ["lake"]
+
+
+def test_an_orphan_that_was_active_in_between_waits_its_whole_time(disk: FakeDisk, clock: StepClock) -> None:
+    quiver = ready(disk, clock, "lake", "old", settings=config(subscribers={"orphan_timeout": "1h"}))
+    assert quiver.orphans(["lake"]) == ["old"]
+    quiver.maintain()
+    clock.step(3000)
+    quiver.register("old")
+    quiver.activate("old")
+    assert quiver.orphans(["lake"]) == ["old"]
+    clock.step(3000)
+    quiver.maintain()
+    assert len(quiver.subscribers()) == 2
 
 
 def test_the_segments_of_a_signal_can_be_read_as_a_dataset(tmp_path: Path) -> None:

@@ -223,6 +223,17 @@ async def test_a_clock_set_forward_expires_no_segment_before_its_age() -> None:
     assert house.reaper.reap().expired == (1,)
 
 
+async def test_a_segment_stamped_in_the_future_expires_at_its_age_after_the_start() -> None:
+    """The clock was a year ahead when it came in, or has been set back since."""
+    house = House("backpressure", max_age_s=3600)
+    house.add(1, ingest_ns=START_NS + 365 * 24 * HOUR_NS)
+    assert house.reaper.reap().expired == ()
+    await house.core.clock.advance(3590)
+    assert house.reaper.reap().expired == ()
+    await house.core.clock.advance(20)
+    assert house.reaper.reap().expired == (1,)
+
+
 async def test_an_old_segment_in_somebodys_hands_waits_for_the_end_of_that() -> None:
     house = House(max_age_s=3600)
     house.add(1, ingest_ns=START_NS - 2 * HOUR_NS)

@@ -22,6 +22,7 @@ from penstock.errors import PenstockError, StorageFull
 from penstock.storage.fs import LockHeld
 from penstock.testing.disk import DiskFault, PlannedFault, Survival
 from penstock.topics import CommitFailed, Durability, NotReady, Predicate, TopicConfig, TopicNotFound
+from penstock.topics.topic.topic import Topic
 
 
 @contextlib.asynccontextmanager
@@ -344,3 +345,46 @@ async def test_a_server_whose_log_takes_no_writes_is_not_ready_until_it_takes_th
                 await engine.check_writable()
     await engine.check_writable()
     assert (await engine.write("t", recs(2))).first_seq == 1
+
+
+async def test_a_deletion_on_a_full_disk_does_not_make_the_server_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await world.open(wal_file_bytes=1 << 14)
+    await engine.put_topic("t", FSYNC)
+
+    def no_space(path: str, size: int, *, reserve_only: bool = False) -> None:
+        raise StorageFull(f"no space for {size} bytes")
+
+    with monkeypatch.context() as full:
+        full.setattr(world.disk, "allocate", no_space)
+        await _fill(world, "t")
+        while True:  # what the probes write takes the rest of the file
+            try:
+                await engine.check_writable()
+                with pytest.raises(StorageFull):
+                    await engine.write("t", recs("x" * 30))
+            except NotReady:
+                break
+        assert (await engine.delete("t", before_seq=3)).deleted == 2
+        with pytest.raises(NotReady, match="no write succeeds"):
+            await engine.check_writable()
+    await engine.check_writable()
+
+
+async def test_a_server_that_must_be_restarted_is_not_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await world.open()
+    await engine.put_topic("t", FSYNC)
+
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topic, "publish", broken)
+        with pytest.raises(CommitFailed, match="in the log, but not published"):
+            await engine.write("t", recs("unseen"))
+    for _ in range(2):
+        with pytest.raises(NotReady, match="restart the server"):
+            await engine.check_writable()

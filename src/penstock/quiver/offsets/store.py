@@ -303,13 +303,13 @@ class SubscriptionStore:
                     self._set_state(entry, SubscriberState.ORPHANED)
             return sorted(entry.name for entry in found)
 
-    def orphaned_before(self, limit_ns: int) -> list[str]:
-        """Return the subscribers that have been orphaned since before this moment."""
+    def orphaned(self) -> list[tuple[str, int]]:
+        """Return the subscribers that are orphaned, each with the stamp of when it became so."""
         with self.lock:
             return [
-                entry.name
+                (entry.name, entry.orphaned_ns)
                 for entry in self._state.subscribers.values()
-                if entry.state is SubscriberState.ORPHANED and 0 < entry.orphaned_ns <= limit_ns
+                if entry.state is SubscriberState.ORPHANED and entry.orphaned_ns > 0
             ]
 
     def _set_state(self, entry: SubscriberEntry, state: SubscriberState) -> None:

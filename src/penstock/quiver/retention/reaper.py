@@ -21,7 +21,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from penstock.errors import NotFound, PenstockError
@@ -31,6 +31,8 @@ from penstock.quiver.offsets.records import Outcome
 from penstock.quiver.offsets.store import SubscriptionStore
 from penstock.quiver.quota import Quota
 from penstock.quiver.retention.shared_quota import SharedQuota
+
+T = TypeVar("T")
 
 Policy: TypeAlias = Literal["backpressure", "drop_oldest"]
 SEGMENT_BYTES: Final = "segments"
@@ -75,15 +77,26 @@ class Retention:
         """Return the moment before which data is too old; None when there is no limit."""
         return None if self.max_age_s is None else now_ns - round(self.max_age_s * 1e9)
 
-    def expired(self, infos: Iterable[SegmentInfo], now_ns: int, claimed: Collection[int]) -> list[int]:
+    def expired(
+        self,
+        infos: Iterable[SegmentInfo],
+        now_ns: int,
+        claimed: Collection[int],
+        known_for_long: Collection[int] = (),
+    ) -> list[int]:
         """Return segments that are too old, by when their last bundle came in, not by the time of the file.
 
-        A segment of which a bundle is claimed stays until the claim ends.
+        Those in `known_for_long` are too old whatever their stamps say. A segment of which a bundle is
+        claimed stays until the claim ends.
         """
         before_ns = self.expiry_ns(now_ns)
         if before_ns is None:
             return []
-        return [info.seq for info in infos if info.ingest_ns_max < before_ns and info.seq not in claimed]
+        return [
+            info.seq
+            for info in infos
+            if (info.ingest_ns_max < before_ns or info.seq in known_for_long) and info.seq not in claimed
+        ]
 
     def evict(self, finished: Iterable[Candidate], excess_bytes: int) -> list[int]:
         """Return processed segments to delete because of the size, headroom or not; oldest first."""
@@ -133,6 +146,22 @@ class Reaped:
     dropped: tuple[int, ...] = ()
 
 
+class FirstSeen(Generic[T]):
+    """When this process first saw each of the things that wait for an age, by the monotonic clock.
+
+    A thing is at least as old as that, whatever its stamp says: a clock that was ahead when it was stamped
+    keeps it for its age after the start of the process, and not until the clock has caught up.
+    """
+
+    def __init__(self) -> None:
+        self._seen_s: dict[T, float] = {}
+
+    def known_for(self, age_s: float, things: Iterable[T], now_s: float) -> set[T]:
+        """Return those of all `things` there are now that this process has known for so long."""
+        self._seen_s = {one: self._seen_s.get(one, now_s) for one in things}
+        return {one for one, seen_s in self._seen_s.items() if now_s - seen_s >= age_s}
+
+
 @dataclass(slots=True)
 class _Failure:
     wait_s: float
@@ -165,6 +194,7 @@ class Reaper:
         self._retention = retention
         self._core_id = str(core_id)
         self._clock = SteadyClock(clock)
+        self._first_seen = FirstSeen[int]()
         self._shared = shared
         self._may_remove = may_remove
         self._metrics = deliveries.metrics
@@ -203,7 +233,9 @@ class Reaper:
         if age_s is None:
             return ()
         now_ns = self._clock.cautious_ms(int(age_s * 1000)) * 1_000_000
-        old = self._retention.expired(self._offsets.infos(), now_ns, self._deliveries.claimed_segments())
+        infos = self._offsets.infos()
+        known_for_long = self._first_seen.known_for(age_s, (info.seq for info in infos), now_s)
+        old = self._retention.expired(infos, now_ns, self._deliveries.claimed_segments(), known_for_long)
         return tuple(seq for seq in old if self._drop(seq, Outcome.EXPIRED, "age"))
 
     def _take_turn(self) -> tuple[int, ...]:

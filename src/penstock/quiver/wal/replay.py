@@ -110,10 +110,15 @@ class WalReplay:
         if last_seq > self.highest_seq and not self.is_short:
             jumps.append((self.highest_seq, last_seq + 1, self._last_end, _END))
         gaps = []
+        # Where the log begins is a guess if its first file says nothing, so the sidecar's word comes first.
+        cursor = self.cursor if self.sidecar is None else min(self.cursor, self.sidecar)
         for before, after, low, high in jumps:
             inside = [one for one in self.damage if low <= (one.file, one.start) < high]
-            if inside and (high == _END or self.layout.position(high) > self.cursor):
-                gaps.append(Gap(first=before + 1, last=after - 1, byte_count=sum(map(_size, inside))))
+            if inside and (high == _END or self.layout.position(high) > cursor):
+                size = sum(map(_size, inside))
+                if high != _END:
+                    size = min(size, self.layout.position(high) - cursor)
+                gaps.append(Gap(first=before + 1, last=after - 1, byte_count=size))
         return gaps
 
     def _lose(self, file: ScannedFile, start: int, end: int, reason: str) -> None:
@@ -141,8 +146,9 @@ class WalReplay:
 
 
 def _size(damage: LogDamage) -> int:
-    """How many bytes are damaged; of a file that is missing nobody knows."""
-    return _UNKNOWN_BYTES if damage.end is None else damage.end - damage.start
+    """How many bytes are damaged; of a file that is missing or empty nobody knows."""
+    is_empty = damage.end is not None and damage.end <= damage.start
+    return _UNKNOWN_BYTES if damage.end is None or is_empty else damage.end - damage.start
 
 
 def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:

@@ -70,6 +70,7 @@ class Cut:
     routers: tuple[RouterEntry, ...] = ()
     synced: Mapping[str, LogPosition] = field(default_factory=dict)
     """How far each log was durable at that moment."""
+    lost_seq: int = 0
 
 
 Known: TypeAlias = Mapping[int, tuple[int, TopicEntry]]
@@ -201,6 +202,7 @@ def store(
         ),
         routers=cut.routers,
         synced={path: LogStart(position.file, position.offset) for path, position in cut.synced.items()},
+        lost_seq=cut.lost_seq,
     )
     for topic_cut in cut.topics:
         _load_grown(topic_cut, tiers.topic(topic_cut.entry.id))

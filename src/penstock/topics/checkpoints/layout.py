@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import NotFound, PenstockError, Rejected
-from penstock.storage import FileSystem, LockHeld, LogDamage, LogPosition, LogScan, file_number, scan
+from penstock.storage import (
+    CURRENT,
+    EXTENT,
+    FileSystem,
+    LockHeld,
+    LogDamage,
+    LogPosition,
+    LogScan,
+    file_number,
+    scan,
+)
 from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, snapshot_name
 from penstock.topics.log.frame import FrameType
 from penstock.topics.log.frame_scan import WalFormat, read_frames
@@ -28,6 +38,7 @@ RESTORING: Final = "restoring"
 """The folder for what is not in place yet; there until a restore is complete."""
 
 _LOOKS: Final = 10
+_NAMED_MAX: Final = 5
 _PREFIX, _SUFFIX = "snapshot-", ".bin"
 
 
@@ -127,12 +138,25 @@ def data_store(
     return far if entry.cold or far.exists(entry.first_seq, Part.DATA) else near
 
 
+def unknown_segments(topic_ids: Sequence[int]) -> str:
+    """What is wrong with segments of topics that neither snapshot nor log names."""
+    folders = ", ".join(os.path.join(TOPICS, topic_folder(number)) for number in topic_ids[:_NAMED_MAX])
+    more = f" and {len(topic_ids) - _NAMED_MAX} more" if len(topic_ids) > _NAMED_MAX else ""
+    return (
+        f"there are segments in {folders}{more}, and neither {META} nor {WAL} names these topics: both are "
+        "gone, damaged or older than the segments. Restore them from a backup, or move the segments away"
+    )
+
+
 def log_groups(fs: FileSystem, directory: str, snapshot: Snapshot | None) -> list[LogGroup]:
-    """Every log on disk, and those that a snapshot needs although they are not there."""
+    """Every log on disk, and those that a snapshot needs although they are not there.
+
+    A log that has lost all its files is still there: its `EXTENT` and `CURRENT` name them.
+    """
     folders = {
         os.path.join(WAL, os.path.dirname(path)).rstrip("/")
         for path, _ in fs.list_files(os.path.join(directory, WAL))
-        if file_number(os.path.basename(path)) is not None
+        if os.path.basename(path) in (CURRENT, EXTENT) or file_number(os.path.basename(path)) is not None
     }
     starts: dict[str, LogPosition] = {}
     for name, start in (snapshot.wal if snapshot is not None else {}).items():

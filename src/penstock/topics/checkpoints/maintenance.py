@@ -23,6 +23,7 @@ from penstock.topics.log.wal import Wal
 from penstock.topics.routers.routing import Routing
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.growth import SegmentProcess
+from penstock.topics.segments.store import Stored
 from penstock.topics.segments.tiering import Tidied, Tiers
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.changes import PendingCommit, sync_ms
@@ -69,6 +70,8 @@ class Maintenance:
         self._catalog = catalog
         self._routing = routing
         self._referred = found.referred
+        self._stored = found.stored
+        self._strangers = found.strangers
         """Segments of topics that are deleted, which are needed until the next snapshot."""
         self._leaving: list[Topic] = []
         """Topics that were deleted since the start, of which the same is true."""
@@ -99,7 +102,10 @@ class Maintenance:
     async def start(self) -> None:
         """Remove files that nothing refers to, and start the timer."""
         known = {topic.id: list(topic.log.segments) for topic in self._catalog.all()} | self._referred
-        tidied = await self._workers.tidy(lambda: self._tidy(known))
+        stored, self._stored = self._stored, Stored()
+        for topic_id in self._strangers:
+            del stored.topics[topic_id]
+        tidied = await self._workers.tidy(lambda: self._tidy(known, stored))
         for error in tidied.failed:
             _LOGGER.warning("left behind for the next start: %s", error)
         if self._moved:
@@ -117,11 +123,11 @@ class Maintenance:
             with contextlib.suppress(PenstockError):
                 moving.result()
 
-    def _tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
+    def _tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:
         if self._good_number:
             # The snapshot that was read may not be durable yet; until it is, the one before counts too.
             self._fs.sync_dir(self._meta_dir)
-        return self._tiers.tidy(known)
+        return self._tiers.tidy(known, stored)
 
     async def close(self) -> None:
         """Make a last checkpoint, after which nothing has to be replayed."""
@@ -291,6 +297,7 @@ class Maintenance:
             for folder, shard in zip(self._folders, self._wal.shards, strict=True)
         }
         cut = capture(topics, wal, self._catalog.next_topic_id, now_ms, self._routing.entries(), self._known)
+        cut.lost_seq = self._catalog.lost_seq
         cut.synced = {
             folder: shard.synced
             for folder, shard in zip(self._folders, self._wal.shards, strict=True)

@@ -10,6 +10,8 @@
    that meet them are told.
 6. Where a log ends before what was durable in it, it is not known which records are lost. Each topic that may
    have had some continues after every number that can have been given out, and readers get a tombstone.
+   Topics that were created in what is lost are unknown, so every topic that is created from then on begins
+   above the numbers that they can have given out.
 """
 
 from __future__ import annotations
@@ -38,13 +40,19 @@ from penstock.storage import (
     read_extent,
     scan,
 )
-from penstock.topics.checkpoints.layout import META, WAL, LogGroup, log_groups
+from penstock.topics.checkpoints.layout import META, WAL, LogGroup, log_groups, unknown_segments
 from penstock.topics.checkpoints.snapshot import LoadedSnapshot, Snapshot, TopicEntry, load_latest
 from penstock.topics.config import Durability, TopicConfig
 from penstock.topics.errors import Damaged
 from penstock.topics.limits import ROUTER_PASS_RECORDS_MAX
 from penstock.topics.log.control import Deletion, TopicChange, Watermarks, read_head_watermark
-from penstock.topics.log.frame import APPEND_FRAME_BYTES_MIN, CURSOR_FRAME_BYTES_MIN, MORE, FrameType
+from penstock.topics.log.frame import (
+    APPEND_FRAME_BYTES_MIN,
+    CURSOR_FRAME_BYTES_MIN,
+    FRAME_BYTES_MIN,
+    MORE,
+    FrameType,
+)
 from penstock.topics.log.frame_scan import FrameTable, WalFormat, read_frames
 from penstock.topics.log.wal import shard_folders, shard_number
 from penstock.topics.routers.copy_frame import CopyFrame
@@ -52,9 +60,10 @@ from penstock.topics.routers.copy_replay import CopyReplay, LostOriginals, Route
 from penstock.topics.routers.model import RouterEntry
 from penstock.topics.segments.columns import DELETED, Columns, pack_row
 from penstock.topics.segments.format import LOST, SegmentEntry
+from penstock.topics.segments.store import Stored
 from penstock.topics.segments.tiering import Tiers
 from penstock.topics.topic.index import TopicIndex
-from penstock.topics.topic.lease_log import replay_lease
+from penstock.topics.topic.lease_log import LEASES_RESERVED_MAX, replay_lease
 from penstock.topics.topic.topic import Topic
 from penstock.topics.topic.topic_log import ATTACHED_FROM
 from penstock.topics.topic.watermarks import LostRanges
@@ -81,6 +90,8 @@ class Recovered:
 
     topics: list[Topic]
     next_topic_id: int
+    lost_seq: int
+    """No topic that was lost with files of the log gave out a higher number."""
     snapshot_number: int
     """Of the next snapshot to be written."""
     loaded_number: int
@@ -94,11 +105,15 @@ class Recovered:
     """Whether the logs are not those that the snapshot names, or records are in others than they should be.
 
     Then a snapshot comes before the first write: the records of a topic are never in two logs that count."""
+    stored: Stored
+    """The segments that are in the hot tier, whoever needs them."""
     problems: list[str] = field(default_factory=list)
     """What is damaged, a sentence each."""
     routers: list[RouterEntry] = field(default_factory=list)
     referred: dict[int, list[SegmentEntry]] = field(default_factory=dict)
     """Segments of topics that are deleted and of which copies are in no segment yet, by topic id."""
+    strangers: set[int] = field(default_factory=set)
+    """Topics that nothing names; their segments are not removed by this start."""
 
 
 def recover(
@@ -161,6 +176,9 @@ class _Recovery:
         self._source_runs: dict[int, list[Columns]] = {}
         """The segments of topics, live or not, for copies that have to be made of them again."""
         self._sources: dict[int, SourceFrames] = {}
+        self._stored = tiers.stored()
+        self._strangers: set[int] = set()
+        """Topics of which there are segments, and which nothing names."""
         self._lost: dict[str, list[LostBytes]] = {}
         """By log: what of it was durable and cannot be read."""
 
@@ -176,6 +194,7 @@ class _Recovery:
                 self._topics[entry.id] = self._from_snapshot(entry)
         self._create_topics(gone)
         self._report_nameless(gone, logs)
+        self._check_segments(gone)
         for done, topic in enumerate(self._topics.values()):
             self._replay(topic)
             self._on_progress(0.5 + 0.5 * (done + 1) / len(self._topics))
@@ -189,6 +208,7 @@ class _Recovery:
             topics=sorted(self._topics.values(), key=lambda topic: topic.name),
             next_topic_id=self._lost_ids()
             + max([self._snapshot.next_topic_id, *(number + 1 for number in self._seen_ids())]),
+            lost_seq=self._snapshot.lost_seq + self._lost_topic_numbers(),
             snapshot_number=self._loaded.next_number,
             loaded_number=self._loaded.number,
             wal={group.path: group.start for group in groups},
@@ -196,6 +216,7 @@ class _Recovery:
             folders=[group.path for group in there],
             # What was lost is known from the logs as they are now: it is written down before they change.
             moved=self._has_moved() or self._routers.lowered or any(self._lost.values()),
+            stored=self._stored,
             problems=self._problems,
             routers=routers,
             referred={
@@ -203,6 +224,7 @@ class _Recovery:
                 for entry in self._snapshot.topics
                 if entry.id in gone and entry.id in self._routers.sources
             },
+            strangers=self._strangers,
         )
 
     def _is_covered(self, group: LogGroup) -> bool:
@@ -222,6 +244,7 @@ class _Recovery:
         yield from self._topics
         yield from self._pieces
         yield from self._routers.ids
+        yield from self._strangers
 
     # ---- the log -------------------------------------------------------------------------------------
 
@@ -273,6 +296,22 @@ class _Recovery:
                     "restore it from a backup"
                 )
 
+    def _check_segments(self, gone: set[int]) -> None:
+        """Raises `Damaged` if there are segments of topics that neither snapshot nor log names.
+
+        Both are older than the segments then, or gone; what is there would be removed as left over. If damage
+        to the log explains it, the segments are kept and everything else starts.
+        """
+        self._strangers = {
+            number
+            for number in self._stored.topics.keys() - self._topics.keys() - gone
+            if number >= self._snapshot.next_topic_id
+        }
+        if self._strangers and not self._problems:
+            raise Damaged(unknown_segments(sorted(self._strangers)))
+        if self._strangers:
+            self._problems.append(unknown_segments(sorted(self._strangers)))
+
     def _report_nameless(self, gone: set[int], logs: Sequence[FoundLog]) -> None:
         """Report records whose topic is unknown, and keep their files."""
         found = {log.path: log.found for log in logs}
@@ -297,7 +336,9 @@ class _Recovery:
                     if topic_id not in self._topics and topic_id not in gone:
                         change = TopicChange.decode(piece.frames.body(place))
                         config = _CONFIG.decode(change.config)
-                        self._topics[topic_id] = Topic(name=change.name, id=topic_id, config=config)
+                        self._topics[topic_id] = topic = Topic(name=change.name, id=topic_id, config=config)
+                        if change.lost_seq:
+                            topic.log.mark_log_lost(change.lost_seq)
 
     # ---- a topic -------------------------------------------------------------------------------------
 
@@ -367,6 +408,7 @@ class _Recovery:
                 f"{known_seq + lost}; the next record gets number {known_seq + lost + 1}"
             )
             topic.log.mark_log_lost(lost)
+        self._skip_lost_leases(topic)
         if topic.config.durability in (Durability.DISK, Durability.MEMORY, Durability.FSYNC):
             topic.log.index.skip_to(topic.log.reserved_seq)
         gone = max(topic.log.floors.floor, topic.log.delete_below)
@@ -397,14 +439,28 @@ class _Recovery:
             for part in parts
             if log not in last or part.position > last[log]
         )
-        if self._routers.feeds(topic.id):
-            return size * ROUTER_PASS_RECORDS_MAX // CURSOR_FRAME_BYTES_MIN + bool(size)
-        return size // APPEND_FRAME_BYTES_MIN + bool(size)
+        return _copies_in(size) if self._routers.feeds(topic.id) else _records_in(size)
 
     def _may_hold(self, log: str, topic_id: int) -> bool:
         """Whether frames of a topic can have been in a log."""
         folders = shard_folders(WAL, len(self._named)) if self._named else []
         return log not in folders or log == folders[shard_number(topic_id, len(folders))]
+
+    def _skip_lost_leases(self, topic: Topic) -> None:
+        """Skip the lease numbers that the lost parts of the logs can have reserved."""
+        lost = [part for log, parts in self._lost.items() if self._may_hold(log, topic.id) for part in parts]
+        if topic.queue is not None and lost:
+            frames = sum(part.count // FRAME_BYTES_MIN + 1 for part in lost)
+            topic.queue.leases.saw_lease_id(
+                topic.queue.leases.next_lease_id - 1 + frames * LEASES_RESERVED_MAX
+            )
+
+    def _lost_topic_numbers(self) -> int:
+        """How many numbers a topic can have given out that was created in the lost parts of the logs.
+
+        A router may have copied into it, and may be lost as well.
+        """
+        return _copies_in(sum(part.count for parts in self._lost.values() for part in parts))
 
     def _lost_ids(self) -> int:
         """How many topics and routers the lost parts of the logs can have created."""
@@ -527,6 +583,16 @@ class _Recovery:
             pieces,
             key=lambda piece: (piece.log not in self._named, lowest.get(piece.log, 0), piece.log, piece.file),
         )
+
+
+def _records_in(size: int) -> int:
+    """At most how many records so many lost bytes of frames can have held."""
+    return size // APPEND_FRAME_BYTES_MIN + bool(size)
+
+
+def _copies_in(size: int) -> int:
+    """The same of a topic into which a router may copy: one frame stands for many copies."""
+    return size * ROUTER_PASS_RECORDS_MAX // CURSOR_FRAME_BYTES_MIN + bool(size)
 
 
 def _header(found: LogScan) -> LogHeader | None:

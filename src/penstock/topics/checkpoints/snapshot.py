@@ -80,6 +80,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     routers: tuple[RouterEntry, ...] = ()
     synced: dict[str, LogStart] = {}
     """By log: everything before this position was durable when the snapshot was taken."""
+    lost_seq: int = 0
+    """Topics that were lost with files of the log gave out no higher number; new topics begin above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

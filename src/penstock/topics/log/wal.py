@@ -68,7 +68,7 @@ class WalShard:
         self._waiting_bytes = 0
         self._queue_max = queue_max
         self.fault: PenstockError | None = None
-        """Why the last commit failed; None again after one that did not."""
+        """Why the last write failed; None again after one that did not."""
         self.submit_full = 0
         """How often there was no room."""
         self.on_failure: Callable[[WalShard], None] = lambda _: None
@@ -208,6 +208,7 @@ class WalShard:
         self._waiting_bytes -= sum([entry.byte_count for entry in entries])
         failed: list[Entry] = []
         last: Entry | None = None
+        is_ordinary = False
         for entry in entries:
             if entry.error is None:
                 assert entry.position is not None
@@ -221,14 +222,17 @@ class WalShard:
                     # An error in one callback must not keep the others from being decided.
                     _LOGGER.exception("a committed entry could not be published")
                     self._unpublished = f"{type(error).__name__}: {error}"
-                    waiting.failed(
-                        CommitFailed(f"the write is in the log, but not published: {self._unpublished}")
+                    self.fault = CommitFailed(
+                        f"the write is in the log, but not published: {self._unpublished}"
                     )
+                    waiting.failed(self.fault)
                 last = entry
+                is_ordinary = is_ordinary or not entry.urgent
             else:
                 failed.append(entry)
+        if is_ordinary and not self._unpublished:
+            self.fault = None  # an urgent entry proves nothing: it may stand in the reserve of a full disk
         if last is not None and last.position is not None:
-            self.fault = None
             file, offset = last.position
             self.committed_offset = LogPosition(file, offset + last.byte_count)
             if last.sync and last.byte_count:

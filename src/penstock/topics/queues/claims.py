@@ -18,7 +18,7 @@ from penstock.topics.queues.dead_letters import DeadLetters
 from penstock.topics.queues.reading import read_jobs
 from penstock.topics.read.render import Style
 from penstock.topics.topic.catalog import Catalog
-from penstock.topics.topic.lease_log import LeaseEvent, lease_frame, reservation_frame
+from penstock.topics.topic.lease_log import LEASES_RESERVED_MAX, LeaseEvent, lease_frame, reservation_frame
 from penstock.topics.topic.leases import JobState, LeaseTable, Term
 from penstock.topics.topic.queue import ClaimRequest, Queue
 from penstock.topics.topic.topic import Topic
@@ -144,7 +144,8 @@ class LeaseAllocator:
 
     def _begin_to_reserve(self, topic: Topic, queue: Queue, count: int) -> None:
         table = queue.leases
-        below = max(table.next_lease_id, table.reserved_lease_id) + max(_RESERVE_MIN, _RESERVE_CLAIMS * count)
+        more = min(max(_RESERVE_MIN, _RESERVE_CLAIMS * count), LEASES_RESERVED_MAX)
+        below = max(table.next_lease_id, table.reserved_lease_id) + more
 
         def apply() -> None:
             table.reserve(below)

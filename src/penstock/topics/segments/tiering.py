@@ -34,7 +34,13 @@ from penstock.topics.segments.format import (
     read_index,
 )
 from penstock.topics.segments.reader import Segment, SegmentViews, ViewKey, load_deleted, load_index, missing
-from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
+from penstock.topics.segments.store import (
+    LocalSegmentRoot,
+    LocalSegmentStore,
+    SegmentRoot,
+    SegmentStore,
+    Stored,
+)
 from penstock.topics.segments.tags import TagTable
 
 
@@ -286,13 +292,16 @@ class Tiers:
         """The second half of `remove_topic`."""
         self._hot.remove_topic(topic_id)
 
-    def tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
-        """Remove what a crash left: everything but the segments of `known`, by topic id.
+    def stored(self) -> Stored:
+        """Everything that is in the hot tier, in one walk."""
+        return self._hot.scan()
+
+    def tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:
+        """Remove what a crash left: everything of `stored` but the segments of `known`, by topic id.
 
         A removal that fails does not keep the others from being tried.
         """
         done = Tidied()
-        stored = self._hot.scan()
         for path in stored.strays:
             self._attempt(done, partial(self._hot.remove_stray, path))
         for topic_id, segments in stored.topics.items():

@@ -7,7 +7,7 @@ on writing meanwhile: damage stays.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -29,6 +29,7 @@ from penstock.storage import (
 )
 from penstock.topics.checkpoints.layout import (
     META,
+    TOPICS,
     LogGroup,
     check_data_directory,
     data_store,
@@ -39,6 +40,7 @@ from penstock.topics.checkpoints.layout import (
     segment_path,
     snapshot_numbers,
     snapshot_path,
+    unknown_segments,
 )
 from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, decode_snapshot
 from penstock.topics.errors import Damaged
@@ -147,6 +149,13 @@ class LogCheck:
             removed |= removed_topics(found)
         self._tell_nameless(removed)
         return removed
+
+    def check_segments(self, stored: Iterable[int], removed: set[int]) -> None:
+        """Segments of topics that neither snapshot nor log names."""
+        next_id = 1 if self._snapshot is None else self._snapshot.next_topic_id
+        if strangers := sorted(number for number in {*stored} - self._known - removed if number >= next_id):
+            text = unknown_segments(strangers)
+            self._report.findings.append(Finding(severity=Severity.PROBLEM, path=TOPICS, text=text))
 
     def _is_covered(self, group: LogGroup) -> bool:
         """Whether a start does not read this log, because the newest snapshot does not name it."""
@@ -434,9 +443,12 @@ def verify_files(
     """Check the files of a directory once, whether or not it is finished."""
     report = VerifyReport(directory=directory)
     hot = LocalSegmentRoot(fs, directory)
+    # Before snapshot and log are read: beside a running server these only learn of more topics.
+    stored = hot.scan().topics.keys()
     snapshot = _check_snapshots(fs, report)
     log = LogCheck(fs, report, snapshot)
     removed = log.run(on_progress)
+    log.check_segments(stored, removed)
     for topic in () if snapshot is None else snapshot.topics:
         if topic.id in removed:
             continue

@@ -44,13 +44,16 @@ class Catalog:
         self._on_removed: Callable[[Topic], None] = lambda _: None
         self._on_entered: list[Callable[[str], None]] = []
         self.next_topic_id = 1
+        self.lost_seq = 0
+        """New topics begin above this number, as a lost topic of the same name may have reached it."""
         self.total_bytes = 0
         """Accounted bytes of all live records, and of those on their way."""
 
-    def open(self, wal: Wal, topics: Iterable[Topic], next_topic_id: int) -> None:
-        """Enter the routers that a start found."""
+    def open(self, wal: Wal, topics: Iterable[Topic], next_topic_id: int, lost_seq: int) -> None:
+        """Enter the topics that a start found."""
         self._wal = wal
         self.next_topic_id = next_topic_id
+        self.lost_seq = lost_seq
         for topic in topics:
             topic.attach(wal.shard_of(topic.id), self._clock)
             self._enter(topic)
@@ -140,9 +143,11 @@ class Catalog:
         topic_id = self.take_id()
         topic = Topic(name=name, id=topic_id, config=config)
         topic.attach(self._wal.shard_of(topic_id), self._clock)
-        created = self.change(
-            topic, FrameType.TOPIC_CREATE, _named(topic, config), lambda: self._enter(topic)
-        )
+        if self.lost_seq:
+            topic.log.mark_log_lost(self.lost_seq)
+            topic.log.forget_in_flight()
+        body = _named(topic, config, self.lost_seq)
+        created = self.change(topic, FrameType.TOPIC_CREATE, body, lambda: self._enter(topic))
         self._creating[name] = created
         created.add_done_callback(lambda _: self._creating.pop(name))
         # The creation goes on without its caller, and everybody else waits for it.
@@ -270,6 +275,6 @@ class Catalog:
             )
 
 
-def _named(topic: Topic, config: TopicConfig | None) -> bytes:
+def _named(topic: Topic, config: TopicConfig | None, lost_seq: int = 0) -> bytes:
     encoded = b"" if config is None else _CONFIG.encode(config)
-    return TopicChange(name=topic.name, config=encoded).encode()
+    return TopicChange(name=topic.name, config=encoded, lost_seq=lost_seq).encode()

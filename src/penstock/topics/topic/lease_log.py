@@ -38,6 +38,8 @@ class LeaseEvent(IntEnum):
     """Lease numbers below `lease_id` may have been given out."""
 
 
+LEASES_RESERVED_MAX: Final = 1 << 20
+"""One frame reserves fewer lease numbers than this."""
 _HELD: Final = (LeaseEvent.CLAIMED, LeaseEvent.EXTENDED)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import msgspec.inspect
@@ -32,10 +34,41 @@ CHECKED = {
 }
 
 
+UNTYPED = {
+    "DeleteBody.match": "a predicate over nodes and tags",
+    "DiffBody.match": "a predicate over nodes and tags",
+    "PutBody.filter": "a predicate over nodes and tags",
+    "Subscribe.match": "a predicate over nodes and tags",
+    "WatchBody.match": "a predicate over nodes and tags",
+    "Known.request_id": "comes back as it was sent",
+    "Ping.request_id": "comes back as it was sent",
+    "Publish.request_id": "comes back as it was sent",
+    "Subscribe.request_id": "comes back as it was sent",
+    "Unsubscribe.request_id": "comes back as it was sent",
+}
+"""Fields that hold any JSON. Records, which are not looked into, are left out."""
+DECODED_ELSEWHERE = {("answers.py", "_Cursor"): "a page of a list, which is filtered by the key"}
+QUERIES = {
+    "cursor": "a page of a list, which is filtered by the key",
+    "dest": "a list, which is filtered by the key",
+    "if_empty": "a flag",
+    "lease_ms": "a number",
+    "lenient": "a flag",
+    "max": "a number",
+    "node": "the name of a client",
+    "page_size": "a number",
+    "prefix": "a list, which is filtered by the key",
+    "return_seqs": "a flag",
+    "source": "a list, which is filtered by the key",
+    "touch": "a flag",
+}
+SOURCES = sorted(Path(penstock.servers.topics.__path__[0]).rglob("*.py"))
+
+
 def decoded() -> dict[str, msgspec.inspect.StructType]:
     """Every struct that a decoder of the server builds from a request, by its name."""
     found: dict[str, msgspec.inspect.StructType] = {}
-    for module in pkgutil.iter_modules(penstock.servers.topics.__path__, "penstock.servers.topics."):
+    for module in pkgutil.walk_packages(penstock.servers.topics.__path__, "penstock.servers.topics."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, msgspec.json.Decoder):
                 for shown in structs(msgspec.inspect.type_info(value.type)):
@@ -58,6 +91,8 @@ def texts(shown: msgspec.inspect.Type, path: str) -> Iterator[tuple[str, object]
         yield from ((path, shown.extra) for _ in inner) if inner else ()
     elif isinstance(shown, msgspec.inspect.StrType):
         yield path, None
+    elif isinstance(shown, msgspec.inspect.AnyType | msgspec.inspect.RawType | msgspec.inspect.CustomType):
+        yield path, "anything"
     elif isinstance(shown, msgspec.inspect.StructType):
         for field in shown.fields:
             yield from texts(field.type, f"{path}.{field.name}")
@@ -80,12 +115,50 @@ def test_the_bodies_of_every_endpoint_are_looked_at() -> None:
 
 
 def test_every_text_of_a_request_is_declared_a_topic_name_or_free_text() -> None:
-    undeclared = [path for path, declared in all_texts().items() if declared not in (NAME, FREE)]
+    undeclared = [path for path, declared in all_texts().items() if declared not in (NAME, FREE, "anything")]
     assert undeclared == [], "declare these as TopicName or FreeText (penstock.topics.names)"
 
 
 def test_every_topic_name_of_a_request_has_a_test_that_a_key_does_not_get_around() -> None:
     assert sorted(path for path, declared in all_texts().items() if declared == NAME) == sorted(CHECKED)
+
+
+def test_no_field_takes_any_json_unless_it_is_known_to_name_no_topic() -> None:
+    untyped = {path for path, declared in all_texts().items() if declared == "anything"}
+    assert {path for path in untyped if ".records.item." not in path} == UNTYPED.keys()
+
+
+def calls(source: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_every_request_is_decoded_by_a_decoder_of_its_module() -> None:
+    """Where this test finds it: one that is made in a function would be missed."""
+    found, made = set(), 0
+    for source in SOURCES:
+        for function, call in calls(source):
+            if function in ("msgspec.json.decode", "msgspec.convert", "json.loads"):
+                kinds = [ast.unparse(one.value) for one in call.keywords if one.arg == "type"]
+                found.add((source.name, *kinds))
+            made += function.startswith("msgspec.json.Decoder")
+    assert found == DECODED_ELSEWHERE.keys()
+    modules = [importlib.import_module(f"penstock.servers.topics.{one.stem}") for one in SOURCES]
+    known = [value for module in modules for value in vars(module).values()]
+    assert made == sum(isinstance(value, msgspec.json.Decoder) for value in known)
+
+
+def test_every_parameter_of_a_query_is_known() -> None:
+    found = set()
+    for source in SOURCES:
+        for function, call in calls(source):
+            if function.endswith(("query.get", "query().get")):
+                arguments = call.args[:1]
+            else:
+                arguments = call.args[1:2] if function.endswith(("query_flag", "query_number")) else []
+            found.update(one.value for one in arguments if isinstance(one, ast.Constant))
+    assert found == QUERIES.keys()
 
 
 def test_names_are_found_at_every_depth() -> None:

@@ -16,6 +16,7 @@ from websockets.protocol import CLIENT, Protocol
 from penstock.http.auth import ANYONE
 from penstock.servers.topics import websocket
 from penstock.servers.topics.websocket import WebSocket
+from penstock.servers.topics.websocket_messages import InvalidMessage, read_command
 from penstock.topics import TopicConfig
 
 
@@ -247,3 +248,20 @@ async def test_a_frame_without_a_mask_ends_the_connection(opened: tuple[WebSocke
     (close,) = client.frames()
     assert int.from_bytes(bytes(close.data[:2]), "big") == 1002
     assert client.is_ended
+
+
+def test_a_message_of_128_levels_is_read_and_one_of_129_is_refused() -> None:
+    def message(levels: int) -> bytes:
+        inner = b"[" * (levels - 1) + b"]" * (levels - 1)
+        return b'{"op":"subscribe","topic":"t","request_id":%b}' % inner
+
+    assert bytes(read_command(message(128)).request_id) == b"[" * 127 + b"]" * 127
+    with pytest.raises(InvalidMessage, match="more than 128 levels"):
+        read_command(message(129))
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"1" * 1001])
+def test_a_message_with_a_number_that_no_decoder_takes_is_refused(number: bytes) -> None:
+    with pytest.raises(InvalidMessage, match="has a number") as caught:
+        read_command(b'{"op":"subscribe","topic":"t","request_id":%b}' % number)
+    assert caught.value.request_id == b"null"

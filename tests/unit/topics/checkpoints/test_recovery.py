@@ -381,6 +381,85 @@ async def test_a_loss_is_known_after_a_crash_before_it_was_written_down(world: W
     assert heads.pop() > last
 
 
+async def _without(world: World, *gone: str) -> Engine:
+    """A start after the process died and every file with one of these beginnings went missing."""
+    world.unplug(Survival.EVERYTHING)
+    for name in world.files():
+        if name.startswith(gone):
+            world.disk.unlink(f"/data/{name}")
+    return await world.open()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_log_that_lost_all_its_files_before_the_first_snapshot_is_told(shards: int) -> None:
+    world = World(wal_shards=shards)
+    engine = await world.open()
+    await engine.write("t", recs(1, 2, 3), config=FSYNC)
+    engine = await _without(world, "wal/wal-", "wal/shard-00/wal-", "wal/shard-01/wal-")
+    assert any("is missing" in problem for problem in engine.problems)
+    assert (await engine.write("t", recs("new"), config=FSYNC)).first_seq > 3
+    for again in (world.kill, world.restart):
+        engine = await again()
+        assert engine.problems == [], "what was lost is written down once"
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.DISK])
+async def test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged(
+    world: World, durability: Durability
+) -> None:
+    config = TopicConfig(durability=durability)
+    engine = await world.open()
+    last = (await engine.write("t", recs(*range(5)), config=config)).last_seq
+    world.committers.tend()
+    engine = await _without(world, "wal/wal-")
+    assert not engine.exists("t")
+    written = await engine.write("t", recs("new"), config=config)
+    assert written.first_seq > last
+    for ahead in (0, last):
+        page = await engine.diff("t", ahead)
+        assert page.tombstone is not None
+        assert (page.tombstone.reason, page.tombstone.gap_to) == ("lost", written.first_seq - 1)
+        assert seqs(page) == [written.first_seq]
+    for again in (world.kill, world.restart, world.kill):
+        engine = await again()
+        page = await engine.diff("t", last)
+        assert page.tombstone is not None
+        assert (page.tombstone.reason, page.tombstone.gap_to) == ("lost", written.first_seq - 1)
+        head = engine.state("t").head_seq
+        assert (await engine.write("t", recs("more"))).first_seq > head
+        other = await engine.write(f"after-{head}", recs("new"), config=config)
+        assert other.first_seq > last, "so does each topic that is created later: it may be the lost one"
+
+
+async def test_a_directory_that_lost_nothing_begins_its_topics_at_one(world: World) -> None:
+    engine = await world.open()
+    for name in ("a", "b", "c"):
+        assert (await engine.write(name, recs(1), config=FSYNC)).first_seq == 1
+        engine = await world.kill()
+
+
+async def test_no_lease_number_that_was_lost_with_the_log_is_given_again(world: World) -> None:
+    engine = await world.open()
+    await engine.put_topic("q", TopicConfig(type="queue", durability=Durability.FSYNC))
+    await engine.write("q", recs(*range(30)))
+    await engine.checkpoint()
+    given = (await engine.claim("q", "worker", max=10)).jobs()
+    engine = await _without(world, "wal/wal-")
+    await engine.write("q", recs("new"))
+    again = (await engine.claim("q", "worker", max=10)).jobs()
+    assert again
+    assert not {job.lease_id for job in given} & {job.lease_id for job in again}
+
+
+async def test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names(world: World) -> None:
+    engine = await world.open()
+    await engine.write("t", recs(1, 2, 3), config=FSYNC)
+    await engine.checkpoint()
+    with pytest.raises(Damaged, match="segments in topics/00000001, and neither meta nor wal names"):
+        await _without(world, "wal/", "meta/")
+    assert any(name.startswith("topics/") for name in world.files()), "nothing was removed"
+
+
 async def test_an_idle_log_that_lost_nothing_is_not_called_damaged(world: World) -> None:
     engine = await world.open()
     for n in range(5):

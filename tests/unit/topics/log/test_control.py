@@ -50,7 +50,11 @@ def test_a_deletion_reads_back(deletion: Deletion) -> None:
 
 
 def test_a_change_of_a_topic_reads_back() -> None:
-    for change in (TopicChange(name="t", config=b'{"x":1}'), TopicChange(name="t")):
+    for change in (
+        TopicChange(name="t", config=b'{"x":1}'),
+        TopicChange(name="t"),
+        TopicChange(name="t", config=b"{}", lost_seq=2**40),
+    ):
         assert TopicChange.decode(change.encode()) == change
 
 

@@ -318,7 +318,7 @@ def test_what_a_crash_left_behind_goes_away_and_nothing_else(plant: Plant) -> No
     stray = Path(plant.hot.directory) / "seg-0000000000000001.del.tmp"
     stray.write_bytes(b"torn")
     for attempt in range(2):
-        done = plant.tiers.tidy({TOPIC: [kept, moved, other]})
+        done = plant.tiers.tidy({TOPIC: [kept, moved, other]}, plant.tiers.stored())
         assert done.failed == []
         assert done.removed == (0 if attempt else 4)
         assert (plant.hot.list(), plant.cold.list()) == ([1, 7, 10], [7])
@@ -332,7 +332,7 @@ def test_what_a_crash_left_behind_goes_away_and_nothing_else(plant: Plant) -> No
 def test_one_removal_that_fails_does_not_keep_the_others_from_being_tried(local: Plant) -> None:
     moved = msgspec.structs.replace(local.sealed(some_records(3)), cold=True)
     local.sealed(some_records(3), 4)
-    done = local.tiers.tidy({TOPIC: [moved]})
+    done = local.tiers.tidy({TOPIC: [moved]}, local.tiers.stored())
     assert (done.removed, len(done.failed)) == (1, 1)
     assert read_back(local.tier.load(moved)) == some_records(3)
 

@@ -39,9 +39,24 @@ def test_an_untouched_directory_is_clean(made: DataDirectory) -> None:
 def test_a_directory_without_a_snapshot_is_its_log(tmp_path: Path) -> None:
     made = DataDirectory(tmp_path)
     made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
+    made.root.remove_topic(1)
     report = check(made)
     assert report.problems == []
     assert report.topics == 0
+
+
+def test_segments_of_a_topic_that_nothing_names_are_a_problem(tmp_path: Path) -> None:
+    made = DataDirectory(tmp_path)
+    made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
+    assert any("segments in topics/00000001" in problem.text for problem in check(made).problems)
+
+
+def test_a_log_that_lost_all_its_files_is_a_problem(tmp_path: Path) -> None:
+    made = DataDirectory(tmp_path)
+    made.path.joinpath("meta", "snapshot-0000000000000003.bin").unlink()
+    made.root.remove_topic(1)
+    made.path.joinpath(made.active_log()).unlink()
+    assert any("names this file, but it is missing" in problem.text for problem in check(made).problems)
 
 
 def test_a_directory_of_something_else_is_not_called_clean(tmp_path: Path) -> None:
@@ -87,8 +102,9 @@ def test_a_log_that_goes_on_where_a_snapshot_ended_needs_it(made: DataDirectory)
     made.log.rotate()
     made.log.drop_before(made.log.end.file)
     (made.path / "meta" / "snapshot-0000000000000003.bin").unlink()
-    (finding,) = check(made).problems
-    assert "there is none in meta" in finding.text
+    log, segments = check(made).problems
+    assert "there is none in meta" in log.text
+    assert "neither meta nor wal names these topics" in segments.text
 
 
 def test_there_must_be_a_directory(tmp_path: Path) -> None:

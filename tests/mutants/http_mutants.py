@@ -25,7 +25,7 @@ HTTP_MUTANTS = (
         where="servers:read_command",
         old="    if problem is not None:\n",
         new="    if False:\n",
-        test="tests/unit/servers/test_websocket.py"
+        test="tests/unit/servers/topics/test_websocket.py"
         "::test_a_message_of_128_levels_is_read_and_one_of_129_is_refused",
     ),
     Mutant(

@@ -195,7 +195,7 @@ TOPIC_MUTANTS = (
     Mutant(
         name="the log does not keep where a topic began after a loss",
         where="topics:_Recovery._create_topics",
-        old="topic.mark_log_lost(change.lost_seq)",
+        old="topic.log.mark_log_lost(change.lost_seq)",
         new="pass",
         test=f"{RECOVERY}::"
         "test_a_topic_whose_creation_was_lost_does_not_begin_again_at_numbers_that_were_acknowledged",

@@ -1,7 +1,7 @@
-"""From a request to a handler: the one application behind every HTTP port.
+"""The application of every HTTP port: from a request to its handler.
 
-An `App` has routes, a policy (who may ask, and when) and one function that words every error. It checks a
-request in this order:
+An `App` has routes, a policy (which requests are admitted) and one function that turns errors into
+responses. It checks a request in this order:
 
 1. the policy's guard (`Host`), then its pages,
 2. the key (401), before a path is known to exist, unless the policy says otherwise,
@@ -42,7 +42,7 @@ C = TypeVar("C", bound=Call)
 Deliver: TypeAlias = Callable[[Response], None]
 Authenticate: TypeAlias = Callable[[Request], Principal]
 Errors: TypeAlias = Callable[[Exception, Request | None], Response]
-"""Words an error as a response, and never raises. The request is None if nothing is known of it."""
+"""Turns an error into a response, and never raises. The request is None if it is not known."""
 Handler: TypeAlias = Callable[[C], Awaitable[Response]]
 CallbackHandler: TypeAlias = Callable[[C, Deliver], None]
 """A handler without a coroutine: it delivers one response, immediately or later, or raises."""
@@ -68,7 +68,7 @@ class Route(Generic[C]):
     scope: Scope
     cap: Cap | None = None
     auth: Authenticate | None = None
-    """Tells who asks; None for the way of the policy. `no_key` answers anybody."""
+    """Identifies the sender; None uses the policy's. `no_key` admits any client."""
     ready: bool = True
     """Answered only while the application is ready."""
     check: Callable[[Request], None] | None = None
@@ -105,7 +105,7 @@ def body_limit(bytes_max: Callable[[], int]) -> Callable[[Request], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(Generic[C]):
-    """Who may ask an application, and when."""
+    """The admission rules of an application, and how its handlers run."""
 
     call: Callable[[Request, Principal, str], C]
     """Makes what the handlers get of an admitted request."""
@@ -120,9 +120,9 @@ class Policy(Generic[C]):
     page: Callable[[Request], Response | None] | None = None
     """Answers some requests before the routes."""
     fallback: Application | None = None
-    """Gets the requests, and words the faults, of paths without a route."""
+    """Serves requests and faults of paths without a route."""
     own_task: bool = False
-    """Whether a handler runs in a task of its own, which ends when the client leaves."""
+    """Whether a handler runs in its own task, which is cancelled when the client leaves."""
     timeout_s: float | None = None
     """For a handler in a task, until it has its response."""
     headers: HeaderList = ()

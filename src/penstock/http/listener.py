@@ -205,7 +205,7 @@ def tune() -> None:
     """Process-wide settings that a server wants and a library must not touch."""
     # The commit thread comes back from its sync and needs the interpreter, which the loop holds.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # Requests leave nothing behind for the cycle collector, so it need not look as often.
+    # Requests leave nothing for the cycle collector, so it need not run as often.
     gc.set_threshold(50_000, 20, 100)
     if sys.platform == "linux":
         _keep_large_buffers()
@@ -218,7 +218,7 @@ def settle() -> None:
 
 
 def _keep_large_buffers() -> None:
-    """Let glibc reuse the memory of large joins; otherwise each one faults its pages in anew."""
+    """Let glibc reuse the memory of large joins; otherwise each one faults its pages in again."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mmap_threshold, trim_threshold, top_pad = -3, -1, -2

@@ -112,7 +112,7 @@ class Response:
     """One answer: a whole body (one buffer, or several in a row), a stream, or a streaming body.
 
     A stream is sent piece by piece as it yields, waits while the client does not read, and is closed
-    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection by itself;
+    (`aclose`) when it ends or the client goes away. A streaming body writes into the connection directly;
     one that is an upgrade takes the connection to another protocol, under status 101 and over HTTP/1.1 only.
     """
 
@@ -139,7 +139,7 @@ class Response:
 
 
 class Fault(enum.Enum):
-    """What the transport itself refuses; the application words the answer."""
+    """A refusal by the transport; the application writes the response."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
@@ -148,7 +148,7 @@ class Fault(enum.Enum):
 
 
 class Application(Protocol):
-    """What a listener serves."""
+    """An application that a listener serves."""
 
     def begin(
         self, request: Request, deliver: Callable[[Response], None]
@@ -162,7 +162,7 @@ class Application(Protocol):
         ...
 
     def screen(self, request: Request) -> Response | None:
-        """Judge a request by its head alone, before a large body is read: a refusal, or None to go on."""
+        """Judge a request by its head alone, before a large body is read: a refusal, or None to continue."""
         ...
 
     def fault(self, fault: Fault, message: str, head: Request | None = None) -> Response:

@@ -234,7 +234,7 @@ class H2StreamWriter:
             self._carrier.cut_live(self._stream)
 
     def emptied(self) -> None:
-        """Everything has gone out."""
+        """Finish: all bytes have been sent."""
         if self._is_open and not self.is_writable:
             self.is_writable = True
             self._live.writable()

@@ -1,4 +1,4 @@
-"""A database behind a port, from the bind to its last flush.
+"""Serve a database, from the bind of its port to its last flush.
 
 The port is taken first: a server that cannot have it does not fence the one that has it. Then the database is
 opened, and whatever feeds it is started. A word to stop, or what went wrong, ends it in the other order: what
@@ -154,7 +154,7 @@ class DecodedBytes:
 
 
 class Held:
-    """What one request holds."""
+    """The bytes that one request holds."""
 
     def __init__(self, total: DecodedBytes) -> None:
         self._total = total
@@ -187,15 +187,15 @@ class Database(Protocol):
 
     @property
     def failed(self) -> Exception | None:
-        """What stopped it, if anything did."""
+        """The error that stopped it, if any."""
         ...
 
     async def failure(self) -> Exception:
-        """Wait until it stops by itself, and return why."""
+        """Wait until it stops after a failure, and return the reason."""
         ...
 
     async def check(self) -> None:
-        """Raises `Fenced` if somebody else has it, `Unavailable` if nobody knows.
+        """Raises `Fenced` if another process has it, `Unavailable` if that is not known.
 
         What else it raises says that it will not answer again: the server ends with it.
         """
@@ -227,7 +227,7 @@ def _stalled(database: Database) -> str:
 
 
 class Source(Protocol):
-    """What fills a database besides HTTP, for as long as it is served."""
+    """A source that writes to a database while it is served."""
 
     async def run(self) -> object:
         """Work until stopped. What it raises ends the server."""
@@ -244,7 +244,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a server listens; port 0 takes a free one, and `port_file` says which it was."""
+    """The address of a server; port 0 takes a free port, which `port_file` names."""
 
     host: str
     port: int
@@ -252,7 +252,7 @@ class Place:
 
 
 class ServedDatabase(Generic[D]):
-    """What is served, and how it is told of the steps."""
+    """A database that is served, from its bind to its close."""
 
     def __init__(
         self,
@@ -409,7 +409,7 @@ async def _closed(database: Database, working: asyncio.Future[object] | None) ->
 
 
 async def _unless(stop: asyncio.Event, opening: Coroutine[None, None, D]) -> D | None:
-    """What `opening` returns; None if the process is to stop before."""
+    """Return the result of `opening`; None if the process is to stop first."""
     task = asyncio.ensure_future(opening)
     stopping = asyncio.ensure_future(stop.wait())
     taken = False
@@ -451,7 +451,7 @@ async def _given_up(task: asyncio.Future[T]) -> None:
 
 
 class DatabaseSettings(Protocol):
-    """Where a database is served, and to whom."""
+    """The address of a database server, and its keys."""
 
     @property
     def host(self) -> str: ...

@@ -125,7 +125,7 @@ def _limits(settings: ServerSettings) -> HttpLimits:
 
 
 def write_port_file(path: str, host: str, port: int) -> None:
-    """`host:port` in one step, so that whoever waits for the file never reads half of it."""
+    """Write `host:port` in one step, so that no reader of the file sees half of it."""
     staged = f"{path}.{os.getpid()}.tmp"
     text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
         restore,
         verify,
     )
-    from penstock.topics.tools.verify import counted
+    from penstock.topics.tools.verify import pluralise
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -194,7 +194,6 @@ __all__ = [
     "canonical",
     "check_router_name",
     "check_topic_name",
-    "counted",
     "diff_body",
     "failure_of_answer",
     "is_in_use",
@@ -202,6 +201,7 @@ __all__ = [
     "names_in",
     "open_cold_store",
     "parse_match",
+    "pluralise",
     "read_metrics",
     "read_page",
     "read_summaries",
@@ -253,6 +253,6 @@ if not TYPE_CHECKING:
             "segments.store": "SegmentRoot open_cold_store",
             "stats": "EngineStats SYNC_BUCKETS_US WalStats",
             "tools": "BackupManifest Finding Severity VerifyReport backup restore verify",
-            "tools.verify": "counted",
+            "tools.verify": "pluralise",
         },
     )

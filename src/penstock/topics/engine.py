@@ -6,7 +6,7 @@
         page = await engine.diff("clicks", from_seq=0, wait_ms=1000)
 
 One event loop owns an engine. What a call changes is durable, as far as the topic's class promises, before
-the call returns, and visible to nobody before that.
+the call returns, and not visible before that.
 """
 
 from __future__ import annotations
@@ -532,7 +532,7 @@ class Engine:
     async def nack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] = (), *, delay_ms: int = 0
     ) -> NackResult:
-        """Give jobs back, to be claimed again at once or after `delay_ms`; fenced as by `ack`."""
+        """Return jobs, to be claimed again immediately or after `delay_ms`; fenced as by `ack`."""
         self._check_ready()
         return await self._queues.nack(name, node, seqs, lease_ids, delay_ms)
 
@@ -648,7 +648,7 @@ class Engine:
     async def _try(self, shard: WalShard) -> None:
         topic = next((one for one in self._catalog.all() if one.shard is shard and not one.deleted), None)
         if topic is None:
-            shard.fault = None  # nobody writes there
+            shard.fault = None  # no topic writes there
             return
         floors = topic.log.floors
         marks = Watermarks(

@@ -65,7 +65,7 @@ class WalStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Everything at one moment."""
+    """The statistics of an engine at one moment."""
 
     ready: bool
     topics: int

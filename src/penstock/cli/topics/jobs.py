@@ -13,7 +13,7 @@ from penstock.cli.failure import ExitCode
 from penstock.cli.options import Command, injected, json_option, milliseconds
 from penstock.cli.output import print_json, print_table, time_text
 from penstock.cli.topics.client import ADDRESS_OPTIONS, Server
-from penstock.topics import AckResult, ClaimedJob, ExtendResult, JobRef, NackResult, counted
+from penstock.topics import AckResult, ClaimedJob, ExtendResult, JobRef, NackResult, pluralise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,9 @@ def report(result: AckResult | NackResult | ExtendResult, sentence: str, *, as_j
 def _print_skipped(skipped: Sequence[int]) -> None:
     if skipped:
         named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
-        click.echo(f"skipped {counted(len(skipped), 'job')} that this node does not hold: {named}", err=True)
+        click.echo(
+            f"skipped {pluralise(len(skipped), 'job')} that this node does not hold: {named}", err=True
+        )
 
 
 @click.command()
@@ -127,7 +129,7 @@ def ack(
     Exits with 2 if some of them are not held by this node.
     """
     result = worker.run(lambda client: client.ack(queue, worker.node, jobs))
-    sentence = f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    sentence = f"done: {pluralise(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
     return report(result, sentence, as_json=as_json)
 
 
@@ -149,7 +151,7 @@ def nack(
     """
     delay_ms = milliseconds("--delay", delay)
     result = worker.run(lambda client: client.nack(queue, worker.node, jobs, delay_ms=delay_ms))
-    sentence = f"back: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    sentence = f"back: {pluralise(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
     return report(result, sentence, as_json=as_json)
 
 
@@ -172,4 +174,4 @@ def extend(
     lease_ms = milliseconds("--lease", lease)
     result = worker.run(lambda client: client.extend(queue, worker.node, jobs, lease_ms=lease_ms))
     until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
-    return report(result, f"held: {counted(len(result.deadlines_ms), 'job')}{until}", as_json=as_json)
+    return report(result, f"held: {pluralise(len(result.deadlines_ms), 'job')}{until}", as_json=as_json)

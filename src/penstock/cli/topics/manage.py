@@ -25,7 +25,7 @@ from penstock.topics import (
     TopicNotFound,
     TopicState,
     TopicSummary,
-    counted,
+    pluralise,
 )
 from penstock.units import format_duration, format_size
 
@@ -144,7 +144,7 @@ def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
 
 
 def _cap(config: TopicConfig) -> str:
-    parts = [counted(config.cap_records, "record")] if config.cap_records else []
+    parts = [pluralise(config.cap_records, "record")] if config.cap_records else []
     parts += [format_size(config.cap_bytes)] if config.cap_bytes else []
     then = "then the oldest go" if config.discard == "old" else "then writes are refused"
     return f"{' or '.join(parts)}, {then}" if parts else "none"
@@ -321,7 +321,7 @@ def _print_deleted(result: DeleteResult, as_json: bool) -> None:
         print_json(dataclasses.asdict(result))
         return
     click.echo(
-        f"deleted {counted(result.deleted, 'record')} of {result.topic}; "
+        f"deleted {pluralise(result.deleted, 'record')} of {result.topic}; "
         f"{result.count:,} left, {format_size(result.bytes)}"
     )
 

@@ -31,7 +31,7 @@ from penstock.services import (
     TopicChanged,
     Value,
 )
-from penstock.topics import Client, Durability, TopicConfig, counted
+from penstock.topics import Client, Durability, TopicConfig, pluralise
 from penstock.units import format_count, format_size
 
 _EVENT_EVERY_S: Final = 1.0
@@ -246,7 +246,7 @@ def _print_ending(report: RelayReport, stopped_by: signal.Signals | None, style:
         return
     print_pairs(
         [
-            ("relayed", f"{counted(report.records, 'record')}, {format_size(report.record_bytes)}"),
+            ("relayed", f"{pluralise(report.records, 'record')}, {format_size(report.record_bytes)}"),
             ("batches", f"{report.batches:,}"),
             ("position", f"{report.through:,} of {report.head:,}"),
             *[("gap", f"{gap.first:,} to {gap.last:,} ({gap.reason})") for gap in report.gaps],

@@ -20,7 +20,7 @@ from penstock.cli.output import print_json
 from penstock.cli.signals import signal_code
 from penstock.cli.topics.jobs import Worker, worker_options
 from penstock.errors import ConfigError, PenstockError
-from penstock.topics import ClaimedJob, Client, counted
+from penstock.topics import ClaimedJob, Client, pluralise
 
 _EXTENSIONS: Final = 3
 """A lease is extended so many times before it would end: one or two that fail do no harm."""
@@ -194,7 +194,7 @@ def work(
     if as_json:
         print_json(dataclasses.asdict(tally))
     else:
-        text = f"done: {counted(tally.done, 'job')}; failed {tally.failed:,} times; lost {tally.lost:,}"
+        text = f"done: {pluralise(tally.done, 'job')}; failed {tally.failed:,} times; lost {tally.lost:,}"
         click.echo(text, err=True)
     return code
 

@@ -18,7 +18,7 @@ from penstock.cli.signals import LoopStop, signal_code
 from penstock.cli.topics.client import Server, report_error, server_options
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
-from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, counted
+from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, pluralise
 from penstock.units import format_count, format_duration, format_size
 
 BATCH_BYTES: Final = 8 * 1024**2
@@ -62,7 +62,7 @@ _TOMBSTONE: Final = b'"tombstone"'
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Records of one write. `first_line` is where they begin in the input, counted from 1."""
+    """Records of one write. `first_line` is where they begin in the input, pluralise from 1."""
 
     first_line: int
     records: list[NewRecord] = field(default_factory=list)
@@ -163,7 +163,7 @@ class _Account:
     first_seq: int | None = None
     last_seq: int | None = None
     not_written_from: int | None = None
-    """Line, counted from 1, of the first record that is not known to be written."""
+    """Line, pluralise from 1, of the first record that is not known to be written."""
     error: PenstockError | None = None
     stopped_by: signal.Signals | None = None
 
@@ -296,7 +296,7 @@ def _report(topic: str, account: _Account, elapsed_s: float, as_json: bool) -> i
 def _account_pairs(account: _Account, elapsed_s: float, rate: float) -> list[tuple[str, str]]:
     sequences = "-" if account.first_seq is None else f"{account.first_seq}-{account.last_seq}"
     return [
-        ("written", f"{counted(account.written, 'record')}, {format_size(account.written_bytes)}"),
+        ("written", f"{pluralise(account.written, 'record')}, {format_size(account.written_bytes)}"),
         ("sequences", sequences),
         ("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"),
     ]
@@ -307,7 +307,7 @@ def _complain(account: _Account) -> int:
         click.echo(f"nothing from line {account.not_written_from:,} on is known to be written", err=True)
         if account.unknown:
             click.echo(
-                f"its batch of {counted(account.unknown, 'record')} may be there all the same", err=True
+                f"its batch of {pluralise(account.unknown, 'record')} may be there all the same", err=True
             )
         return report_error(account.error)
     if account.stopped_by is not None:

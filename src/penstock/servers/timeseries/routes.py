@@ -1,4 +1,4 @@
-"""What stands at each path of Prometheus' HTTP API, and at those of writers and operators."""
+"""Routes of Prometheus' HTTP API, and of writers and operators."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TimeSeriesApi(DatabaseApi[TimeSeries]):
         return await _written(partial(federation_answer, newest, any_name=any_name), len(newest))
 
     async def build_info(self, call: Call) -> Response:
-        """What Grafana asks first, to know which features there are."""
+        """Answer Grafana's first request, which asks for the features."""
         body = f'{{"status":"success","data":{{"version":"{__version__}","application":"penstock"}}}}'
         return response_of(Answer(200, body.encode()))
 
@@ -178,7 +178,7 @@ def _routes(api: TimeSeriesApi) -> Routes[Call]:
 
 
 async def _selected(read: Callable[[Parameters], SeriesRequest], call: Call) -> SeriesRequest:
-    """What is asked for; selectors that take long are read by a thread."""
+    """Read the parameters of a request; selectors that take long are parsed by a thread."""
     parameters = call.parameters()
     if is_read_at_once(*parameters.get("match[]", ())):
         return read(parameters)

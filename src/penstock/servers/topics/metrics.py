@@ -53,7 +53,7 @@ def metrics_answer(
     registry = Registry()
     registry.gauge("topics_sse_connections", "Open streams and WebSockets.").set(connections)
     registry.gauge("topics_watch_sessions", "Watch sessions.").set(sessions)
-    registry.gauge("topics_pressure", "How hard the server is pressed, 0 to 1.").set(ladder.pressure)
+    registry.gauge("topics_pressure", "How overloaded the server is, from 0 to 1.").set(ladder.pressure)
     registry.gauge("topics_delivery_waiting", "Topics with something to deliver.").set(waiting)
     deferred = registry.gauge("topics_delivery_deferred", "1 when negative priorities are not pushed.")
     deferred.set(int(ladder.defers))

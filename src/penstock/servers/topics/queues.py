@@ -29,7 +29,7 @@ _LEAVING: Final = "the server is shutting down; reconnect"
 
 
 class WorkFeed:
-    """The live part of the response. One task asks for jobs, so a client that does not read asks for none."""
+    """The streaming body. One task claims jobs, so a client that does not read claims none."""
 
     def __init__(self, work: WorkStream, topic: str, clock: Clock) -> None:
         self._work = work
@@ -51,7 +51,7 @@ class WorkFeed:
         self._emptied.set()
 
     def closed(self) -> None:
-        """The client has left: its jobs go back at once, even while it is being asked for more."""
+        """Return the jobs of a client that has left, even while more are being claimed for it."""
         if self._writer is None:
             return
         self._writer = None

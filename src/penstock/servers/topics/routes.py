@@ -1,4 +1,4 @@
-"""The endpoints of `/v0`: each reads its request, asks the engine, and words the answer."""
+"""The endpoints of `/v0`: each reads its request, calls the engine, and writes the response."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _missed(request: Request, allowed: bytes | None) -> Exception:
 
 
 class LiveApi:
-    """What stays open: one broadcaster, one count of streams. `drain` says goodbye to everybody."""
+    """Streams and WebSockets: one broadcaster and one limiter for all. `drain` ends them."""
 
     def __init__(self, engine: Engine, clock: Clock, limits: StreamLimits | None = None) -> None:
         limits = StreamLimits() if limits is None else limits
@@ -286,7 +286,7 @@ class LiveApi:
     def routes(self, keys: Keyring, cap: Cap) -> Routes[Call]:
         self._watch.keys = keys
         yield b"POST", b"/v0/watch", Route(handler=self._watch.create, scope=Scope.READ, cap=cap)
-        # Streams have caps of their own. A watch asks for the key after it has looked at the rest.
+        # Streams have separate caps. A watch checks the key after the rest of the request.
         yield b"GET", b"/v0/watch/{name}", Route(handler=self._watch.open, scope=Scope.NONE, auth=no_key)
         yield b"GET", b"/v0/ws", Route(handler=self._socket.open, scope=Scope.NONE)
 

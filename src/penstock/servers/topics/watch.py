@@ -49,7 +49,7 @@ class Place:
 
 
 class Session:
-    """What one client follows. At most one stream is open; a second one takes over from it."""
+    """The topics that one client follows. At most one stream is open; a second one replaces it."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Session:
         return bool(self._prefixes)
 
     def cursors(self) -> dict[str, int]:
-        """Where the client stands, as far as the connection took it."""
+        """Return the position of the client in each topic, as far as the connection took it."""
         cursors = {name: place.cursor for name, place in self._places.items()}
         if self.stream is not None:
             for name, subscription in self.stream.subscriptions.items():
@@ -147,7 +147,7 @@ class Session:
         self._broadcaster.follow(stream, feed, place.cursor, self._want)
 
     def lost(self, name: str) -> None:
-        """The topic is gone for good, also if another one gets its name."""
+        """Forget a topic that was deleted, even if another one gets its name."""
         self._places.pop(name, None)
 
     # ---- topics that appear --------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Sessions:
         return self._by_id.get(wid)
 
     def collect(self) -> None:
-        """Forget sessions that nobody came back to."""
+        """Forget sessions whose clients did not return."""
         oldest_s = self._clock.monotonic() - SESSION_TTL_MS / 1000
         while self._resting:
             wid, session = next(iter(self._resting.items()))

@@ -69,7 +69,7 @@ class WebSocketApi:
 class WebSocket(Subscriber):
     """One client. Its commands are begun in the order in which they came, publishes side by side.
 
-    A publish to a topic that is not there yet holds up what came behind it, because that must come later in
+    A publish to a topic that does not exist yet delays what follows it, because that must come later in
     the topic too.
     """
 
@@ -84,7 +84,7 @@ class WebSocket(Subscriber):
         self._publishing = 0
         self._publishing_bytes = 0
         self._barrier: object = None
-        """A publish that must have its place before anything behind it is begun."""
+        """A publish that must have its place before anything after it is begun."""
         self._is_working = False
         self._is_paused = False
         self._is_leaving = False
@@ -150,7 +150,7 @@ class WebSocket(Subscriber):
         self._flush()
 
     def shut_down(self) -> None:
-        """What is under way is answered before the connection ends."""
+        """Answer the requests in progress, then end the connection."""
         self._is_leaving = True
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -167,9 +167,9 @@ class WebSocket(Subscriber):
     # ---- commands ------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Begin what waits, as far as what is under way allows."""
+        """Begin waiting commands, as far as those in progress allow."""
         if self._is_working:
-            return  # a publish that was decided at once: the loop below goes on
+            return  # a publish that was decided immediately: the loop below continues
         self._is_working = True
         while self._waiting and not self._is_full:
             message = self._waiting.popleft()
@@ -222,7 +222,7 @@ class WebSocket(Subscriber):
     # ---- following -----------------------------------------------------------------------------------
 
     def _begin_subscribe(self, command: Subscribe) -> None:
-        """What routers still have to bring belongs to what is there when the subscription begins."""
+        """Subscribe after routers have copied what they had when the subscription began."""
         fed = [name for name in command.starts() if self._engine.is_fed(name)]
         if not fed:
             self._subscribe(command)
@@ -231,7 +231,7 @@ class WebSocket(Subscriber):
         barrier = self._barrier = object()
 
         async def drain() -> Response:
-            with contextlib.suppress(PenstockError):  # a topic that left is told of by the subscription
+            with contextlib.suppress(PenstockError):  # the subscription reports a topic that was deleted
                 for name in fed:
                     await self._engine.drain(name)
             return Response(200)
@@ -375,7 +375,7 @@ class WebSocket(Subscriber):
         self._say(messages.deleted_message(subscription.feed.name))
 
     def fail(self, subscription: Subscription, error: PenstockError) -> None:
-        """The topic is followed no longer; the client may subscribe behind the trouble, or later."""
+        """Stop following the topic; the client may subscribe after the damage, or later."""
         self.broadcaster.unfollow(subscription)
         told = damaged_in(subscription.feed.name, error) if isinstance(error, Damaged) else error
         self._say(_error_of(b"null", told))

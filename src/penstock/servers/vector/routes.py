@@ -1,4 +1,4 @@
-"""What stands at each path of the vector API, and at those of operators."""
+"""Routes of the vector API, and of operators."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Call(HttpCall):
     __slots__ = ()
 
     def answer(self, status: int, body: bytes, headers: HeaderList = ()) -> Response:
-        """An answer of the type that the client speaks: plain JSON to whoever sends or asks for that."""
+        """Return a response of the client's type: plain JSON for a client that sends or accepts it."""
         return Response(status, body, content_type=_spoken(self.request), headers=headers)
 
 
@@ -80,14 +80,14 @@ def _spoken(request: Request) -> bytes:
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
-    """What a client is told about an error."""
+    """Return the response for an error."""
     spoken = PROTOBUF_JSON if request is None else _spoken(request)
     if isinstance(error, TransportFault):
         return _error(_FAULTS.get(error.fault, 503), str(error), spoken)
     if isinstance(error, Refusal):
         return _error(STATUS[error.code], str(error), spoken, error.headers)
     if isinstance(error, Unavailable | Shutdown | Fenced):
-        # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
+        # Not the sender's fault, and the next server will accept it: senders retry after 503.
         return _error(503, told(error), spoken)
     if isinstance(error, NotFound):
         return _error(404, told(error), spoken)
@@ -161,7 +161,7 @@ class VectorApi(DatabaseApi[VectorStore]):
 
     @contextlib.asynccontextmanager
     async def _reading(self, call: Call, parse: Callable[[bytes], T]) -> AsyncIterator[T]:
-        """What the body says; it counts until the end. Raises `Unavailable` if there is no room for it."""
+        """Decode the body, which counts as held until the end. Raises `Unavailable` if there is no room."""
         _check_type(call)
         body = call.request.body
         with self._decoded.holding(len(body)) as held:
@@ -177,7 +177,7 @@ class VectorApi(DatabaseApi[VectorStore]):
 
     @contextlib.asynccontextmanager
     async def _in_time(self, level: Durability) -> AsyncIterator[None]:
-        """A storage that does not answer must not keep its callers, and all their places, for ever."""
+        """Bound the wait for a storage that does not answer, so that callers give up their places."""
         seconds = self._settings.acknowledge_timeout_s
         limit = asyncio.timeout(seconds)
         try:
@@ -207,7 +207,7 @@ class VectorApi(DatabaseApi[VectorStore]):
         return call.answer(200, await asyncio.to_thread(search_answer, hits))
 
     def search_bytes_max(self) -> int:
-        """What a search of this collection may have as its body."""
+        """Return the maximum body size of a search in this collection."""
         return search_bytes_max(self._db.collection.dimensions)
 
     async def recall(self, call: Call) -> Response:

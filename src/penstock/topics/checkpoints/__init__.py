@@ -1,4 +1,4 @@
-"""What is stored of all topics: the data directory, snapshots, checkpoints, recovery and upkeep."""
+"""The stored state of all topics: the data directory, snapshots, checkpoints, recovery and upkeep."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _MOUNTED: Final = "is it mounted, and is TOPICS_COLD_DIR (cold_dir) the one that
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """What a marker says."""
+    """The content of a marker."""
 
     id: str
 
@@ -179,7 +179,7 @@ def _has(topic: Topic, entry: SegmentEntry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """What a snapshot does without, of one topic."""
+    """The files of one topic that a snapshot no longer refers to."""
 
     topic: Topic
     dead: tuple[int, ...]
@@ -264,7 +264,7 @@ class Relocation:
                     self._leaving.popleft()
             except Damaged as error:
                 self._leaving.popleft()
-                _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
+                _LOGGER.warning('topic "%s": left for the next start to remove: %s', topic.name, error)
 
     def _remove(self, leaving: _Leaving) -> None:
         tier = self._tiers.topic(leaving.topic.id)

@@ -87,7 +87,7 @@ def remove_files(fs: FileSystem, directory: str, names: Iterable[str]) -> None:
         while name := os.path.dirname(name):
             folders.add(name)
     for folder in sorted(folders, key=len, reverse=True):
-        with contextlib.suppress(PenstockError):  # somebody else has a file in it, or it is gone
+        with contextlib.suppress(PenstockError):  # another file is in it, or it is gone
             fs.remove_dir(os.path.join(directory, folder))
 
 
@@ -117,14 +117,14 @@ def snapshot_path(number: int) -> str:
 
 
 def segment_path(topic: TopicEntry, entry: SegmentEntry, part: Part) -> str:
-    """Where a file of a segment is, or would be if it were not in the cold tier."""
+    """Return the path of a segment's file on the hot tier, even if it is on the cold tier only."""
     return os.path.join(TOPICS, topic_folder(topic.id), f"{segment_name(entry.first_seq)}.{part.value}")
 
 
 def data_store(
     topic: TopicEntry, entry: SegmentEntry, hot: LocalSegmentRoot, cold: SegmentRoot | None
 ) -> SegmentStore | None:
-    """Where the data file of a segment is read; None if that is the cold tier, and it is not given.
+    """Return where the data file of a segment is read; None if that is a cold tier that is not given.
 
     Only data files leave the hot tier. What the cold one has beside them is as old as the move.
     """
@@ -139,7 +139,7 @@ def data_store(
 
 
 def unknown_segments(topic_ids: Sequence[int]) -> str:
-    """What is wrong with segments of topics that neither snapshot nor log names."""
+    """Report segments of topics that neither the snapshot nor the log names."""
     folders = ", ".join(os.path.join(TOPICS, topic_folder(number)) for number in topic_ids[:_NAMED_MAX])
     more = f" and {len(topic_ids) - _NAMED_MAX} more" if len(topic_ids) > _NAMED_MAX else ""
     return (

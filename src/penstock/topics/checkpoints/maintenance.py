@@ -1,4 +1,4 @@
-"""What an engine does by itself: checkpoints when they are due, floors into the log, dead files removed."""
+"""Periodic work of an engine: take checkpoints when they are due, log floors, remove dead files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Maintenance:
             del stored.topics[topic_id]
         tidied = await self._workers.tidy(lambda: self._tidy(known, stored))
         for error in tidied.failed:
-            _LOGGER.warning("left behind for the next start: %s", error)
+            _LOGGER.warning("left for the next start to remove: %s", error)
         if self._moved:
             await self._checkpoint()
         await self._move_first()
@@ -249,7 +249,7 @@ class Maintenance:
             try:
                 await asyncio.shield(going)
             except asyncio.CancelledError:
-                # The thread goes on. What it made durable has to be counted before anything else is stored.
+                # The thread continues. What it made durable is counted before anything else is stored.
                 while not going.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([going])
@@ -361,7 +361,7 @@ class Maintenance:
             for first_seq in cut.dead:
                 tier.delete(first_seq)
         except PenstockError as error:
-            _LOGGER.warning('topic "%s": left behind for the next start: %s', cut.entry.name, error)
+            _LOGGER.warning('topic "%s": left for the next start to remove: %s', cut.entry.name, error)
 
     def _drop_log(self, folder: str) -> None:
         """Remove a log that a start with another number of shards left; its records are in segments now."""
@@ -391,9 +391,9 @@ class Maintenance:
                 await self._cold.remove_topic(topic)
             await self._workers.tidy(lambda: self._tiers.remove_hot(topic.id))
         except PenstockError as error:
-            _LOGGER.warning('topic "%s": left behind for the next start: %s', topic.name, error)
+            _LOGGER.warning('topic "%s": left for the next start to remove: %s', topic.name, error)
 
-    # ---- what goes on beside -------------------------------------------------------------------------
+    # ---- background work -----------------------------------------------------------------------------
 
     def _start_aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

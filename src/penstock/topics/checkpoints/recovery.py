@@ -1,4 +1,4 @@
-"""Everything an engine knew, from what is on disk.
+"""Recovery: rebuild the state of an engine from the files of its data directory.
 
 1. The newest readable snapshot names the topics, their floors and their segments.
 2. The index entries of those segments are the index.
@@ -86,7 +86,7 @@ class FoundLog:
 
 @dataclass(slots=True, kw_only=True)
 class Recovered:
-    """What a start begins with."""
+    """The state that an engine starts with."""
 
     topics: list[Topic]
     next_topic_id: int
@@ -106,7 +106,7 @@ class Recovered:
 
     Then a snapshot comes before the first write: the records of a topic are never in two logs that count."""
     stored: Stored
-    """The segments that are in the hot tier, whoever needs them."""
+    """All segments in the hot tier, referenced or not."""
     problems: list[str] = field(default_factory=list)
     """What is damaged, a sentence each."""
     routers: list[RouterEntry] = field(default_factory=list)

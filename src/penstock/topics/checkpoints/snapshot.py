@@ -1,4 +1,4 @@
-"""What an engine must know to start without reading its whole log: topics, floors, segments, log positions.
+"""Snapshots: topics, floors, segments and log positions, so that a start need not read the whole log.
 
 A snapshot is one file, replaced by writing the next; the one before stays until then, for the case that the
 newest cannot be read.
@@ -70,7 +70,7 @@ class TopicEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything but the records."""
+    """The state of all topics without their records."""
 
     next_topic_id: int
     created_ms: int
@@ -115,7 +115,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(raw: Buffer) -> Snapshot:
-    """What a file says. Raises `Damaged` unless every bit is as written, `Unsupported` if it is newer."""
+    """Decode a snapshot. Raises `Damaged` unless every bit is as written, `Unsupported` if it is newer."""
     view = memoryview(raw)
     if len(view) < _BODY_AT:
         raise Damaged(f"only {len(view)} bytes are left of it")

@@ -1,6 +1,6 @@
 """Queues: topics whose records are jobs that are leased, and deleted when done.
 
-`Queues` answers single calls. `WorkStream` sends jobs to a connected worker as they come, and takes back the
+`Queues` serves single calls. `WorkStream` sends jobs to a connected worker as they come, and takes back the
 leases of a worker that disconnects.
 """
 
@@ -51,7 +51,7 @@ _NO_FENCE: Final = 0
 
 
 class Queues:
-    """The queues of a catalog. `check` raises when the engine answers nothing."""
+    """The queues of a catalog. `check` raises while the engine serves no calls."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Queues:
             reject_claims(batch)
 
     def check(self) -> None:
-        """Raises when the engine answers nothing."""
+        """Raises while the engine serves no calls."""
         self._check()
 
     async def settle(self) -> None:
-        """Return when no dead letter is being written; once the engine answers nothing, none is any more."""
+        """Return when no dead letter is being written; once the engine serves no calls, none is begun."""
         await self._letters.settle()
 
     async def find(self, name: str) -> Topic:
@@ -210,7 +210,7 @@ class Queues:
         return ExtendResult(topic=name, deadlines_ms=deadlines, skipped=skipped)
 
     async def drop(self, topic: Topic, session: WorkerSession) -> None:
-        """End the session of a closed connection: its jobs are ready at once."""
+        """End the session of a closed connection: its jobs are ready immediately."""
         queue = queue_of(topic)
         self.look(topic)
         dropped = queue.leases.drop(session)
@@ -336,7 +336,7 @@ def _checked(node: str, seqs: Sequence[int], lease_ids: Sequence[str]) -> Sequen
 
 
 _LOOK_EVERY_S: Final = 0.25
-"""How often to look for leases and delays that ended, which notify nobody."""
+"""How often to look for leases and delays that ended, for which there is no notification."""
 
 
 class WorkStream:
@@ -416,6 +416,6 @@ class WorkStream:
             timer.cancel()
 
     async def close(self) -> None:
-        """Everything that was delivered here and is still held is ready for others at once."""
+        """Return all jobs that this stream still holds to the queue, ready for other workers."""
         if not self._topic.deleted:
             await self._queues.drop(self._topic, self._session)

@@ -83,7 +83,7 @@ class LeaseAllocator:
                 self._log_released(topic, back)
 
     def _log_released(self, topic: Topic, jobs: Sequence[JobState]) -> None:
-        """Log released jobs without waiting: a lease that a restart still knows ends by itself."""
+        """Log released jobs without waiting: a lease that a restart still knows expires."""
         with contextlib.suppress(PenstockError):
             topic.shard.check_room()
             now_ms = self._clock.now_ms()

@@ -1,4 +1,4 @@
-"""Following a topic: told of every change, and read without waiting where that can be.
+"""Follow a topic: notifications of every change, and reads without waiting where possible.
 
 A feed belongs to one instance of a topic. When the topic is deleted the feed says so, and a topic of the same
 name that is created later has another epoch.
@@ -99,7 +99,7 @@ class DurableWatermark:
 
 
 class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What a watcher wants of every page; watchers that want the same share what is made for them."""
+    """The filter and format of a subscription; equal ones share the pages that are rendered for them."""
 
     limit: int = DIFF_LIMIT_DEFAULT
     max_batch_bytes: int = BATCH_BYTES_DEFAULT
@@ -170,7 +170,7 @@ class Feed:
         return self._topic.log.index.head_seq
 
     def priority(self, now_ms: int) -> int:
-        """How urgent the topic is, however long it has waited."""
+        """The effective priority of the topic, before it ages by waiting."""
         config = self._topic.config
         return effective_priority(
             config.priority,
@@ -197,12 +197,12 @@ class Feed:
     def page_at_hand(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page | None:
         """The records after `from_seq`; None if some have to be fetched, which `page` does.
 
-        With `until_seq` none behind it. Raises `Damaged` when the next record cannot be read.
+        With `until_seq` none after it. Raises `Damaged` when the next record cannot be read.
         """
         return self._reader.page_at_hand(self._topic, self._request(from_seq, want, until_seq))
 
     async def page(self, from_seq: int, want: SubscriptionFilter, *, until_seq: int = 0) -> Page:
-        """As `page_at_hand`, from wherever the records are. Raises also `TopicNotFound` and `Unavailable`."""
+        """Read a page from any tier. Raises as `page_at_hand`, and `TopicNotFound` and `Unavailable`."""
         try:
             request = self._request(from_seq, want, until_seq)
             page = await self._reader.read(self._topic, request, wait_ms=0)

@@ -50,7 +50,7 @@ _REFERABLE: Final = (Durability.DISK, Durability.FSYNC)
 
 
 class Room(NamedTuple):
-    """What the destination has room for; None sets no bound."""
+    """The room in a destination; None sets no bound."""
 
     records: int | None = None
     bytes: int | None = None
@@ -83,7 +83,7 @@ class ColdBytes(NamedTuple):
 
 @dataclass(slots=True)
 class CopySelection:
-    """What one pass does. `cursor` is the router's cursor after it."""
+    """The records that one pass copies. `cursor` is the router's cursor after it."""
 
     cursor: int
     lost: int = 0
@@ -100,7 +100,7 @@ class CopySelection:
 
 
 def style_of(router: Router) -> CopyStyle:
-    """How the copies of a router look."""
+    """Return the style of the copies of a router."""
     return CopyStyle(
         bits=router.config.bits,
         router=router.name,
@@ -223,7 +223,7 @@ def _passes(match: Predicate | None, tag: bytes | None) -> bool:
 
 
 class CopyPass:
-    """What one pass publishes in the destination, once it is committed."""
+    """One pass, and the publication of its copies once it is committed."""
 
     __slots__ = ("_batch", "_copy", "_now_ms", "_on_published", "_router", "base", "reserved")
 
@@ -343,7 +343,7 @@ def _copy_frame(router: Router, picked: CopySelection) -> CopyFrame:
 
 
 def _in_front(dest: Topic, batch: EncodedBatch | None) -> tuple[list[bytes], int]:
-    """What has to stand before the copies: floors that moved, and numbers that they reserve."""
+    """Return the frames before the copies, with floors that moved, and the numbers they reserve."""
     frames, reserved = dest.log.moved_floors(), 0
     if batch is not None and dest.config.durability is Durability.DISK:
         reserved = dest.log.reservation(batch)

@@ -50,7 +50,7 @@ class RouterRegistry:
             raise InvalidRequest("source and dest are the same topic; a router joins two")
         check_topic_name(config.source)
         check_topic_name(config.dest)
-        # It goes on without its caller: whoever comes next finds it decided.
+        # It continues without its caller: the next call finds it decided.
         return await asyncio.shield(asyncio.ensure_future(self._put(name, config)))
 
     async def _put(self, name: str, config: RouterConfig) -> RouterPut:
@@ -65,7 +65,7 @@ class RouterRegistry:
             return RouterPut(router=name, created=known is None, config=config)
 
     async def _check(self, name: str, config: RouterConfig) -> None:
-        """Everything that is refused, in the order of the contract, before anything is created."""
+        """Check a router in the order of the contract, before anything is created."""
         source, dest = await self._catalog.settled(config.source), await self._catalog.settled(config.dest)
         if dest is None and not config.create_dest:
             raise TopicNotFound(config.dest)

@@ -8,10 +8,10 @@ cursor survive together or not at all: a record is copied once, whatever crashes
 refers to within reach until the copies are in a segment of their own:
 
 1. Only records of classes that use no sequence number twice are referred to, and only where the source is at
-   least as durable as the destination. Other copies are written to the log themselves, behind the frame and
+   least as durable as the destination. Other copies are written to the log themselves, after the frame and
    committed with it: those of ephemeral and `memory` sources, of weaker sources, of records that are copies
    in memory themselves or are in the cold tier.
-2. No cut is taken while a pass is on its way (`still`). Thus every frame behind a snapshot refers to what was
+2. No cut is taken while a pass is on its way (`still`). Thus every frame after a snapshot refers to what was
    live at the snapshot, and is in a segment it names, or to what came after it and is in the log. Deletion,
    eviction and expiry since then leave the bytes where they are.
 3. The segments of a deleted source stay until the next snapshot.
@@ -19,7 +19,7 @@ refers to within reach until the copies are in a segment of their own:
    head, and a snapshot says so before anything is written.
 
 A read of a destination first waits until its feeders are through with what was there when it began. What
-nobody waits for is copied by a tick.
+no reader waits for is copied by a tick.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.topics.workers import Workers
 REST_MIN_S: Final = 0.05
 REST_MAX_S: Final = 2.0
 _RISEN_MAX: Final = 256
-"""How many try again at once; the others follow soon after."""
+"""How many retry together; the others follow soon after."""
 
 _Look: TypeAlias = tuple[int, int, TopicConfig]
 
@@ -150,7 +150,7 @@ class ReplicaMemoryLimit:
 _LOGGER = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
 _BREATH_S: Final = 0.005
-"""Under pressure, the time for other work between two passes that nobody waits for."""
+"""Under pressure, the time for other work between two passes that no reader waits for."""
 _CURSOR_EVERY: Final = 8192
 """How many records may be skipped before the cursor is logged, if none of them is copied."""
 _HOPS_KEPT: Final = 64
@@ -387,7 +387,7 @@ class Routing:
             except PenstockError as error:
                 _LOGGER.warning('router "%s" waits: %s', router.name, error)
                 return False
-            await asyncio.sleep(0)  # a long way is nobody else's wait
+            await asyncio.sleep(0)  # other tasks run between the passes of a long chain
         return True
 
     # ---- one pass ------------------------------------------------------------------------------------
@@ -425,10 +425,10 @@ class Routing:
 
     def _committed(self, outcome: asyncio.Future[None]) -> None:
         self._committing.discard(outcome)
-        outcome.exception()  # retrieved: nobody else may look at it
+        outcome.exception()  # retrieved, as asyncio logs errors that are not
 
     async def _select(self, router: Router) -> CopySelection | None:
-        """What to do next; None while the router or one of its topics is being removed."""
+        """Select the records of the next pass; None while the router or a topic of it is being removed."""
         fetched: ColdBytes | None = None
         while True:
             await self._moving.wait()

@@ -173,7 +173,7 @@ class RouterTable:
         return self._routers.get(name)
 
     def add(self, router: Router) -> None:
-        """One more router, of a name that none has."""
+        """Add a router with a new name."""
         assert router.name not in self._routers
         self._routers[router.name] = router
         insort(self._names, router.name)

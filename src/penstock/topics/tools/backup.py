@@ -92,7 +92,7 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup consists of, and of which moment it is."""
+    """The content of a backup, and the moment it was taken at."""
 
     version: int = _VERSION
     created_ms: int
@@ -112,7 +112,7 @@ def is_backup_path(path: str) -> bool:
 
 
 def read_manifest(fs: FileSystem, directory: str) -> BackupManifest:
-    """What the backup in a directory consists of.
+    """Read the manifest of the backup in a directory.
 
     Raises `Rejected` when there is none or it was never finished, `Damaged` when its list cannot be right.
     """
@@ -220,7 +220,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class _Moved(Exception):
-    """What the snapshot names is no longer there."""
+    """A file that the snapshot names is no longer there."""
 
 
 def backup(
@@ -244,7 +244,7 @@ def backup(
     check_data_directory(fs, directory)
     _check_target(fs, target)
     with DirectoryLock(fs, target, name=UNFINISHED, note="pid="):
-        _check_target(fs, target)  # nobody writes here from now on
+        _check_target(fs, target)  # no other process writes here from now on
         remove_files(fs, target, _remains(fs, target))
         try:
             copy = _Copy(fs, directory, target, cold, on_progress)
@@ -326,7 +326,7 @@ class _Copy:
         """What the device cannot read: every file and range, so that one attempt names them all."""
 
     def take(self, loaded: LoadedSnapshot) -> int:
-        """Everything that one snapshot needs; returns the number of its topics. Raises `_Moved`."""
+        """Copy every file that one snapshot needs; return the number of its topics. Raises `_Moved`."""
         self._wanted = set()
         snapshot = loaded.snapshot
         self._unreadable = []

@@ -1,7 +1,7 @@
 """The topics by name, in order, and their creation and deletion.
 
 A topic is entered when its creation is committed and leaves when its deletion is. Between the submission and
-the commit every call for that name waits: nobody writes to a topic that is being deleted.
+the commit every call for that name waits: no call writes to a topic that is being deleted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Catalog:
         self._on_removed = tell
 
     def on_entered(self, tell: Callable[[str], None]) -> None:
-        """Whom to tell the name of a topic that is there from now on."""
+        """Call `tell` with the name of every topic that is created from now on."""
         self._on_entered.append(tell)
 
     def all(self) -> list[Topic]:
@@ -137,7 +137,7 @@ class Catalog:
             )
 
     async def create(self, name: str, config: TopicConfig) -> Topic:
-        """Create a topic that nobody else is creating. Raises `Throttled` when there are too many."""
+        """Create a topic that no other call is creating. Raises `Throttled` when there are too many."""
         self.check_count(1)
         assert self._wal is not None
         topic_id = self.take_id()
@@ -150,7 +150,7 @@ class Catalog:
         created = self.change(topic, FrameType.TOPIC_CREATE, body, lambda: self._enter(topic))
         self._creating[name] = created
         created.add_done_callback(lambda _: self._creating.pop(name))
-        # The creation goes on without its caller, and everybody else waits for it.
+        # The creation continues without its caller, and other calls wait for it.
         await asyncio.shield(created)
         return topic
 
@@ -167,7 +167,7 @@ class Catalog:
         decided = self.change(topic, FrameType.CONFIG_UPDATE, _named(topic, config), apply)
         if topic.is_ephemeral and config.durability is not Durability.EPHEMERAL:
             topic.make_durable(decided)
-        # The change goes on without its caller, and what is written behind it counts on that.
+        # The change continues without its caller: what is written after it relies on it.
         await asyncio.shield(decided)
         for part in logged:
             await part
@@ -186,7 +186,7 @@ class Catalog:
         leaving = self.change(topic, FrameType.TOPIC_DELETE, _named(topic, None), lambda: self._leave(topic))
         topic.deleting = leaving
         leaving.add_done_callback(lambda _: topic.stay())
-        # The deletion goes on without its caller, and everybody else waits for it.
+        # The deletion continues without its caller, and other calls wait for it.
         await asyncio.shield(leaving)
         return RemoveResult(topic=name, deleted=True, routers_removed=topic.routers_removed)
 
@@ -249,12 +249,12 @@ class Catalog:
         return found, None
 
     def retain(self, topic: Topic, now_ms: int | None = None) -> None:
-        """Let go of what is too old or too much, and keep the total."""
+        """Evict records that are too old or too many, and update the total."""
         topic.log.retain(self._clock.now_ms() if now_ms is None else now_ms)
         self.tally(topic)
 
     def tally(self, topic: Topic) -> None:
-        """Keep the total over all topics."""
+        """Update the total over all topics."""
         now = topic.log.index.live_bytes + topic.log.in_flight_bytes
         if now != topic.tally_bytes and not topic.deleted:
             self.total_bytes += now - topic.tally_bytes

@@ -44,7 +44,7 @@ _HELD: Final = (LeaseEvent.CLAIMED, LeaseEvent.EXTENDED)
 
 
 def lease_frame(event: LeaseEvent, topic_id: int, job: JobState, *, ts_ms: int) -> bytes:
-    """What became of one job: its state after the event."""
+    """Encode an event of one job, with its state after the event."""
     node = job.node.encode("utf-8", "surrogatepass")
     body = _BODY.pack(event, job.lease_id, job.until_ms, job.deliveries, len(node)) + node
     return encode_control(FrameType.LEASE, topic_id, body, seq=job.seq, ts_ms=ts_ms)

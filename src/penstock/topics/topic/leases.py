@@ -1,4 +1,4 @@
-"""Who works on which job of a queue: a table that nothing but time and calls change.
+"""The lease table of a queue: which worker holds which job. Only time and calls change it.
 
 A record of a queue is a job. Jobs that were never handed out have no entry here: they are what lies at or
 above `cursor` in the topic's index. A job that was handed out has one, until it is gone:
@@ -115,7 +115,7 @@ class Job:
         """Of the connection that the job was handed out on; None when it was no connection."""
 
     def at(self, seq: int) -> JobState:
-        """What it is now."""
+        """Return the state of the job."""
         node = self.node if self.lease_id else ""
         return JobState(seq, self.deliveries, self.lease_id, self.until_ms, node, self.length_ms)
 
@@ -142,7 +142,7 @@ class JobState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class QueueEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot keeps of a queue beside its records."""
+    """The state of a queue in a snapshot, without its records."""
 
     next_lease_id: int
     """No lease was ever given this number or a higher one."""
@@ -301,7 +301,7 @@ class LeaseTable:
         return Selection(seqs, exhausted)
 
     def _reclaimed(self, count: int, deliveries_max: int, letters: int) -> Selection:
-        """What came back and is ready, as far as neither part is full."""
+        """Select returned jobs that are ready, until either part is full."""
         found = Selection([], [])
         reclaim = self._reclaim
         while reclaim and len(found.seqs) < count and (not letters or len(found.exhausted) < letters):
@@ -465,7 +465,7 @@ class LeaseTable:
         return job
 
     def stay(self, seqs: Iterable[int]) -> None:
-        """What was to go does not: leases are what they were, and what was to be moved is stuck."""
+        """Undo `leave` and `move`: leases are as before, and jobs that were to be moved are parked."""
         for seq in seqs:
             job = self._jobs.get(seq)
             if job is None:
@@ -485,7 +485,7 @@ class LeaseTable:
     # ---- from one start to the next ------------------------------------------------------------------
 
     def entry(self, *, with_leases: bool, ahead_ms: int = 0) -> QueueEntry:
-        """What a snapshot keeps: the numbers, the deliveries, and leases if they outlive the process.
+        """Return the state for a snapshot: numbers, deliveries, and leases if they outlive the process.
 
         `ahead_ms` is how far the wall clock is ahead of the steady time of this table.
         """

@@ -60,6 +60,6 @@ class Queue:
         )
 
     def entry(self) -> QueueEntry:
-        """What a snapshot keeps of the queue beside its records."""
+        """Return the state of the queue for a snapshot, without its records."""
         log = self.log
         return self.leases.entry(with_leases=log.config.leases_durable, ahead_ms=log.wall_ahead_ms())

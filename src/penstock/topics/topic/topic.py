@@ -1,6 +1,6 @@
 """One topic: its log, its queue if it is one, and those who follow it.
 
-Everything happens on the event loop's thread, so a method is one step for everybody else.
+Everything happens on the event loop's thread, so a method is one atomic step for all others.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Topic:
     # ---- looking -------------------------------------------------------------------------------------
 
     def state(self, now_ms: int) -> TopicState:
-        """Everything about the topic now. Call `TopicLog.retain` before."""
+        """Return the state of the topic. Call `TopicLog.retain` before."""
         index, config = self.log.index, self.config
         return TopicState(
             topic=self.name,

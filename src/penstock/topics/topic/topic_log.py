@@ -1,6 +1,6 @@
 """The records of one topic: index, floors, tags, and the sequence numbers of writes in flight.
 
-Everything happens on the event loop's thread, so a method is one step for everybody else. `next_seq` is
+Everything happens on the event loop's thread, so a method is one atomic step for all others. `next_seq` is
 ahead of the published head by what was submitted and is not decided yet; readers see what is published.
 """
 
@@ -39,7 +39,7 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 class TopicLog:
-    """What a topic stores. `version` rises with every change that a snapshot has to know."""
+    """The stored state of a topic. `version` rises with every change that a snapshot has to record."""
 
     shard: WalShard
     """Where the topic's frames go; not there while a recovery builds the topic."""
@@ -153,7 +153,7 @@ class TopicLog:
         self.in_flight_bytes -= accounted_bytes
 
     def reservation(self, batch: EncodedBatch) -> int:
-        """What has to be reserved before these records may be acknowledged without a sync; 0 if nothing."""
+        """Return the number to reserve before these records are acknowledged without a sync; 0 for none."""
         if batch.last_seq <= self._reserving_seq:
             return 0
         self._reserving_seq = batch.last_seq + max(RESERVE_MIN, RESERVE_BATCHES * batch.count)
@@ -289,7 +289,7 @@ class TopicLog:
         return self.shard.view(file) if chunk is None else chunk
 
     def log_paths(self, files: Iterable[int]) -> dict[int, str] | None:
-        """Where these files are on disk; None when the bytes of one are in memory only."""
+        """Return the paths of these files; None if the bytes of one are in memory only."""
         paths: dict[int, str] = {}
         for file in files:
             path = None if file in self._chunks else self.shard.path(file)

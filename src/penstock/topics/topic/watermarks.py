@@ -1,4 +1,4 @@
-"""What a topic lost without anybody having deleted it, and how a reader is told.
+"""Low watermarks: records that a topic lost without a deletion, and the tombstones that report them.
 
 Two watermarks answer every reader. `earliest_seq` is the first live record; deletion moves it too. The floor
 is the first sequence number that was not lost to a cap, to age, to a trimmed source or to damage; deletion
@@ -158,12 +158,12 @@ class HopCounts:
         self._hops.append(hops)
 
     def of(self, seq: int) -> int:
-        """What is known of one record."""
+        """Return the hop count of a record."""
         place = bisect_right(self._starts, seq) - 1
         return self._hops[place] if place >= 0 and seq < self._ends[place] else 0
 
     def forget_below(self, seq: int) -> None:
-        """Nobody will ask for these any more."""
+        """Drop the counts below this number."""
         keep = bisect_right(self._ends, seq)
         if keep:
             self._starts, self._ends, self._hops = self._starts[keep:], self._ends[keep:], self._hops[keep:]

@@ -232,7 +232,7 @@ class Writer:
             _LOGGER.exception("writes that were taken could not be encoded")
             topic.log.release_seqs(gathered.count, gathered.accounted_bytes)
             topic.shard.count_out(len(gathered.writes))
-            # Later: who hears of it may write again, and whoever had this sent is in the middle of something.
+            # Later: a callback may write again, and the caller may be in the middle of a submission.
             told = CommitFailed(f"the records could not be encoded: {error!r}")
             asyncio.get_running_loop().call_soon(tell_failed, gathered.writes, told)
             return

@@ -1,4 +1,4 @@
-"""What waits for a commit, and what happens when the commit succeeds or fails.
+"""Batches of writes that wait for their commit.
 
 Writes to one topic that come in one turn of the event loop are encoded and committed as one. Encoding, the
 entry in the log and the rows in the index have a price per call that is higher than that per record. Under
@@ -32,8 +32,8 @@ Write: TypeAlias = tuple[int, bool, Done]
 class PendingAppend:
     """The records of writes to one topic, in the order in which the writes came, committed together.
 
-    They are published whether or not anybody still waits for the answers. Each write is told once what became
-    of it.
+    They are published whether or not the callers still wait. The callback of each write is called once, with
+    its outcome.
     """
 
     __slots__ = ("_batch", "_now_ms", "_on_published", "_reserved", "_skip_bytes", "_topic", "_writes")
@@ -55,7 +55,7 @@ class PendingAppend:
         self._reserved = 0
 
     def behind(self, frames: Sequence[bytes], reserved: int) -> None:
-        """These frames go before the records in the same entry, and reserve so many sequence numbers."""
+        """Put frames before the records in the same entry; they reserve this many sequence numbers."""
         self._skip_bytes = sum(map(len, frames))
         self._reserved = reserved
 
@@ -106,8 +106,8 @@ class PendingAppend:
             try:
                 done(result)
             except Exception:
-                # Whatever is wrong with one must not keep the others from hearing of theirs.
-                _LOGGER.exception("a write could not be answered")
+                # An error in one callback must not keep the others from being called.
+                _LOGGER.exception("the outcome of a write could not be reported")
 
 
 def tell_failed(writes: Sequence[Write], error: PenstockError) -> None:
@@ -117,15 +117,15 @@ def tell_failed(writes: Sequence[Write], error: PenstockError) -> None:
         try:
             done(told)
         except Exception:
-            _LOGGER.exception("a write could not be answered")
+            _LOGGER.exception("the outcome of a write could not be reported")
 
 
 _BYTES_MAX: Final = 256 * 1024
-"""From here on more of them gain nothing, and everything is out of the processor's caches."""
+"""Larger batches gain nothing, and no longer fit into the processor's caches."""
 
 
 class AppendBatch:
-    """What was written to a topic and not yet submitted. All of it gets the time of the first write."""
+    """Writes to a topic that are not submitted yet. All get the time of the first one."""
 
     __slots__ = (
         "_data",
@@ -151,7 +151,7 @@ class AppendBatch:
         self.count = 0
         self.accounted_bytes = 0
         self.ends: list[int] = []
-        """Behind which record each write ends, counted from 1."""
+        """The record that each write ends with, counted from 1."""
         self.writes: list[Write] = []
         self._data: list[Text] = []
 
@@ -159,8 +159,8 @@ class AppendBatch:
         """Whether a write can be encoded together with those that are here."""
         first = self.first
         return (
-            prepared.dressed is None
-            and first.dressed is None
+            prepared.headers is None
+            and first.headers is None
             and prepared.node == first.node
             and durability is self.durability
         )
@@ -170,7 +170,7 @@ class AppendBatch:
         self.accounted_bytes += prepared.accounted_bytes
         self.ends.append(self.count)
         self.writes.append((prepared.count, created, done))
-        if prepared.dressed is None:
+        if prepared.headers is None:
             self._data += prepared.data
 
     @property
@@ -187,6 +187,6 @@ class AppendBatch:
             data=self._data,
             accounted_bytes=self.accounted_bytes,
             node=first.node,
-            dressed=None,
+            headers=None,
             tags=[],
         )

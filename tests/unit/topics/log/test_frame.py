@@ -287,7 +287,7 @@ def test_bare_records_are_prepared_as_others_with_nothing_but_data(values: list[
         bare = prepare([BareRecord(text) for text in data], "origin", parsed=True)
         new = prepare([NewRecord(text) for text in data], "origin", parsed=True)
         assert list(map(bytes, bare.data)) == list(map(bytes, new.data))
-        assert (bare.accounted, bare.dressed, bare.tags) == (new.accounted, new.dressed, new.tags)
+        assert (bare.accounted, bare.headers, bare.tags) == (new.accounted, new.headers, new.tags)
 
 
 @pytest.mark.parametrize("count", [4, 4000])

@@ -242,7 +242,7 @@ async def test_one_answer_that_cannot_be_given_keeps_nobody_else_from_theirs(
     answers = begin(engine, [recs(2)])
     await settle()
     assert answers.places() == [(2, 2)]
-    assert "could not be answered" in caplog.text
+    assert "outcome of a write could not be reported" in caplog.text
 
 
 @pytest.mark.parametrize("second", [recs(2), [rec(2, tag="x")]])

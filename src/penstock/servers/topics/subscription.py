@@ -26,7 +26,19 @@ class RenderedPage:
     subscriptions that read the same page; `frames` keeps them.
     """
 
-    __slots__ = ("_fragments", "_records", "_topic", "frames", "from_seq", "head_seq", "to_seq", "tombstone")
+    __slots__ = (
+        "_fragments",
+        "_records",
+        "_topic",
+        "frames",
+        "from_seq",
+        "has_records",
+        "head_seq",
+        "is_empty",
+        "size",
+        "to_seq",
+        "tombstone",
+    )
 
     def __init__(self, page: Page, from_seq: int) -> None:
         self._topic = page.topic
@@ -37,20 +49,11 @@ class RenderedPage:
         self.to_seq = page.next_from_seq
         self.head_seq = page.head_seq
         self.frames: dict[object, bytes] = {}
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        return sum(map(len, self._fragments))
-
-    @property
-    def has_records(self) -> bool:
-        return bool(self._fragments)
-
-    @property
-    def is_empty(self) -> bool:
+        self.has_records = bool(page.fragments)
+        self.is_empty = not page.fragments and page.tombstone is None
         """Whether there is nothing to send: the filter of the subscription passed nothing."""
-        return not self._fragments and self.tombstone is None
+        self.size = sum(map(len, page.fragments))
+        """Bytes of the records."""
 
     @property
     def records(self) -> bytes:

@@ -142,24 +142,17 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, kw_only=True, cache_hash=T
 class Feed:
     """One topic, followed. Belongs to the event loop's thread, as the topic does."""
 
-    __slots__ = ("_reader", "_refresh", "_shards", "_topic")
+    __slots__ = ("_reader", "_refresh", "_shards", "_topic", "epoch", "name")
 
     def __init__(
         self, topic: Topic, reader: Reader, refresh: Callable[[], None], shards: Sequence[WalShard]
     ) -> None:
         self._topic = topic
+        self.name = topic.name
+        self.epoch = topic.epoch
         self._reader = reader
         self._refresh = refresh
         self._shards = shards
-
-    @property
-    def name(self) -> str:
-        return self._topic.name
-
-    @property
-    def epoch(self) -> int:
-        """Tells this topic from others that had or will have its name."""
-        return self._topic.epoch
 
     @property
     def is_gone(self) -> bool:

@@ -39,9 +39,8 @@ class Topic:
     ) -> None:
         self.name = name
         self.id = id
-        self.config = config
-        """Set by `set_config` only: the log has the same."""
         self.log = TopicLog(name=name, topic_id=id, config=config, index=index)
+        self.set_config(config)
         self.queue = Queue(self.log) if config.type == "queue" else None
         self.subscribers = Subscribers()
         self.keys = WriteWindow()
@@ -85,10 +84,6 @@ class Topic:
         return self.id
 
     @property
-    def is_ephemeral(self) -> bool:
-        return self.log.is_ephemeral
-
-    @property
     def is_volatile(self) -> bool:
         """Whether what is written now is kept in memory only."""
         return self.is_ephemeral and not self._making_durable
@@ -120,8 +115,8 @@ class Topic:
 
     def set_config(self, config: TopicConfig) -> None:
         """Replace the config without applying it to what is there."""
-        self.config = self.log.config = config
-        self.log.version += 1
+        self.log.set_config(config)
+        self.config, self.is_ephemeral = config, self.log.is_ephemeral
 
     # ---- publishing ----------------------------------------------------------------------------------
 

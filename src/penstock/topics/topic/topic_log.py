@@ -45,16 +45,16 @@ class TopicLog:
     """Where the topic's frames go; not there while a recovery builds the topic."""
 
     def __init__(self, *, name: str, topic_id: int, config: TopicConfig, index: TopicIndex | None) -> None:
+        self.version = 0
         self.name = name
         self.topic_id = topic_id
-        self.config = config
+        self.set_config(config)
         self.index = TopicIndex() if index is None else index
         self.floors = LowWatermarks()
         self.tags = LogTags(self.index.head_seq + 1)
         self.ages = Ages()
         self.clock: SteadyClock | None = None
         """Of the engine; none while a recovery builds the topic."""
-        self.version = 0
         self.segments: list[SegmentEntry] = []
         self.delete_below = 0
         self.kept_through = self.index.head_seq
@@ -72,6 +72,12 @@ class TopicLog:
         self._prune_at_bytes = _PRUNE_AT_BYTES
         self._logged_floors = (1, 1, 1)
         self.forget_in_flight()
+
+    def set_config(self, config: TopicConfig) -> None:
+        """Replace the config without applying it to what is there."""
+        self.config = config
+        self.is_ephemeral = config.durability is Durability.EPHEMERAL
+        self.version += 1
 
     def settle(self, now_ms: int) -> None:
         """After a recovery: treat everything that was found as written, and its floors as logged."""
@@ -104,10 +110,6 @@ class TopicLog:
         """A commit failed. What it was to say about the floors was not said."""
         self._logged_floors = (0, 0, 0)
         self.forget_in_flight()
-
-    @property
-    def is_ephemeral(self) -> bool:
-        return self.config.durability is Durability.EPHEMERAL
 
     @property
     def is_idle(self) -> bool:

@@ -21,7 +21,14 @@ from penstock.topics.schedule.pressure import Scheduler
 from penstock.topics.topic.catalog import Catalog
 from penstock.topics.topic.idempotency import Outcome
 from penstock.topics.topic.topic import Topic
-from penstock.topics.write.pending import AppendBatch, Done, PendingAppend, Write, tell_failed
+from penstock.topics.write.pending import (
+    BATCH_BYTES_MAX,
+    AppendBatch,
+    Done,
+    PendingAppend,
+    Write,
+    tell_failed,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _SYNCED: Final = (Durability.FSYNC, Durability.EPHEMERAL)
@@ -207,7 +214,7 @@ class Writer:
         if is_alone:
             self._log(gathered)
             shard.commit()
-        elif gathered.is_full:
+        elif gathered.accounted_bytes >= BATCH_BYTES_MAX:
             self._send(topic)
 
     def _send(self, topic: Topic) -> None:

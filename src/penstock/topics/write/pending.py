@@ -120,7 +120,7 @@ def tell_failed(writes: Sequence[Write], error: PenstockError) -> None:
             _LOGGER.exception("the outcome of a write could not be reported")
 
 
-_BYTES_MAX: Final = 256 * 1024
+BATCH_BYTES_MAX: Final = 256 * 1024
 """Larger batches gain nothing, and no longer fit into the processor's caches."""
 
 
@@ -172,10 +172,6 @@ class AppendBatch:
         self.writes.append((prepared.count, created, done))
         if prepared.headers is None:
             self._data += prepared.data
-
-    @property
-    def is_full(self) -> bool:
-        return self.accounted_bytes >= _BYTES_MAX
 
     def together(self) -> PreparedBatch:
         """All records as one batch."""

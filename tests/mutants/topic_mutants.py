@@ -762,9 +762,9 @@ TOPIC_MUTANTS = (
     ),
     Mutant(
         name="a snapshot does not know of claims that were not logged",
-        where="topics:LeaseTable._set",
-        old="    self.version += 1\n",
-        new="    self.version += state != LEASED\n",
+        where="topics:Topic.version",
+        old="    return self.log.version if self.queue is None else self.log.version + self.queue.leases.version\n",
+        new="    return self.log.version\n",
         test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
     ),
     Mutant(

@@ -152,6 +152,6 @@ HTTP_MUTANTS = (
         where="console:_remembered",
         old="        _LOG.warning(",
         new="        _LOG.debug(",
-        test=f"{SESSIONS}::test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported",
+        test=f"{SESSIONS}::test_a_foreign_sessions_file_gives_no_access_and_is_reported",
     ),
 )

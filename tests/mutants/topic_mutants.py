@@ -129,7 +129,7 @@ TOPIC_MUTANTS = (
         where="buffer:_side",
         old='    except errors.Corrupt as error:\n        advice = "restore',
         new='    except errors.Rejected as error:\n        advice = "restore',
-        test="tests/unit/buffer/test_audit.py::"
+        test="tests/unit/buffer/test_fsck.py::"
         "test_objects_that_the_device_cannot_read_are_named_and_the_others_are_checked",
     ),
     Mutant(
@@ -460,7 +460,7 @@ TOPIC_MUTANTS = (
         where="storage:GroupCommitter._commit_alone",
         old="    if not is_lone or self._submitted - self._taken != 1 or not self.is_quick:\n",
         new="    if not is_lone or not self.is_quick:\n",
-        test=f"{GROUP_COMMIT}::test_the_order_is_kept_whoever_commits",
+        test=f"{GROUP_COMMIT}::test_the_order_is_kept_by_any_committing_thread",
     ),
     Mutant(
         name="a write made by who is told of another overtakes those behind it",
@@ -763,8 +763,8 @@ TOPIC_MUTANTS = (
     Mutant(
         name="a snapshot does not know of claims that were not logged",
         where="topics:Topic.version",
-        old="    return self.log.version if self.queue is None else self.log.version + self.queue.leases.version\n",
-        new="    return self.log.version\n",
+        old=" if self.queue is None else self.log.version + self.queue.leases.version",
+        new="",
         test=f"{QUEUE_RESTART}::test_a_claim_after_a_checkpoint_is_in_the_next_snapshot",
     ),
     Mutant(

@@ -57,8 +57,8 @@ def test_a_path_is_made_absolute_because_executors_stand_elsewhere() -> None:
         ("columns", "", "found nothing"),
         ("columns", "value,value", "names a column twice"),
         ("manifest_path", "a*b", "manifest_path"),
-        ("gc_interval", "0s", "gc_interval must be longer than zero"),
-        ("maxBytesPerTrigger", "0", "expected at least one byte"),
+        ("gc_interval", "0s", "gc_interval must be above 0"),
+        ("maxBytesPerTrigger", "0", "expected at least 1 byte"),
     ],
 )
 def test_a_wrong_value_names_its_option(name: str, value: str, sentence: str) -> None:
@@ -72,9 +72,9 @@ def test_a_gap_is_an_error_unless_it_is_to_be_recorded() -> None:
     assert BufferOptions.parse({"store": "s3://b", "on_gap": "Record"}).records_gaps is True
 
 
-def test_recording_gaps_needs_the_columns_that_tell_of_them() -> None:
+def test_recording_gaps_needs_the_columns_that_describe_them() -> None:
     given = {"store": "s3://b", "onGap": "record"}
-    with pytest.raises(ConfigError, match=r"columns: onGap=record tells .*; add index, metadata"):
+    with pytest.raises(ConfigError, match=r"columns: onGap=record describes gaps .*; add index, metadata"):
         BufferOptions.parse({**given, "columns": "value,sequence"})
     assert BufferOptions.parse({**given, "columns": "metadata,index,sequence"}).records_gaps
 

@@ -138,5 +138,5 @@ def test_a_plain_run_tells_how_it_goes_on_standard_error(plant: Plant) -> None:
     result = CliRunner().invoke(run, [str(file), "--once"], standalone_mode=False)
     assert result.return_value == 0
     assert result.stdout == ""
-    assert "done: everything that was there is delivered" in result.stderr
+    assert "done: everything in the queue is delivered" in result.stderr
     assert load_spec(file).outputs.keys() == {"delta"}

@@ -49,6 +49,6 @@ def test_what_a_request_says_is_quoted_as_it_is() -> None:
     assert public_text(Unavailable("POST /v0/watch follows it")) == "POST /v0/watch follows it"
 
 
-def test_a_path_that_nobody_declared_is_left_out_too() -> None:
+def test_a_path_that_is_not_declared_is_left_out_too() -> None:
     shown = public_text(Unavailable("key was not stored in file:///srv/x: cannot open /srv/x/y; try again"))
     assert shown == "key was not stored in a file of the server: cannot open a file of the server; try again"

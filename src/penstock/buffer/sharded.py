@@ -55,12 +55,12 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shard_of(key: bytes, shards: int) -> int:
-    """The shard of a key: the same for every producer, always."""
+    """Return the shard of a key, which is the same for every producer."""
     return int(xxhash.xxh3_64_intdigest(key)) % shards
 
 
 def shard_config(config: C, shard: int) -> C:
-    """The settings of one shard's queue."""
+    """Return the configuration of the queue of one shard."""
     return replace(
         config,
         manifest_path=f"{normalise_key(config.manifest_path)}.shards/{shard:04d}",
@@ -69,7 +69,7 @@ def shard_config(config: C, shard: int) -> C:
 
 
 async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
-    """How many shards the queue has, or None if it has no layout yet."""
+    """Read the number of shards, or None if the queue has no layout yet."""
     try:
         blob = await store.get(f"{manifest_path}.shards/layout.json")
         layout = msgspec.json.decode(bytes(blob.data), type=_Layout)
@@ -84,7 +84,7 @@ async def read_layout(store: ObjectStore, manifest_path: str) -> int | None:
 
 
 async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
-    """Raises `SerializationError` if there are shards. Their number is stored before the first of them."""
+    """Raise `SerializationError` if there are shards. Their number is stored before the first of them."""
     folder = f"{manifest_path}.shards/"
     shards = sorted(
         info.key.removeprefix(folder)[:4]
@@ -99,7 +99,7 @@ async def _check_unsharded(store: ObjectStore, manifest_path: str) -> None:
 
 
 async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | None) -> int:
-    """The number of shards: what is stored, or `shards` if nothing is. Both must agree."""
+    """Read the number of shards, or store `shards` if there is none. Both must agree."""
     if shards is not None and not 1 <= shards <= SHARDS_MAX:
         raise ConfigError(f"shards must be between 1 and {SHARDS_MAX}, not {shards}")
     stored = await read_layout(store, manifest_path)
@@ -113,7 +113,7 @@ async def _settle_layout(store: ObjectStore, manifest_path: str, shards: int | N
         except errors.OutcomeUnknown:
             stored = await read_layout(store, manifest_path)
             if stored is None:
-                raise  # it may yet come: a passing fault, and not for want of a number
+                raise  # a transient fault: the layout may exist
     if stored is None:
         raise ConfigError(f"{manifest_path} is not a sharded queue yet: say how many shards it shall have")
     if shards is not None and stored != shards:
@@ -140,7 +140,7 @@ class ShardedProducer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedProducer:
-        """Open all shards. `shards` is needed the first time only; later it must agree or be None."""
+        """Open all shards. `shards` is required the first time; later it must agree or be None."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.append_deadline_s)
         async with _opening(store, config.manifest_key, owns_store=owns_store):
@@ -167,7 +167,7 @@ class ShardedProducer:
     async def produce(
         self, entries: Records, metadata: bytes = b"", *, key: bytes | None = None
     ) -> WriteHandle:
-        """As `Producer.produce`, on the shard of `key`, or on the next one in turn."""
+        """Produce on the shard of `key`, or on the next one in turn. See `Producer.produce`."""
         shard = next(self._turn) if key is None else shard_of(key, self.shards)
         return await self._producers[shard].produce(entries, metadata)
 
@@ -185,7 +185,7 @@ class ShardedProducer:
 
 
 class ShardedConsumer:
-    """One `Consumer` per shard in one object; `batch.shard` tells where a batch came from."""
+    """One `Consumer` per shard in one object; `batch.shard` is the shard of a batch."""
 
     def __init__(self, consumers: list[Consumer], store: ObjectStore, *, owns_store: bool) -> None:
         self._consumers = consumers
@@ -204,7 +204,8 @@ class ShardedConsumer:
         rng: random.Random = SYSTEM_RNG,
         registry: Registry | None = None,
     ) -> ShardedConsumer:
-        """Take all shards over. `last_acked` maps a shard to its stored sequence; others start in front."""
+        """Take over all shards. `last_acked` maps a shard to its stored sequence; others start at the
+        earliest entry."""
         owns_store = not isinstance(config.store, ObjectStore)
         store = open_store(config.store, deadline_s=config.retry_deadline_s)
         positions = dict(last_acked or {})
@@ -229,7 +230,7 @@ class ShardedConsumer:
         return len(self._consumers)
 
     def __len__(self) -> int:
-        """Entries in all shards when last seen."""
+        """The number of entries in all shards when they were last read."""
         return sum(len(consumer) for consumer in self._consumers)
 
     async def __aenter__(self) -> ShardedConsumer:
@@ -244,7 +245,7 @@ class ShardedConsumer:
             await self.close()
 
     async def next_batch(self) -> ConsumedBatch | None:
-        """The next batch of any shard, taking them in turn; None when all are empty."""
+        """Return the next batch of any shard, in turn; None if all are empty."""
         for _ in range(self.shards):
             shard = self._next
             self._next = (shard + 1) % self.shards
@@ -254,7 +255,7 @@ class ShardedConsumer:
         return None
 
     async def next_descriptors(self, limit: int) -> list[BatchDescriptor]:
-        """Up to `limit` descriptors of each shard. If one shard fails, those of the others come next time."""
+        """Return up to `limit` descriptors of each shard. If one shard fails, the others follow next time."""
         handed, self._unclaimed = self._unclaimed, []
         claimed = {descriptor.shard for descriptor in handed}
         try:
@@ -263,12 +264,12 @@ class ShardedConsumer:
                     found = await consumer.next_descriptors(limit)
                     handed += [replace(descriptor, shard=shard) for descriptor in found]
         except BaseException:
-            self._unclaimed += handed  # their positions have moved: nobody else would ever get them
+            self._unclaimed += handed  # their positions have moved, so they would not be delivered again
             raise
         return handed
 
     def consumer(self, shard: int) -> Consumer:
-        """The consumer of one shard."""
+        """Return the consumer of one shard."""
         return self._consumers[shard]
 
     async def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
@@ -281,11 +282,11 @@ class ShardedConsumer:
         await self._consumers[batch.shard].ack(batch.sequence)
 
     async def ack_through(self, positions: Mapping[int, int]) -> None:
-        """Acknowledge each named shard through its sequence."""
+        """Acknowledge each given shard up to its sequence."""
         await _all_of([self._consumers[shard].ack_through(seq) for shard, seq in positions.items()])
 
     def positions(self) -> dict[int, int]:
-        """The last acknowledged sequence of every shard that has one: what to store beside the rows."""
+        """The last acknowledged sequence of every shard that has one: store it with the rows."""
         return {s: c.acked for s, c in enumerate(self._consumers) if c.acked is not None}
 
     async def flush(self) -> None:
@@ -306,7 +307,7 @@ class ShardedConsumer:
 
 
 async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
-    """Run all; raise the first error only when every one has ended."""
+    """Run all, and raise the first error when every one has ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -315,7 +316,7 @@ async def _all_of(works: list[Coroutine[None, None, None]]) -> None:
 
 @asynccontextmanager
 async def _opening(store: ObjectStore, manifest_path: str, *, owns_store: bool) -> AsyncIterator[None]:
-    """Raise errors as the buffer's own, and close a store that was opened here."""
+    """Raise errors as those of the buffer, and close a store that was opened here."""
     try:
         yield
     except BaseException as error:

@@ -47,7 +47,6 @@ from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.otlp import Signal
 from penstock.retry import Backoff, RetryPolicy
-from penstock.units import parse_duration, parse_size
 
 
 def producer_config(settings: BufferSettings, signal: Signal) -> ProducerConfig:
@@ -148,7 +147,7 @@ class BufferExportWorker:
         self._counts = ExportCounts(registry, name)
         self._said = SparseLog(_LOG, clock)
         self._positions: dict[Signal, int] = {}
-        self._flush_size = parse_size(settings.flush_size)
+        self._flush_size = settings.flush_bytes
         self._stopping = False
 
     def stop(self) -> None:
@@ -157,9 +156,7 @@ class BufferExportWorker:
 
     async def run(self) -> None:
         """Deliver. Cancelling it gives what is under way back to the store."""
-        opened = self._store or open_store(
-            self._settings.store, deadline_s=parse_duration(self._settings.append_deadline)
-        )
+        opened = self._store or open_store(self._settings.store, deadline_s=self._settings.append_deadline_s)
         try:
             while True:
                 group = await self._gather()
@@ -242,7 +239,7 @@ class BufferExportWorker:
         records = await self._records(fresh, group)
         if not records:
             return
-        deadline_s = parse_duration(self._settings.append_deadline)
+        deadline_s = self._settings.append_deadline_s
         batch = await store_batch(
             store,
             config.prefix,

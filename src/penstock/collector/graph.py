@@ -5,14 +5,13 @@ Which plugin a node is. Both orders are in use: `urn:otel:otlp:receiver`, `urn:o
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.config import Setting, build
+from penstock.config import Setting, build, closest
 from penstock.errors import ConfigError
 
 
@@ -78,8 +77,8 @@ def parse_urn(text: str, place: str) -> Plugin:
 
 def _unknown(plugin: Plugin, place: str) -> ConfigError:
     names = sorted(known.name for known in PLUGINS if known.kind is plugin.kind)
-    nearest = difflib.get_close_matches(plugin.name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(names)}"
+    near = closest(plugin.name, names)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"{place}: no {plugin.kind.value} is called {plugin.name!r}; {hint}")
 
 
@@ -209,8 +208,8 @@ def _check_destinations(node: Node, nodes: Mapping[str, Node], where: str) -> No
 
 def _unknown_destination(place: str, name: str, nodes: Iterable[str]) -> ConfigError:
     known = sorted(nodes)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
+    near = closest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
     return ConfigError(f"{place}: no node is called {name!r}; {hint}")
 
 

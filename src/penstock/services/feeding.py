@@ -33,7 +33,7 @@ from penstock.metrics import Registry
 from penstock.objects import ObjectStore, open_store
 from penstock.retry import Backoff, RetryPolicy
 from penstock.services.record_letters import LetterRecord, RecordLetters, store_letters
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 __all__ = [
     "AdoptQueue",
@@ -100,27 +100,30 @@ class FedDatabase(Protocol):
 
 
 class AdoptQueue(StrEnum):
-    """What a queue is that the database was not fed from before."""
+    """How a queue relates to the one that the database was fed from before."""
 
     MOVED = "moved"
-    """The same queue at another address: go on behind the stored sequence."""
+    """The same queue at another address: continue after the stored sequence."""
     NEW = "new"
-    """Another queue: take it from its beginning, and count from there."""
+    """Another queue: start at its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
-    """Which queue, and how often an empty one is looked at. Raises `ConfigError`."""
+    """The queue to read, and how often to poll it while it is empty. Raises `ConfigError`."""
 
     queue: ConsumerConfig
     adopt_queue: AdoptQueue | str | None = None
-    """Needed once, when the database was fed from a queue of another name."""
+    """Needed once, after the database was fed from a queue with another name."""
     poll_interval: DurationLike = "1s"
-    """How old a batch may get in an empty queue; each look is one request that transfers nothing."""
+    """Time between two polls of an empty queue; each poll is one request that transfers no data."""
+
+    poll_interval_s = seconds_of("poll_interval")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         if self.poll_interval_s <= 0:
-            raise errors.ConfigError("poll_interval must be longer than nothing")
+            raise errors.ConfigError("poll_interval must be above 0")
         _ = self.adoption
 
     @property
@@ -129,10 +132,6 @@ class FeedConfig:
             return None if self.adopt_queue is None else AdoptQueue(self.adopt_queue)
         except ValueError:
             raise errors.ConfigError(f"adopt_queue is 'moved' or 'new', not {self.adopt_queue!r}") from None
-
-    @property
-    def poll_interval_s(self) -> float:
-        return parse_duration(self.poll_interval)
 
 
 @dataclass(slots=True, kw_only=True)

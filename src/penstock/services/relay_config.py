@@ -1,4 +1,4 @@
-"""What is relayed, where to, and what becomes of gaps."""
+"""The configuration of a relay: its topic, its queue, and what it does with gaps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Final, Literal, TypeAlias
 from penstock.buffer import InvalidInputError, ProducerConfig, Transaction
 from penstock.errors import ConfigError
 from penstock.topics import SEQ_MAX, check_topic_name
-from penstock.units import DurationLike, parse_duration
-
-__all__ = ["GAPS", "VALUES", "OnGap", "RelayConfig", "Start", "Value"]
+from penstock.units import DurationLike, convert_units, seconds_of
 
 OnGap: TypeAlias = Literal["fail", "skip", "record"]
 Value: TypeAlias = Literal["record", "data"]
@@ -22,27 +20,30 @@ VALUES: Final[tuple[Value, ...]] = ("record", "data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """One relay. Raises `ConfigError` for values that cannot work.
+    """The configuration of a relay. Raises `ConfigError` for values that cannot work.
 
-    A batch is closed as a producer closes it: `flush_interval` after its first record or at
-    `flush_size_bytes`, whichever comes first, or when the topic has no more.
+    A batch is stored `flush_interval` after its first record, at `flush_size_bytes`, or when the topic has no
+    more records, whichever comes first.
     """
 
     topic: str
     queue: ProducerConfig
     app: str = ""
-    """The name the position is kept under in the queue; `relay:TOPIC` unless given. Topics of the same name
-    on different servers need names of their own."""
+    """The name of its position in the queue; by default `relay:TOPIC`. Topics of the same name on different
+    servers need different names."""
     start: Start = "earliest"
-    """Where to begin while nothing is relayed yet: behind this sequence; afterwards it means nothing."""
+    """Where to start while the queue has no position: after this sequence. Ignored afterwards."""
     on_gap: OnGap = "fail"
-    """What becomes of records that are gone: an error, nothing but a count, or a record that tells it."""
+    """What to do about deleted records: fail, count them, or write a record that describes the gap."""
     value: Value = "record"
-    """What a record of the queue is: all that the topic says of it, or its data alone."""
+    """The content of a record in the queue: all fields of the topic's record, or only its data."""
     retry_for: DurationLike = "60s"
-    """How long to go on trying while the server or the store is away and nothing moves."""
+    """How long to retry while the server or the store is unavailable and nothing is relayed."""
+
+    retry_for_s = seconds_of("retry_for")
 
     def __post_init__(self) -> None:
+        convert_units(self)
         check_topic_name(self.topic)
         if self.on_gap not in GAPS:
             raise ConfigError(f"on_gap: expected {', '.join(GAPS)}, found {self.on_gap!r}")
@@ -50,7 +51,6 @@ class RelayConfig:
             raise ConfigError(f"value: expected {' or '.join(VALUES)}, found {self.value!r}")
         if not _is_start(self.start):
             raise ConfigError(f"start: expected earliest, latest or a sequence, found {self.start!r}")
-        _ = self.retry_for_s
         try:
             Transaction(app=self.name, version=0)
         except InvalidInputError as error:
@@ -59,10 +59,6 @@ class RelayConfig:
     @property
     def name(self) -> str:
         return self.app or f"relay:{self.topic}"
-
-    @property
-    def retry_for_s(self) -> float:
-        return parse_duration(self.retry_for)
 
 
 def _is_start(start: object) -> bool:

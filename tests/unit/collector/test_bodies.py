@@ -97,7 +97,7 @@ def test_addresses(text: str, address: Address) -> None:
 
 @pytest.mark.parametrize("text", ["4317", ":4317", "host", "host:99999", "host:x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         parse_address(text)
 
 

@@ -22,7 +22,7 @@ def commit(has_it: bool | None, text: str = "why") -> SinkCommit:
     return SinkCommit(sink="lake", kind="delta", place="/lake", has_it=has_it, version=7, text=text)
 
 
-def test_a_relay_has_passed_what_lies_behind_its_position() -> None:
+def test_a_relay_has_passed_records_up_to_its_position() -> None:
     assert relay_step("t", 5, "q", "relay:t", 5).state == "passed"
     assert relay_step("t", 6, "q", "relay:t", 5).state == "unknown"
     assert "nothing" in relay_step("t", 1, "q", "relay:t", None).text

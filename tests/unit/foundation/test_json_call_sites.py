@@ -22,7 +22,6 @@ KNOWN: Final[dict[str, tuple[int, str]]] = {
     "buffer/sharded.py": (1, OWN),
     "buffer/side_objects.py": (1, OWN),
     "buffer/transactions.py": (1, OWN),
-    "cli/demo/report.py": (1, OWN),
     "cli/topics/read.py": (1, CAUGHT),
     "cli/topics/write.py": (3, CHECKED),
     "collector/dead_letters.py": (1, OWN),

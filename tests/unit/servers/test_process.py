@@ -131,7 +131,7 @@ async def test_a_file_in_place_of_a_directory_is_refused_with_the_name_of_its_va
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"{name} .* no directory"):
+    with pytest.raises(ConfigError, match=f"{name} .* not a directory"):
         await serve_topics(settings(**{name: tmp_path / "file"}), MemoryEngine(), asyncio.Event())
 
 

@@ -10,7 +10,6 @@ from penstock.collector.payload import Payload
 from penstock.collector.ports import Exporter
 from penstock.collector.settings import DebugSettings, FlakySettings
 from penstock.errors import PenstockError
-from penstock.units import parse_duration
 
 __all__ = ["DebugExporter", "FlakyExporter", "NoopExporter"]
 
@@ -57,8 +56,7 @@ class FlakyExporter:
         self._settings = settings
         self._behind = behind
         self._rng = random.Random(settings.seed)
-        hint = settings.retry_after
-        self._hint_s = None if hint is None else parse_duration(hint)
+        self._hint_s = settings.retry_after_s
 
     async def start(self) -> None:
         await self._behind.start()

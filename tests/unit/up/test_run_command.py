@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.up import child, run_command
+from penstock.up import run_command, runner
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are Python programs."""
-    monkeypatch.setattr(child, "PART_COMMAND", (sys.executable, "-c"))
+    monkeypatch.setattr(runner, "PART_COMMAND", (sys.executable, "-c"))
 
 
 @pytest.mark.usefixtures("script")
@@ -38,7 +38,7 @@ async def test_a_command_that_was_killed_has_the_signal_below_zero() -> None:
 
 
 async def test_a_command_that_cannot_be_started_has_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "PART_COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(runner, "PART_COMMAND", ("/no/such/program",))
     outcome = await run_command([], print, os.environ)
     assert (outcome.exit_code, outcome.output) == (127, "")
     assert "/no/such/program" in outcome.errors

@@ -13,7 +13,7 @@ from penstock.servers.errors import response_to, told
 from penstock.storage.fs import explain
 from penstock.timeseries.api.answers import error_answer
 from penstock.topics.errors import CommitFailed
-from penstock.topics.log.pending import commit_error
+from penstock.topics.write.pending import commit_error
 
 ROOT = "/srv/data of ours/topics"
 CODES = [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG]

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.unit.topics.fake_server import FakeServer, Step, answer, page, refusal
+from tests.unit.topics.client.fake_server import FakeServer, Step, answer, page, refusal
 
 from penstock import errors
 from penstock.buffer import Consumer, ConsumerConfig, ProducerConfig

@@ -120,17 +120,17 @@ def verify(data_dir: str, cold: str | None, out: Output) -> int:
 
 
 def _print_findings(report: VerifyReport) -> None:
-    from penstock.topics import counted
+    from penstock.topics import pluralise
 
     for finding in sorted(report.findings, key=lambda finding: finding.severity is Severity.NOTE):
         advice = None if finding.topic is None else _lost(finding)
         print_finding(finding.severity.value, str(finding), advice)
     count = len(report.problems)
-    verdict = f"{counted(count, 'problem')} found" if count else "clean"
+    verdict = f"{pluralise(count, 'problem')} found" if count else "clean"
     parts = [
-        counted(report.topics, "topic"),
-        f"{counted(report.stored_records, 'record')} in segments",
-        f"{counted(report.log_frames, 'frame')} in the log",
+        pluralise(report.topics, "topic"),
+        f"{pluralise(report.stored_records, 'record')} in segments",
+        f"{pluralise(report.log_frames, 'frame')} in the log",
         f"{format_size(report.bytes)} in {report.directory}",
     ]
     click.echo(f"{verdict}: {', '.join(parts)}")

@@ -20,7 +20,7 @@ from penstock.topics import (
     ExtendResult,
     JobRef,
     NackResult,
-    counted,
+    pluralise,
 )
 
 node_option = click.option(
@@ -99,7 +99,7 @@ async def ack(client: Client, out: Output, queue: str, jobs: Sequence[JobRef], n
     Exits with 2 if this node does not hold all of them.
     """
     result = await client.ack(queue, node, jobs)
-    sentence = f"done: {counted(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    sentence = f"done: {pluralise(result.acked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
     return _show(out, result, sentence)
 
 
@@ -119,7 +119,8 @@ async def nack(
     Exits with 2 if this node does not hold all of them.
     """
     result = await client.nack(queue, node, jobs, delay_ms=delay_ms)
-    sentence = f"returned: {counted(result.nacked, 'job')}; {result.ready:,} ready, {result.in_flight:,} held"
+    returned = pluralise(result.nacked, "job")
+    sentence = f"returned: {returned}; {result.ready:,} ready, {result.in_flight:,} held"
     return _show(out, result, sentence)
 
 
@@ -140,7 +141,7 @@ async def extend(
     """
     result = await client.extend(queue, node, jobs, lease_ms=lease_ms)
     until = ", until " + time_text(max(result.deadlines_ms.values())) if result.deadlines_ms else ""
-    return _show(out, result, f"held: {counted(len(result.deadlines_ms), 'job')}{until}")
+    return _show(out, result, f"held: {pluralise(len(result.deadlines_ms), 'job')}{until}")
 
 
 def _show(out: Output, result: AckResult | NackResult | ExtendResult, sentence: str) -> int:
@@ -149,5 +150,6 @@ def _show(out: Output, result: AckResult | NackResult | ExtendResult, sentence: 
     out.show(dataclasses.asdict(result), sentence)
     if skipped and not out.is_json:
         named = ", ".join(map(str, skipped[:10])) + (", …" if len(skipped) > 10 else "")
-        click.echo(f"skipped {counted(len(skipped), 'job')} that this node does not hold: {named}", err=True)
+        count = pluralise(len(skipped), "job")
+        click.echo(f"skipped {count} that this node does not hold: {named}", err=True)
     return ExitCode.REJECTED if skipped else ExitCode.OK

@@ -24,7 +24,7 @@ from penstock.topics import (
     TopicNotFound,
     TopicState,
     TopicSummary,
-    counted,
+    pluralise,
 )
 from penstock.units import format_duration, format_size
 
@@ -128,7 +128,7 @@ def config_pairs(config: TopicConfig) -> list[tuple[str, str]]:
 
 
 def _cap(config: TopicConfig) -> str:
-    parts = [counted(config.cap_records, "record")] if config.cap_records else []
+    parts = [pluralise(config.cap_records, "record")] if config.cap_records else []
     parts += [format_size(config.cap_bytes)] if config.cap_bytes else []
     then = "then the oldest are evicted" if config.discard == "old" else "then writes are refused"
     return f"{' or '.join(parts)}, {then}" if parts else "none"
@@ -296,7 +296,7 @@ def _predicate(tag: str | None, tag_prefix: str | None) -> Predicate | None:
 
 def _deleted_text(result: DeleteResult) -> str:
     return (
-        f"deleted {counted(result.deleted, 'record')} of {result.topic}; "
+        f"deleted {pluralise(result.deleted, 'record')} of {result.topic}; "
         f"{result.count:,} left, {format_size(result.bytes)}"
     )
 

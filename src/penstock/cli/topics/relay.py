@@ -30,7 +30,7 @@ from penstock.services import (
     TopicChanged,
     Value,
 )
-from penstock.topics import Client, Durability, TopicConfig, counted
+from penstock.topics import Client, Durability, TopicConfig, pluralise
 from penstock.units import format_count, format_size
 
 _EVENT_EVERY_S: Final = 1.0
@@ -242,7 +242,7 @@ def _figures(report: RelayReport) -> dict[str, object]:
 
 def _report_pairs(report: RelayReport) -> list[tuple[str, str]]:
     return [
-        ("relayed", f"{counted(report.records, 'record')}, {format_size(report.record_bytes)}"),
+        ("relayed", f"{pluralise(report.records, 'record')}, {format_size(report.record_bytes)}"),
         ("batches", f"{report.batches:,}"),
         ("position", f"{report.through:,} of {report.head:,}"),
         *[("gap", f"{gap.first:,} to {gap.last:,} ({gap.reason})") for gap in report.gaps],

@@ -21,7 +21,7 @@ from penstock.cli.signals import signal_code
 from penstock.cli.topics.client import topics_command
 from penstock.cli.topics.jobs import node_option
 from penstock.errors import ConfigError, PenstockError
-from penstock.topics import ClaimedJob, Client, counted
+from penstock.topics import ClaimedJob, Client, pluralise
 
 _EXTENSIONS: Final = 3
 """How often a lease is extended before it would expire, so that one or two failures do no harm."""
@@ -201,7 +201,7 @@ async def work(
     async with contextlib.aclosing(client.work(queue, node, max=most, lease_ms=lease_ms)) as jobs:
         await _start_until(stop, jobs, workers, drain=drain)
     tally = workers.tally
-    text = f"done: {counted(tally.done, 'job')}; failed {tally.failed:,} times; lost {tally.lost:,}"
+    text = f"done: {pluralise(tally.done, 'job')}; failed {tally.failed:,} times; lost {tally.lost:,}"
     out.show(dataclasses.asdict(tally), lambda: click.echo(text, err=True))
     return signals.code
 

@@ -20,7 +20,7 @@ from penstock.cli.signals import LoopStop, signal_code
 from penstock.cli.topics.client import report_error, topics_command
 from penstock.errors import InvalidInput, OutcomeUnknown, PenstockError
 from penstock.jsontext import check_json
-from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, WriteResult, counted
+from penstock.topics import BATCH_RECORDS_MAX, Client, NewRecord, WriteResult, pluralise
 from penstock.units import format_count, format_duration, format_size
 
 BATCH_BYTES: Final = 8 * 1024**2
@@ -280,7 +280,7 @@ def _account_pairs(account: _Account, elapsed_s: float) -> list[tuple[str, str]]
     sequences = "-" if account.first_seq is None else f"{account.first_seq}-{account.last_seq}"
     rate = account.written / elapsed_s if elapsed_s > 0 else 0.0
     return [
-        ("written", f"{counted(account.written, 'record')}, {format_size(account.written_bytes)}"),
+        ("written", f"{pluralise(account.written, 'record')}, {format_size(account.written_bytes)}"),
         ("sequences", sequences),
         ("rate", f"{format_count(round(rate))} records/s over {format_duration(elapsed_s)}"),
     ]
@@ -290,7 +290,7 @@ def _report_failure(account: _Account) -> int:
     if account.error is not None:
         click.echo(f"lines from {account.not_written_from:,} on may not be written", err=True)
         if account.unknown:
-            click.echo(f"the batch of {counted(account.unknown, 'record')} may have been written", err=True)
+            click.echo(f"the batch of {pluralise(account.unknown, 'record')} may have been written", err=True)
         return report_error(account.error)
     if account.stopped_by is not None:
         click.echo(f"stopped by {account.stopped_by.name}: the input was not read to its end", err=True)

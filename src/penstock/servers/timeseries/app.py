@@ -32,7 +32,7 @@ from penstock.timeseries import Answer, OtlpSeries, Parameters, error_answer, se
 
 PROTOBUF: Final = b"application/x-protobuf"
 _MEMBERS_MAX: Final = 100
-"""Each member of a gzip body costs a copy of what is behind it."""
+"""Each member of a gzip body costs a copy of what follows it."""
 
 
 def is_json(request: Request) -> bool:
@@ -56,7 +56,7 @@ def claimed_size(packed: bytes, bytes_max: int) -> int:
 
 
 def unpacked(packed: bytes, bytes_max: int) -> bytes:
-    """All members of a gzip body one behind the other. Raises `InvalidInput` and `LimitExceeded`."""
+    """Decompress all members of a gzip body in order. Raises `InvalidInput` and `LimitExceeded`."""
     body = b""
     for _ in range(_MEMBERS_MAX):
         unpacking = zlib.decompressobj(wbits=31)
@@ -150,7 +150,7 @@ class Call(HttpCall):
 
 
 def response_to(error: Exception, request: Request | None) -> Response:
-    """What a client is told about an error."""
+    """Return the response for an error."""
     if isinstance(error, Corrupt) and request is not None and request.path in _SENDERS:
         # Senders drop what is answered with 500, and the damage is in the storage, not in what they send.
         _LOG.error("a write failed", exc_info=error)
@@ -183,7 +183,7 @@ def _refusal(error: Exception) -> Response:
         status = STATUS[error.code]
         return _error(status, error.code if status != 400 else "bad_data", str(error), error.headers)
     if isinstance(error, Shutdown):
-        # Not the sender's fault, and whoever serves next will take it: senders come again on 503.
+        # Not the sender's fault, and the next server will accept it: senders retry after 503.
         return _error(503, "unavailable", told(error))
     if isinstance(error, PenstockError):
         answer = error_answer(error)

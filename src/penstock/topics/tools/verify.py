@@ -27,21 +27,7 @@ from penstock.storage import (
     lost_bytes,
     read_extent,
 )
-from penstock.topics.errors import Damaged
-from penstock.topics.log.frame import FrameType
-from penstock.topics.log.frame_scan import WalFormat, read_frames
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, decode_snapshot
-from penstock.topics.segments.format import (
-    HOLE,
-    LOST,
-    IndexRows,
-    Part,
-    SegmentEntry,
-    damaged_rows,
-    decode_deleted,
-    read_index,
-)
-from penstock.topics.segments.layout import (
+from penstock.topics.checkpoints.layout import (
     META,
     TOPICS,
     LogGroup,
@@ -56,11 +42,25 @@ from penstock.topics.segments.layout import (
     snapshot_path,
     unknown_segments,
 )
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, decode_snapshot
+from penstock.topics.errors import Damaged
+from penstock.topics.log.frame import FrameType
+from penstock.topics.log.frame_scan import WalFormat, read_frames
+from penstock.topics.segments.format import (
+    HOLE,
+    LOST,
+    IndexRows,
+    Part,
+    SegmentEntry,
+    damaged_rows,
+    decode_deleted,
+    read_index,
+)
 from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
 from penstock.topics.segments.tags import decode_tags
 
 
-def counted(count: int, noun: str) -> str:
+def pluralise(count: int, noun: str) -> str:
     """`1 record`, `2,000 records`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
@@ -82,7 +82,7 @@ class FileFinding(Finding):
 
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """What was looked at and what was found."""
+    """The result of a verification: the files examined and the findings."""
 
     directory: str
     findings: list[FileFinding] = field(default_factory=list)
@@ -98,7 +98,7 @@ class VerifyReport:
         return problems_in(self.findings)
 
     def count(self, size: int) -> None:
-        """One more file was read, or as much of it as counts."""
+        """Count a file that was read, as far as it counts."""
         self.files += 1
         self.bytes += size
 
@@ -192,7 +192,7 @@ class LogCheck:
     def _tell_nameless(self, removed: set[int]) -> None:
         for topic_id in self._nameless.keys() - self._known - removed:
             for path, number, count in self._nameless[topic_id]:
-                text = f"{counted(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
+                text = f"{pluralise(count, 'record')} of topic {topic_id}, which no snapshot and no log names"
                 place = os.path.join(path, file_name(number))
                 self._report.findings.append(FileFinding(severity=Severity.PROBLEM, subject=place, text=text))
 
@@ -267,7 +267,7 @@ class SegmentCheck:
     def _read_data(self) -> memoryview | None:
         if self._data is not None:
             return self._read(self._data, Part.DATA, self._entry.data_bytes)
-        records = counted(self._entry.count, "record")
+        records = pluralise(self._entry.count, "record")
         text = f"{records} of {self._topic.name} not checked: they are in the cold tier; give --cold"
         path = segment_path(self._topic, self._entry, Part.DATA)
         self._report.findings.append(FileFinding(severity=Severity.NOTE, subject=path, text=text))
@@ -287,7 +287,7 @@ class SegmentCheck:
         wanted = self._entry.deleted
         if raw is None:
             if wanted:
-                told = counted(wanted, "deleted record")
+                told = pluralise(wanted, "deleted record")
                 self._damaged(Part.DEL, f"the file is missing; it told of {told}")
             return
         try:
@@ -296,7 +296,7 @@ class SegmentCheck:
             self._damaged(Part.DEL, str(error), 0, len(raw))
             return
         if known < wanted:
-            text = f"it tells of {counted(known, 'deleted record')} instead of {wanted:,}"
+            text = f"it tells of {pluralise(known, 'deleted record')} instead of {wanted:,}"
             self._damaged(Part.DEL, text, 0, len(raw))
 
     def _check_tags(self, rows: IndexRows) -> None:
@@ -323,7 +323,7 @@ class SegmentCheck:
         return content
 
     def _around_bad(self, store: SegmentStore, part: Part, size: int | None) -> memoryview | None:
-        """What a device can read of a file, with zeros for the rest, which is reported.
+        """Read a file with zeros for the parts that the device cannot read, which are reported.
 
         None if the file is not on a device of this machine, or is too short.
         """

@@ -45,6 +45,10 @@ def settings(keys: range) -> bytes:
     return frame(4, 0, 0, b"".join(key.to_bytes(2, "big") + b"\0\0\0\x01" for key in keys))
 
 
+def window(size: int) -> bytes:
+    return frame(4, 0, 0, b"\0\x04" + size.to_bytes(4, "big"))
+
+
 def shapes() -> dict[str, bytes]:
     """The bytes that one connection sends, by what they try."""
     small = Encoder()
@@ -64,6 +68,9 @@ def shapes() -> dict[str, bytes]:
         frame(1, 5, 2 * n + 1, resets.encode(_HEAD)) + frame(3, 0, 2 * n + 1, b"\0\0\0\x08")
         for n in range(5000)
     )
+    sizes = Encoder().encode(_HEAD)
+    closed = Encoder()
+    asked = b"".join(frame(1, 5, 2 * n + 1, closed.encode(_HEAD)) for n in range(1000))
     post = b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60001\r\n\r\n"
     return {
         "h1 small requests": b"GET /v0/topics/x HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000,
@@ -79,6 +86,12 @@ def shapes() -> dict[str, bytes]:
         "h2 settings nobody knows": h2_start()
         + b"".join(settings(range(at, min(at + 2_700, 65_536))) for at in range(16, 65_536, 2_700))
         + settings(range(4, 5)) * 900,
+        "h2 sizes of the header table": h2_start()
+        + b"".join(frame(1, 5, 2 * n + 1, b"\x20" * 8000 + sizes) for n in range(60)),
+        "h2 a window that grows for all": h2_start()
+        + window(0)
+        + asked
+        + b"".join(window(size) for size in range(1, 900)),
         "h2 windows of one byte": h2_start() + frame(8, 0, 0, b"\0\0\0\x01") * 20_000,
     }
 

@@ -3,7 +3,8 @@
     python examples/exactly_once_sqlite.py file:///var/penstock events.db
 
 The rows of a batch and its sequence are committed in one transaction, the batch is acknowledged after that
-commit, and the next start resumes from the stored sequence. Kill it anywhere: nothing is lost or doubled.
+commit, and the next start resumes from the stored sequence. Kill it at any point: nothing is lost, and
+nothing is duplicated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ INSERT OR IGNORE INTO position VALUES (0, NULL, NULL);
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """The database, durable at every commit. `with database` ends a transaction; we begin it ourselves."""
+    """Return the database, durable at every commit. `with database` ends a transaction that we begin."""
     database = sqlite3.connect(path, isolation_level=None, timeout=60)
     database.execute("PRAGMA synchronous = FULL")
     database.executescript(SCHEMA)
@@ -35,7 +36,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def claim(database: sqlite3.Connection, owner: str) -> int | None:
-    """Take the database over; returns the last sequence in it, which nobody else can move any more."""
+    """Take over the database and return its last sequence, which no other consumer can change now."""
     with database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("UPDATE position SET owner = ?", (owner,))
@@ -46,7 +47,7 @@ def claim(database: sqlite3.Connection, owner: str) -> int | None:
 def store(
     database: sqlite3.Connection, owner: str, batch: ConsumedBatch, step: Callable[[str], None]
 ) -> None:
-    """Rows and position in one transaction, if the database is still ours.
+    """Store rows and position in one transaction, if the database is still ours.
 
     A consumer that was superseded between its fetch and its commit does not know that yet; the owner does.
     """
@@ -65,7 +66,7 @@ def store(
 def consume(
     config: ConsumerConfig, path: str, *, follow: bool, step: Callable[[str], None] = lambda name: None
 ) -> None:
-    """Move what is queued into the database; with `follow`, wait for more. `step` hears of each point."""
+    """Move queued batches into the database; with `follow`, wait for more. `step` is called at each point."""
     owner = uuid.uuid4().hex
     with contextlib.closing(open_database(path)) as database:
         step("before the claim")

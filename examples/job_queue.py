@@ -1,14 +1,14 @@
-"""A job queue: workers take jobs, one of them is killed, one job never works, and nothing is lost.
+"""A job queue: workers claim jobs, one worker is killed, one job always fails, and nothing is lost.
 
     python examples/job_queue.py [DIRECTORY]
 
-1. Starts a topics server on a free port, with its data in DIRECTORY, and makes the queue `thumbnails`.
-2. Puts 60 jobs into it. One of them cannot be done by anybody.
+1. Starts a topics server on a free port, with its data in DIRECTORY, and creates the queue `thumbnails`.
+2. Puts 60 jobs into it. One of them always fails.
 3. Starts three workers, and kills one with SIGKILL while it holds a job: that job goes to another one.
-4. Waits until the queue is empty, and compares: every job is done, the hopeless one is in `thumbnails.dead`.
+4. Waits until the queue is empty, and checks: every job is done, the one that fails is in `thumbnails.dead`.
 
-A worker is the function `work`. A job may be done twice, by a worker that was killed before its ack and by
-the next one, so what a job does has to bear that: here it writes a file of its own name.
+A worker is the function `work`. A job may be done twice: by a worker that was killed before its ack, and by
+the next one. A job must tolerate that: here it writes a file with its own name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from penstock.topics import ClaimedJob, TopicConfig
 from penstock.topics.client.sync import Client
 
 JOBS = 60
-HOPELESS = "image-13.broken"
+BROKEN = "image-13.broken"
 QUEUE, DEAD = "thumbnails", "thumbnails.dead"
 
 
 def work(url: str, node: str, results: Path) -> None:
-    """Do jobs as they come. If this process dies, what it holds is back in the queue at once."""
+    """Do jobs as they arrive. If this process dies, its jobs are immediately back in the queue."""
     with Client(url) as client:
         for job in client.work(QUEUE, node, max=1, lease_ms=5_000):
             try:
@@ -48,8 +48,8 @@ def work(url: str, node: str, results: Path) -> None:
 
 def make_thumbnail(job: ClaimedJob, results: Path) -> None:
     image = json.loads(bytes(job.data))["image"]
-    if image == HOPELESS:
-        raise ValueError(f"{image} is no image")
+    if image == BROKEN:
+        raise ValueError(f"{image} is not an image")
     time.sleep(0.02)
     staged = results / f".{image}.{os.getpid()}"
     staged.write_text(f"a thumbnail of {image}", encoding="utf-8")
@@ -64,7 +64,7 @@ def main(root: Path) -> None:
             type="queue", durable=True, leases_durable=True, max_deliveries=3, dead_letter=DEAD
         )
         client.put_topic(QUEUE, config)
-        images = [HOPELESS if n == 13 else f"image-{n}.png" for n in range(JOBS)]
+        images = [BROKEN if n == 13 else f"image-{n}.png" for n in range(JOBS)]
         client.write(QUEUE, [{"image": image} for image in images], idempotency_key="upload-1")
         workers = [start_worker(url, f"worker-{n}", results) for n in range(3)]
         try:
@@ -79,8 +79,8 @@ def main(root: Path) -> None:
         dead = [json.loads(bytes(record.data))["image"] for record in client.diff(DEAD).records()]
     done = sorted(path.name for path in results.glob("image-*"))
     sys.stdout.write(f"jobs {JOBS}, done {len(done)}, dead letters {dead}\n")
-    assert done == sorted(image for image in images if image != HOPELESS)
-    assert dead == [HOPELESS]
+    assert done == sorted(image for image in images if image != BROKEN)
+    assert dead == [BROKEN]
 
 
 def wait_until_empty(client: Client) -> None:
@@ -90,7 +90,7 @@ def wait_until_empty(client: Client) -> None:
 
 @contextmanager
 def serving(root: Path) -> Iterator[str]:
-    """A topics server for as long as the context lasts; its address."""
+    """Run a topics server while the context is open, and yield its address."""
     port_file = root / "port"
     settings = {
         "TOPICS_PORT": "0",
@@ -101,7 +101,7 @@ def serving(root: Path) -> Iterator[str]:
     server = subprocess.Popen(command, env=os.environ | settings)
     try:
         while not port_file.exists():
-            assert server.poll() is None, "the server ended at once"
+            assert server.poll() is None, "the server ended during its start"
             time.sleep(0.05)
         yield f"http://{port_file.read_text().strip()}"
     finally:

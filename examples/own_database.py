@@ -1,8 +1,8 @@
-"""A database of one's own: counters over object storage, durable when the call returns.
+"""Your own database: counters over object storage, durable when the call returns.
 
     python examples/own_database.py file:///var/penstock/counters apples=3 pears=1
 
-Prints every counter. Kill it anywhere: an addition that was acknowledged is counted, and counted once.
+Prints every counter. Kill it at any point: an acknowledged addition is counted exactly once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ U64 = struct.Struct("<Q")
 
 
 def add_up(key: bytes, operands: Sequence[bytes]) -> bytes:
-    """The merge operator. Addition is associative, so the storage may add up in any groups."""
+    """Merge operands. Addition is associative, so the storage may group them in any way."""
     return U64.pack(sum(U64.unpack(operand)[0] for operand in operands))
 
 
 class CountDelta(Delta[tuple[str, int], int]):
-    """What was added since the last flush. The image is how many additions there ever were."""
+    """The sums since the last flush. The image is the number of additions ever made."""
 
     def init(self, image: int) -> None:
         self.additions = image
@@ -46,7 +46,7 @@ class CountDelta(Delta[tuple[str, int], int]):
 
     def apply_one(self, write: tuple[str, int]) -> int:
         name, amount = write
-        if not name or amount < 0:  # check first, then change: a refused write leaves nothing behind
+        if not name or amount < 0:  # check first, then change: a refused write changes nothing
             raise ValueError(f"{name}={amount} is not an addition to a counter")
         self.sums[name] += amount
         self.additions += 1

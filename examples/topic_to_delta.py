@@ -1,13 +1,13 @@
-"""Clicks into a durable topic, and from there into a Delta table: each of them once, though Spark is killed.
+"""Move clicks from a durable topic into a Delta table: each exactly once, although Spark is killed.
 
     python examples/topic_to_delta.py [DIRECTORY]
 
-1. Starts a topics server on a free port, with its data in DIRECTORY, and makes the topic `clicks` (fsync).
+1. Starts a topics server on a free port, with its data in DIRECTORY, and creates the topic `clicks` (fsync).
 2. Writes clicks to it, and starts a Spark query that streams them into the Delta table DIRECTORY/table.
-3. Kills that query, with its Java, as soon as the table has rows, and writes on.
+3. Kills that query, with its Java, as soon as the table has rows, and continues writing.
 4. Starts the query again with the same checkpoint, and compares the table with what was acknowledged.
 
-The query is the function `stream`; everything else is there to get in its way.
+The query is the function `stream`; everything else is there to disturb it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLICKS_PER_WRITE = 500
 
 
 def stream(url: str, root: Path, *, until_empty: bool) -> None:
-    """The query: from the topic, through SQL, into the table. It may be killed at any time and run again."""
+    """Run the query: from the topic, through SQL, into the table. It may be killed and run again."""
     from penstock.spark import build_session
 
     spark = build_session("clicks", master="local[2]")
@@ -62,13 +62,13 @@ def main(root: Path) -> None:
         assert start_query(url, root, until_empty=True).wait() == 0
     files = DeltaTable(str(root / "table")).file_uris()
     seqs = [seq for file in files for seq in pq.read_table(file, columns=["seq"])["seq"].to_pylist()]
-    told = f"acknowledged {acknowledged}, in the table {len(seqs)}, of them different {len(set(seqs))}\n"
-    sys.stdout.write(told)
+    summary = f"acknowledged {acknowledged}, in the table {len(seqs)}, distinct {len(set(seqs))}\n"
+    sys.stdout.write(summary)
     assert sorted(seqs) == [*range(1, acknowledged + 1)]
 
 
 def write(client: Client, first: int, count: int) -> int:
-    """Write clicks; each call returns when they are on disk. Returns how many there are in all."""
+    """Write clicks; each call returns when they are on disk. Return the total so far."""
     for start in range(first, first + count, CLICKS_PER_WRITE):
         numbers = range(start, start + CLICKS_PER_WRITE)
         client.write("clicks", [{"user": f"u{n % 97}", "url": f"/page/{n}"} for n in numbers])
@@ -77,7 +77,7 @@ def write(client: Client, first: int, count: int) -> int:
 
 @contextmanager
 def serving(root: Path) -> Iterator[str]:
-    """A topics server for as long as the context lasts; its address."""
+    """Run a topics server while the context is open, and yield its address."""
     port_file = root / "port"
     settings = {
         "TOPICS_PORT": "0",
@@ -89,7 +89,7 @@ def serving(root: Path) -> Iterator[str]:
     )
     try:
         while not port_file.exists():
-            assert server.poll() is None, "the server ended at once"
+            assert server.poll() is None, "the server ended during its start"
             time.sleep(0.05)
         yield f"http://{port_file.read_text().strip()}"
     finally:
@@ -98,7 +98,7 @@ def serving(root: Path) -> Iterator[str]:
 
 
 def start_query(url: str, root: Path, *, until_empty: bool) -> subprocess.Popen[bytes]:
-    """The query as a process of its own, with its Java in the same group, so that both can be killed."""
+    """Start the query as a separate process, with its Java in the same group, so that both can be killed."""
     mode = "--drain" if until_empty else "--follow"
     return subprocess.Popen([sys.executable, __file__, mode, url, str(root)], start_new_session=True)
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# `executor` is how Spark on Kubernetes starts an executor in this image; everything else is a command of penstock.
+# Spark on Kubernetes starts an executor in this image with `executor`; any other argument is a penstock command.
 set -eu
 
 if [ "${1:-}" != executor ]; then

@@ -1,15 +1,15 @@
-"""Clicks into time series: counted per minute and page by Spark, and asked for in PromQL. Each counts once.
+"""Count clicks per minute and page with Spark, and query them in PromQL. Each click counts once.
 
     python examples/clicks_per_minute/clicks_per_minute.py [DIRECTORY]
 
 1. Starts `penstock timeseries serve`, fed from the queue DIRECTORY/points.
 2. Produces clicks into the queue DIRECTORY/clicks, and starts a Spark query that counts them per minute and
    page, and writes each finished minute to the format `penstock-timeseries`.
-3. Kills that query, with its Java, as soon as it has written some minutes, and produces on.
+3. Kills that query, with its Java, as soon as it has written some minutes, and continues producing.
 4. Kills the database as well, and starts both again.
 5. Compares the sum in PromQL with what was produced.
 
-The query is the function `count_per_minute`; everything else is there to get in its way.
+The query is the function `count_per_minute`; everything else is there to disturb it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ JITTER_S = 20
 
 
 def count_per_minute(root: Path, *, until_empty: bool) -> None:
-    """The query: a window per minute, from queue to queue. It may be killed at any time and run again."""
+    """Run the query: a window per minute, from queue to queue. It may be killed and run again."""
     from pyspark.sql import functions as F
 
     from penstock.spark import build_session
@@ -61,7 +61,7 @@ def count_per_minute(root: Path, *, until_empty: bool) -> None:
     trigger = {"availableNow": True} if until_empty else {"processingTime": "500 milliseconds"}
     query = (
         per_minute.writeStream.format("penstock-timeseries")
-        .outputMode("append")  # a minute is written once, when no more of its clicks are waited for
+        .outputMode("append")  # a minute is written once, when no more of its clicks are expected
         .option("metric", "clicks_per_minute")
         .option("checkpointLocation", str(root / "checkpoint"))
         .trigger(**trigger)
@@ -86,14 +86,15 @@ def main(root: Path) -> None:
         assert start_query(root, until_empty=True).wait() == 0
         found = wait_for_total(url, clicks.total())
         per_page = {
-            page: ask(url, f'sum(sum_over_time(clicks_per_minute{{page="{page}"}}[2h]))') for page in PAGES
+            page: query_value(url, f'sum(sum_over_time(clicks_per_minute{{page="{page}"}}[2h]))')
+            for page in PAGES
         }
-    tell(f"produced {clicks.total()}, in the time series {found}, by page {per_page}")
+    report(f"produced {clicks.total()}, in the time series {found}, by page {per_page}")
     assert (found, per_page) == (clicks.total(), dict(clicks))
 
 
 def produce(root: Path, clicks: Counter[str], minutes: range) -> None:
-    """Clicks of some minutes, not quite in their order. Returns when all are in the queue."""
+    """Produce the clicks of some minutes, slightly out of order. Return when all are in the queue."""
     rng = random.Random(minutes.start)
     records = []
     for minute in minutes:
@@ -106,7 +107,7 @@ def produce(root: Path, clicks: Counter[str], minutes: range) -> None:
 
 
 def close_the_last_minutes(root: Path) -> None:
-    """Time goes on: without a later record, Spark would wait for clicks of the last minute for ever."""
+    """Advance time: without a later record, Spark would keep waiting for clicks of the last minute."""
     asyncio.run(send(root, [click(None, START + timedelta(hours=1))]))
 
 
@@ -123,7 +124,7 @@ async def send(root: Path, records: list[bytes]) -> None:
 
 @contextmanager
 def serving(root: Path) -> Iterator[str]:
-    """The database until the end of the block, when it is killed; its address."""
+    """Run the database, yield its address, and kill it at the end of the block."""
     port_file = root / "port"
     port_file.unlink(missing_ok=True)
     command = ["timeseries", "serve", str(root / "database"), "--port", "0", "--port-file", str(port_file)]
@@ -131,7 +132,7 @@ def serving(root: Path) -> Iterator[str]:
     with subprocess.Popen([sys.executable, "-m", "penstock.cli", *command]) as server:
         try:
             while not port_file.exists():
-                assert server.poll() is None, "the database ended at once"
+                assert server.poll() is None, "the database ended during its start"
                 time.sleep(0.05)
             yield f"http://{port_file.read_text().strip()}"
         finally:
@@ -139,7 +140,7 @@ def serving(root: Path) -> Iterator[str]:
 
 
 def start_query(root: Path, *, until_empty: bool) -> subprocess.Popen[bytes]:
-    """The query as a process of its own, with its Java in the same group, so that both can be killed."""
+    """Start the query as a separate process, with its Java in the same group, so that both can be killed."""
     mode = "--drain" if until_empty else "--follow"
     return subprocess.Popen([sys.executable, __file__, mode, str(root)], start_new_session=True)
 
@@ -150,30 +151,30 @@ def wait_for_points(root: Path) -> None:
 
 
 def wait_for_total(url: str, total: int) -> float:
-    """The sum of all minutes, once the database has as much as it should, or does not get it."""
+    """Return the sum of all minutes when it reaches `total`, or what it is after 30 seconds."""
     found, deadline = 0.0, time.monotonic() + 30
     while found < total and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = ask(url, "sum(sum_over_time(clicks_per_minute[2h]))")
+        found = query_value(url, "sum(sum_over_time(clicks_per_minute[2h]))")
     return found
 
 
-def ask(url: str, query: str) -> float:
-    """The value of a PromQL query, an hour after the start."""
+def query_value(url: str, query: str) -> float:
+    """Return the value of a PromQL query, an hour after the start."""
     at = (START + timedelta(hours=1)).timestamp()
     parameters = urllib.parse.urlencode({"query": query, "time": at})
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/query?{parameters}", timeout=30) as answer:  # noqa: S310
-            result = json.load(answer)["data"]["result"]
+        with urllib.request.urlopen(f"{url}/api/v1/query?{parameters}", timeout=30) as response:  # noqa: S310
+            result = json.load(response)["data"]["result"]
     except urllib.error.HTTPError as error:
-        if error.code != 503:  # it listens, and still opens its database
+        if error.code != 503:  # it listens, but is still opening its database
             raise
         return 0.0
     return float(result[0]["value"][1]) if result else 0.0
 
 
-def tell(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
+def report(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

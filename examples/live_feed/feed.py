@@ -1,13 +1,13 @@
-"""A feed in the browser: a topic as a web page that grows by itself.
+"""A feed in the browser: a topic as a web page that updates live.
 
     penstock topics serve &
     python examples/live_feed/feed.py http://127.0.0.1:4000 news --port 8000
     echo '{"text": "hello"}' | penstock topics write news        # and look at http://127.0.0.1:8000
 
-Browsers speak server-sent events, and so does the topics server, but it sends no CORS headers and its keys do
-not belong into a page. So this gateway stands between the two: it serves the page, opens a watch for each
-browser, and passes the stream on as it comes. Every event has an id; a browser whose connection broke sends
-the last one back, and the feed goes on right behind it. A server with keys takes the one in TOPICS_API_KEY.
+Browsers speak server-sent events, and so does the topics server. But the server sends no CORS headers, and
+its keys do not belong in a page. This gateway therefore serves the page, opens a watch for each browser, and
+forwards the stream. Every event has an id. A browser whose connection broke sends the last id back, and the
+feed continues after it. For a server with keys, set TOPICS_API_KEY.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEARTBEAT_MS = 5_000
 
 
 class Gateway(ThreadingHTTPServer):
-    """Serves the page and one feed per browser."""
+    """Serve the page and one feed per browser."""
 
     daemon_threads = True
 
@@ -60,8 +60,8 @@ class Visitor(BaseHTTPRequestHandler):
     def _feed(self) -> None:
         key = os.environ.get("TOPICS_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        patience = httpx.Timeout(10, read=30)
-        with httpx.Client(base_url=self.server.url, headers=headers, timeout=patience) as client:
+        timeout = httpx.Timeout(10, read=30)
+        with httpx.Client(base_url=self.server.url, headers=headers, timeout=timeout) as client:
             wanted = {
                 "topics": {self.server.topic: {"from_seq": self._position()}},
                 "heartbeat_ms": HEARTBEAT_MS,
@@ -69,7 +69,7 @@ class Visitor(BaseHTTPRequestHandler):
             try:
                 session = client.post("/v0/watch", json=wanted)
             except httpx.TransportError as error:
-                self.send_error(502, "the topics server does not answer", str(error))
+                self.send_error(502, "the topics server does not respond", str(error))
                 return
             if session.is_error:
                 self.send_error(502, session.json()["error"]["message"])
@@ -84,10 +84,10 @@ class Visitor(BaseHTTPRequestHandler):
                         self.wfile.write(piece)
                         self.wfile.flush()
                 except (ConnectionError, httpx.TransportError):
-                    return  # one of the two is gone; the browser comes back by itself
+                    return  # one of the two is gone; the browser reconnects
 
     def _position(self) -> int:
-        """Where the browser stood: the id of an event is a map of topics to sequences."""
+        """Return the browser's position: the id of an event maps topics to sequences."""
         given = self.headers.get("Last-Event-ID", "")
         try:
             text = base64.urlsafe_b64decode(given + "=" * (-len(given) % 4))
@@ -96,11 +96,11 @@ class Visitor(BaseHTTPRequestHandler):
             return 0
 
     def log_message(self, format: str, *args: object) -> None:
-        """Browsers come and go without a word."""
+        """Log nothing: browsers connect and disconnect all the time."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A topic as a web page that grows by itself.")
+    parser = argparse.ArgumentParser(description="A topic as a web page that updates live.")
     parser.add_argument("url", help="where the topics server is")
     parser.add_argument("topic")
     parser.add_argument("--port", type=int, default=8000)

@@ -1,4 +1,4 @@
--- p50 and p99 per service and minute out of the table of durations: right to a step, which is 4.5 percent.
+-- p50 and p99 per service and minute from the table of durations, accurate to one step, which is 4.5 percent.
 WITH counted AS (
   SELECT service_name, minute, step, spans, errors,
          sum(spans) OVER (PARTITION BY service_name, minute ORDER BY step) AS up_to_here,

@@ -1,9 +1,9 @@
-"""Telemetry from services into tables, though the collector is killed: every span, point and log record once.
+"""Load telemetry into tables: every span, point and log record once, although the collector is killed.
 
     python examples/telemetry/telemetry.py [DIRECTORY]
 
-1. Starts a collector (`collector.yaml`) that keeps what it takes in DIRECTORY/quiver until it is in queues.
-2. Sends OTLP to it over HTTP, as ten services would; kills it with SIGKILL half-way, and starts it again.
+1. Starts a collector (`collector.yaml`) that stores telemetry in DIRECTORY/quiver until it is in queues.
+2. Sends OTLP to it over HTTP, as ten services would; kills it with SIGKILL halfway, and starts it again.
 3. Stops it: what is still on its disk goes into the queues.
 4. Runs the three pipelines (`traces.yaml`, `metrics.yaml`, `logs.yaml`) on one Spark, into Delta tables.
 5. Compares what was acknowledged with what the tables hold, and writes p50 and p99 per service and minute
@@ -32,7 +32,7 @@ TABLES = {Signal.TRACES: "spans", Signal.METRICS: "metrics", Signal.LOGS: "logs"
 REQUESTS = 20
 ITEMS = 100
 STEP_NS = 15_000_000_000
-"""Each request is of a quarter of a minute, so that all of them are of five."""
+"""Each request covers a quarter of a minute, all of them together five minutes."""
 
 
 def main(root: Path) -> None:
@@ -47,26 +47,26 @@ def main(root: Path) -> None:
         assert collector.wait() == 0
     found = load(root)
     acknowledged = {str(kind): count for kind, count in sent.items()}
-    tell(f"acknowledged {acknowledged}, in the tables {found}")
+    report(f"acknowledged {acknowledged}, in the tables {found}")
     assert acknowledged == found
 
 
 def send(port: int, sent: dict[Signal, int], numbers: range) -> None:
-    """Requests of all three signals; each call returns when the collector has them on its disk."""
+    """Send requests of all three signals; each call returns when the collector has them on disk."""
     for number in numbers:
         for kind in Signal:
             start_ns = START_NS + number * STEP_NS
             body = telemetry(kind, items=ITEMS, seed=number, start_ns=start_ns, span_ns=STEP_NS // ITEMS)
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             connection.request("POST", f"/v1/{kind}", body, {"Content-Type": "application/x-protobuf"})
-            answer = connection.getresponse()
-            assert (answer.status, answer.read()) == (200, b""), "something was refused"
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b""), "something was refused"
             connection.close()
             sent[kind] += ITEMS
 
 
 def load(root: Path) -> dict[str, int]:
-    """From the queues into the tables; how many rows they have then."""
+    """Load the queues into the tables, and return the number of rows of each signal."""
     from penstock.spark import build_session
     from penstock.spark.pipeline import Pipeline
 
@@ -81,7 +81,7 @@ def load(root: Path) -> dict[str, int]:
     latency.write.format("penstock-delta").mode("append").save(str(lake / "latency"))
     for row in table(spark, lake / "latency").orderBy("service_name", "minute").limit(5).collect():
         times = f"p50 {row.p50_ms:.1f} ms, p99 {row.p99_ms:.1f} ms"
-        tell(f"{row.service_name} {row.minute:%H:%M}: {row.spans} spans, {times}")
+        report(f"{row.service_name} {row.minute:%H:%M}: {row.spans} spans, {times}")
     counts = {str(kind): spark.table(name).count() for kind, name in TABLES.items()}
     rolled_up = spark.sql("SELECT sum(spans) FROM durations").first()[0]
     assert rolled_up == counts[Signal.TRACES], f"the roll-up counts {rolled_up} spans"
@@ -90,7 +90,7 @@ def load(root: Path) -> dict[str, int]:
 
 
 def table(spark, path: Path):
-    """A Delta table as Spark reads it: its files as they are now."""
+    """Return a Delta table as Spark reads it: its current files."""
     from deltalake import DeltaTable
 
     return spark.read.option("basePath", str(path)).parquet(*DeltaTable(str(path)).file_uris())
@@ -98,7 +98,7 @@ def table(spark, path: Path):
 
 @contextmanager
 def collecting(root: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[str]]:
-    """A collector for as long as the context lasts, ready when it begins."""
+    """Run a collector while the context is open; it is ready when the context begins."""
     command = [
         sys.executable,
         "-m",
@@ -114,7 +114,7 @@ def collecting(root: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[s
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line, "the collector ended at once"
+            assert line, "the collector ended during its start"
             assert json.loads(line)["event"] == "ready"
             yield process
         finally:
@@ -127,8 +127,8 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def tell(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
+def report(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

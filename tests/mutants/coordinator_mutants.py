@@ -68,10 +68,10 @@ COORDINATOR_MUTANTS = (
     ),
     Mutant(
         name="another queue is taken for the one that fed the database",
-        where="services:Feed._begin_behind",
+        where="services:Feed._start_after",
         old='    if stored is None or stored.source in ("", self.queue_name):\n',
         new="    if stored is None or stored.sequence >= 0:\n",
-        test="tests/unit/services/test_feeding.py"
+        test="tests/unit/services/test_feed.py"
         "::test_another_queue_is_refused_before_anything_of_it_is_dequeued",
     ),
     Mutant(

@@ -10,14 +10,14 @@ POSITIONS = "tests/crash/test_position_damage.py"
 DATABASE = "tests/unit/timeseries/test_database.py"
 DAMAGE = "tests/unit/timeseries/test_damage.py"
 COMPACTION = "tests/unit/timeseries/test_compaction.py"
-FEEDING = "tests/unit/services/test_feeding.py"
-API = "tests/unit/servers/test_timeseries_api.py"
+FEEDING = "tests/unit/services/test_feed.py"
+API = "tests/unit/servers/timeseries/test_api.py"
 JSON_LIMITS = "tests/unit/spark/pipeline/test_json_limits.py"
 HOURS = "tests/unit/timeseries/test_many_hours.py"
 START = "tests/unit/spark/pipeline/test_start.py"
 REDRIVE = "tests/unit/spark/pipeline/test_redrive.py"
 RETENTION = "tests/unit/timeseries/test_retention.py"
-WRITES = "tests/unit/servers/test_timeseries_writes.py"
+WRITES = "tests/unit/servers/timeseries/test_writes.py"
 SLATE_CRASH = "tests/crash/timeseries/test_slate_crash.py"
 
 LOOKUP = (
@@ -36,8 +36,8 @@ DATABASE_MUTANTS = (
     Mutant(
         name="a relay does not notice that its queue went back",
         where="services:RelayTarget.position",
-        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _log",
-        new="    if False:\n        _log",
+        old="    if remembered is not None and remembered.seq > (seq or 0):\n        _LOGGER",
+        new="    if False:\n        _LOGGER",
         test="tests/unit/services/test_relay_position.py::test_a_queue_that_went_back_is_reported",
     ),
     Mutant(

@@ -6,9 +6,9 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["HTTP_MUTANTS"]
 
-FLOODS = "tests/unit/servers/test_http_floods.py"
+FLOODS = "tests/unit/http/test_http_floods.py"
 SESSIONS = "tests/unit/console/test_sessions.py"
-SITES = "tests/unit/servers/test_sites.py"
+SITES = "tests/unit/http/test_sites.py"
 
 
 HTTP_MUTANTS = (
@@ -17,8 +17,16 @@ HTTP_MUTANTS = (
         where="servers:Framing.receive",
         old="        self._pieces_bytes += len(frame.data) + PIECE_BYTES\n",
         new="        self._pieces_bytes += len(frame.data)\n",
-        test="tests/unit/servers/test_websocket.py"
+        test="tests/unit/servers/topics/test_websocket.py"
         "::test_each_fragment_counts_with_what_it_costs_besides_its_bytes",
+    ),
+    Mutant(
+        name="messages of a websocket have no limits of depth and numbers",
+        where="servers:read_command",
+        old="    if problem is not None:\n",
+        new="    if False:\n",
+        test="tests/unit/servers/topics/test_websocket.py"
+        "::test_a_message_of_128_levels_is_read_and_one_of_129_is_refused",
     ),
     Mutant(
         name="small bodies of http 2 do not count",
@@ -70,6 +78,41 @@ HTTP_MUTANTS = (
         test=f"{FLOODS}::test_a_flood_leaves_turns_to_other_connections",
     ),
     Mutant(
+        name="a long head is as much work as a short one",
+        where="http:next_turn",
+        old="        work += length // _HEAD_BYTES_PER_WORK if is_head else 0\n",
+        new="",
+        test=f"{FLOODS}::test_a_turn_counts_the_bytes_of_a_head",
+    ),
+    Mutant(
+        name="a head may set any number of table sizes",
+        where="http:_new_state_machine",
+        old="    machine.decoder = _HeadDecoder()\n",
+        new="",
+        test=f"{FLOODS}::test_a_head_with_more_table_sizes_than_any_client_needs_ends_the_connection",
+    ),
+    Mutant(
+        name="pieces that a window cuts are free",
+        where="http:H2Connection._send",
+        old="        self._idle_frames += is_cut - len(piece) // _IDLE_BYTES\n",
+        new="        self._idle_frames -= len(piece) // _IDLE_BYTES\n",
+        test=f"{FLOODS}::test_a_window_that_grows_by_one_for_all_streams_is_a_flood",
+    ),
+    Mutant(
+        name="a window of many streams costs as one frame",
+        where="http:H2Connection._take_settings",
+        old="        self._idle_frames += len(self._streams) // _STREAMS_PER_FRAME\n",
+        new="        pass\n",
+        test=f"{FLOODS}::test_a_window_that_swings_for_many_streams_costs_as_many_frames",
+    ),
+    Mutant(
+        name="a window of one stream makes all of them look at theirs",
+        where="http:H2Connection._make_sendable",
+        old="    if stream is not None and stream.outbox:\n        self._sendable[stream.id] = stream\n",
+        new="    self._sendable = {number: one for number, one in self._streams.items() if one.outbox}\n",
+        test=f"{FLOODS}::test_a_frame_is_no_work_for_streams_whose_windows_stay_closed",
+    ),
+    Mutant(
         name="the head is read again without close",
         where="http:H1Connection._head_without_upgrade",
         old="    if options:\n",
@@ -109,6 +152,6 @@ HTTP_MUTANTS = (
         where="console:_remembered",
         old="        _LOG.warning(",
         new="        _LOG.debug(",
-        test=f"{SESSIONS}::test_a_file_that_is_none_of_ours_lets_nobody_in_and_is_reported",
+        test=f"{SESSIONS}::test_a_foreign_sessions_file_gives_no_access_and_is_reported",
     ),
 )

@@ -12,7 +12,7 @@ SEARCH = "tests/unit/vector/test_search.py"
 FORMATS = "tests/unit/vector/test_formats.py"
 RECALL = "tests/unit/vector/test_recall.py"
 LIMITS = "tests/unit/vector/test_limits.py"
-API = "tests/unit/servers/test_vector_api.py"
+API = "tests/unit/servers/vector/test_api.py"
 SLATE_CRASH = "tests/crash/vector/test_slate_crash.py"
 
 

@@ -95,4 +95,4 @@ def test_a_feed_without_its_topic_or_its_server_says_so(tmp_path: Path) -> None:
         server.process.terminate()
         server.process.wait(20)
         away = browser.get("/feed")
-        assert (away.status_code, "does not answer" in away.text) == (502, True)
+        assert (away.status_code, "does not respond" in away.text) == (502, True)

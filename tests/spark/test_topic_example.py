@@ -28,4 +28,4 @@ def test_the_example_brings_every_click_into_the_table_once(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "acknowledged 6000, in the table 6000, of them different 6000" in done.stdout
+    assert "acknowledged 6000, in the table 6000, distinct 6000" in done.stdout

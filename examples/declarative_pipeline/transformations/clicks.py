@@ -1,4 +1,4 @@
-"""A queue of clicks into a streaming table, and the clicks of each user out of it."""
+"""Load a queue of clicks into a streaming table, and compute the clicks of each user from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ register(spark)
 
 @dp.table
 def clicks() -> DataFrame:
-    """Each record of the queue once, with its place in the queue."""
+    """Return each record of the queue once, with its position in the queue."""
     records = (
         spark.readStream.format("penstock-buffer")
         .option("store", spark.conf.get("clicks.store"))
@@ -29,5 +29,5 @@ def clicks() -> DataFrame:
 
 @dp.materialized_view
 def clicks_per_user() -> DataFrame:
-    """Computed from the whole table in every run."""
+    """Count the clicks of each user, from the whole table in every run."""
     return spark.read.table("clicks").groupBy("user").agg(F.count("*").alias("clicks"))

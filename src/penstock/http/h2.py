@@ -12,6 +12,7 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
+import hpack
 
 from penstock.http.connection import Host
 from penstock.http.h2_stream import FrameLengths, H2Stream, MalformedHead, next_turn
@@ -26,7 +27,12 @@ _TURN_WORK: Final = 64
 """Frames that are handled before other connections get their turn."""
 _IDLE_PER_ANSWER: Final = 4
 _IDLE_BYTES: Final = 1024
-"""An answer allows its client that many idle frames, and one more for so many bytes."""
+"""An answer allows its client that many idle frames, and one more for so many bytes. A piece that a window
+cuts shorter than that is an idle frame itself."""
+_STREAMS_PER_FRAME: Final = 64
+"""A changed window for new streams changes all that are open, and costs as one frame for so many."""
+_TABLE_SIZES_MAX: Final = 2
+"""Sizes of the header table that one head may set; RFC 7541, 4.2 needs no more."""
 _ENCODER_TABLE_BYTES: Final = 4096
 """The library searches the table of the encoder for each header that is sent, so its length is a cost."""
 _SETTINGS: Final = frozenset(int(code) for code in h2.settings.SettingCodes)
@@ -46,6 +52,8 @@ class H2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._streams: dict[int, H2Stream] = {}
         self._waiting: dict[int, H2Stream] = {}
+        self._sendable: dict[int, H2Stream] = {}
+        """Streams whose outbox does not wait for a window of their own."""
         self._unread = b""
         """Frames that are not complete, or left for the next turn; they count in the budget."""
         self._is_behind = False
@@ -196,8 +204,12 @@ class H2Connection(asyncio.Protocol):
             if stream is not None and not stream.is_answered:
                 stream.is_complete = True
                 self._waiting[stream.id] = stream
+        elif isinstance(event, h2.events.WindowUpdated):
+            self._make_sendable(event.stream_id)
+        elif isinstance(event, h2.events.RemoteSettingsChanged):
+            self._take_settings(event)
         elif isinstance(event, h2.events.StreamReset):
-            self._take_back(event.stream_id)
+            self._reset_stream(event.stream_id)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self._close()
 
@@ -243,11 +255,22 @@ class H2Connection(asyncio.Protocol):
         else:
             self._hold(stream, held_bytes)
 
+    def _make_sendable(self, stream_id: int | None) -> None:
+        stream = self._streams.get(stream_id or 0)
+        if stream is not None and stream.outbox:
+            self._sendable[stream.id] = stream
+
+    def _take_settings(self, event: h2.events.RemoteSettingsChanged) -> None:
+        """Another window for new streams moves the windows of those that are open as well."""
+        if h2.settings.SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            self._idle_frames += len(self._streams) // _STREAMS_PER_FRAME
+            self._sendable = {number: stream for number, stream in self._streams.items() if stream.outbox}
+
     def _hold(self, stream: H2Stream, size: int) -> None:
         self._host.budget.take(size)
         stream.held_bytes += size
 
-    def _take_back(self, stream_id: int) -> None:
+    def _reset_stream(self, stream_id: int) -> None:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
@@ -303,6 +326,8 @@ class H2Connection(asyncio.Protocol):
             self._send(stream)
 
     def _put(self, stream: H2Stream, pieces: Iterable[bytes]) -> None:
+        if not stream.outbox:
+            self._sendable[stream.id] = stream
         size = stream.put(pieces)
         self._outbox_bytes += size
         self._host.budget.take(size)
@@ -312,23 +337,29 @@ class H2Connection(asyncio.Protocol):
         self._host.budget.give(size)
 
     def _send_waiting(self) -> None:
-        if self._outbox_bytes:
-            for stream in list(self._streams.values()):
-                if stream.outbox:
-                    self._send(stream)
+        """Look only at what can go out: a frame that opens one window costs nothing for a thousand others."""
+        while self._sendable and self._can_write and self._h2.outbound_flow_control_window > 0:
+            stream = self._sendable.pop(next(iter(self._sendable)))
+            if stream.outbox:
+                self._send(stream)
 
     def _send(self, stream: H2Stream) -> None:
-        """As much as the windows let through."""
+        """Send as much as the windows allow."""
         try:
             while stream.outbox and self._can_write:
-                room = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size)
-                if room <= 0:
-                    return
-                piece = stream.next_piece(room)
+                window = self._h2.local_flow_control_window(stream.id)
+                if window <= 0:
+                    break
+                piece = stream.next_piece(min(window, self._h2.max_outbound_frame_size))
                 self._taken_out(len(piece))
                 self._pieces_sent += 1
-                self._idle_frames -= len(piece) // _IDLE_BYTES
+                is_cut = len(piece) == window < _IDLE_BYTES and bool(stream.outbox)
+                self._idle_frames += is_cut - len(piece) // _IDLE_BYTES
                 self._h2.send_data(stream.id, piece)
+            if stream.outbox and (not self._can_write or self._h2.outbound_flow_control_window <= 0):
+                self._sendable[stream.id] = stream
+            else:
+                self._sendable.pop(stream.id, None)
             if not stream.outbox:
                 stream.wake()
                 if stream.has_all:
@@ -405,6 +436,7 @@ class H2Connection(asyncio.Protocol):
     def _end(self, stream: H2Stream) -> None:
         """The response is complete; if the client is still sending, that is of no use any more."""
         self._streams.pop(stream.id, None)
+        self._sendable.pop(stream.id, None)
         self._give_back(stream, stream.held_bytes)
         stream.forget()
         self._idle_frames -= _IDLE_PER_ANSWER
@@ -415,6 +447,7 @@ class H2Connection(asyncio.Protocol):
 
     def _drop(self, stream: H2Stream) -> None:
         self._streams.pop(stream.id, None)
+        self._sendable.pop(stream.id, None)
         self._waiting.pop(stream.id, None)
         self._give_back(stream, stream.held_bytes)
         self._taken_out(stream.outbox_bytes)
@@ -474,7 +507,7 @@ class H2Connection(asyncio.Protocol):
 
 
 class _PeerSettings(h2.settings.Settings):
-    """What a client announces, as far as this server uses it.
+    """The settings of a client, as far as this server uses them.
 
     The library keeps every setting under its number, of which there are 65,536, and goes through all of them
     for each frame of settings.
@@ -486,6 +519,31 @@ class _PeerSettings(h2.settings.Settings):
         if key == h2.settings.SettingCodes.HEADER_TABLE_SIZE:
             value = min(value, _ENCODER_TABLE_BYTES)
         super().__setitem__(key, value)
+
+
+class _HeadDecoder(hpack.Decoder):
+    """A decoder for which a head is its headers.
+
+    The library lets a head begin with any number of sizes for its table, one byte each and none of them in
+    the header list, whose length is limited.
+    """
+
+    _sizes = 0
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
+        self._sizes = 0
+        return super().decode(data, raw)
+
+    @property
+    def header_table_size(self) -> int:
+        return super().header_table_size
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        self._sizes += 1
+        if self._sizes > _TABLE_SIZES_MAX:
+            raise hpack.HPACKDecodingError(f"a head with more than {_TABLE_SIZES_MAX} sizes of the table")
+        self.header_table.maxsize = value
 
 
 def _new_state_machine(host: Host) -> h2.connection.H2Connection:
@@ -500,6 +558,7 @@ def _new_state_machine(host: Host) -> h2.connection.H2Connection:
     )
     codes, limits = h2.settings.SettingCodes, host.limits
     machine = h2.connection.H2Connection(config)
+    machine.decoder = _HeadDecoder()
     machine.decoder.max_header_list_size = limits.head_bytes_max
     machine.remote_settings = _PeerSettings(client=True)
     # As initial values, so that they hold from the first frame and not from the client's acknowledgement.

@@ -35,7 +35,7 @@ class StreamObserver(Protocol):
 
 
 class H2Stream:
-    """What was read of the request, and what is still to be sent of the response."""
+    """One stream: the request read so far, and the response still to be sent."""
 
     __slots__ = (
         "_body_mark",
@@ -197,7 +197,7 @@ class H2Stream:
         self._headers = {}
 
     def abandon(self) -> None:
-        """Nobody waits for the response any more."""
+        """Drop the response: no client waits for it any more."""
         self.outbox.clear()
         self.outbox_bytes = 0
         if self._flight is not None:
@@ -216,7 +216,8 @@ _CONTINUATION: Final = 9
 _END_STREAM: Final = 1
 _END_HEADERS: Final = 4
 _HEADERS_WORK: Final = 4
-"""A head costs about as much as that many other frames."""
+"""A head costs about as much as that many other frames, and one more for every so many bytes."""
+_HEAD_BYTES_PER_WORK: Final = 16
 _CONTINUATIONS_MAX: Final = 32
 
 
@@ -281,6 +282,7 @@ def next_turn(data: bytes, work_max: int) -> Turn:
         if at > len(data) or parts > _CONTINUATIONS_MAX:
             break
         work += _HEADERS_WORK if kind == _HEADERS else 1
+        work += length // _HEAD_BYTES_PER_WORK if is_head else 0
         is_idle = not is_head and (kind != _DATA or (length == 0 and not flags & _END_STREAM))
         idle += is_idle
         if not is_head or flags & _END_HEADERS:

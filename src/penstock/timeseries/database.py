@@ -63,7 +63,6 @@ from penstock.timeseries.read import (
 )
 from penstock.timeseries.records import load_families, load_position, merge_records
 from penstock.timeseries.series_index import SeriesIndex
-from penstock.units import parse_duration
 
 _NAME = "timeseries"
 _ALL_TIME = (0, 2**62)
@@ -281,7 +280,7 @@ class TimeSeries:
 
         Raises as `query` does.
         """
-        lookback_ms = round(parse_duration(self._config.engine.lookback) * 1000)
+        lookback_ms = self._config.engine.lookback_ms
         found: dict[Labels, ResultSeries] = {}
         async with self._reading(self._engine.budget()) as budget:
             snapshot, buckets = self._within(at_ms - lookback_ms, at_ms)

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import InvalidInput
+from penstock.protowire import FIXED32, FIXED64, LENGTH_DELIMITED, VARINT, fields, varint
 from penstock.vector.delta import TOMBSTONE, Entry
 from penstock.vector.model import VECTOR_FIELD, Floats, Scalar, Vector, check_id
 
@@ -45,11 +46,8 @@ _PROTOBUF: Final = 1
 UPSERT_METADATA: Final = bytes((_VERSION, Operation.UPSERT, _PROTOBUF))
 DELETE_METADATA: Final = bytes((_VERSION, Operation.DELETE, _PROTOBUF))
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
 _DOUBLE: Final = struct.Struct("<d")
 _FLOAT: Final = np.dtype("<f4")
-_VARINT_BYTES_MAX: Final = 10
 _MASK: Final = 2**64 - 1
 
 
@@ -117,7 +115,7 @@ def _value(name: str, data: bytes) -> Scalar | Floats:
             held = _text(value, kind)
         elif number == 2:
             held = _signed(_integer(value, kind))
-        elif number == 3 and kind == _FIXED64:
+        elif number == 3 and kind == FIXED64:
             held = float(_DOUBLE.unpack(_raw(value))[0])
         elif number == 4:
             held = bool(_integer(value, kind))
@@ -131,48 +129,21 @@ def _value(name: str, data: bytes) -> Scalar | Floats:
 def _floats(data: bytes) -> Floats:
     parts = []
     for _, kind, value in _fields(data, only=1):
-        if kind not in (_BYTES, _FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
+        if kind not in (LENGTH_DELIMITED, FIXED32) or len(_raw(value)) % _FLOAT.itemsize:
             raise InvalidInput("a list of floats is cut")
         parts.append(_raw(value))
     return np.frombuffer(b"".join(parts), _FLOAT)
 
 
 def _fields(data: bytes, *, only: int | None = None) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field; others than `only` are passed over, if it is given."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        value: int | bytes
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-        else:
-            if kind == _BYTES:
-                size, at = _varint(data, at)
-            elif kind in _FIXED:
-                size = _FIXED[kind]
-            else:
-                raise InvalidInput(f"a protobuf message with wire type {kind}")
-            if size > len(data) - at:
-                raise InvalidInput("a protobuf message is cut")
-            value, at = data[at : at + size], at + size
-        if not number:
-            raise InvalidInput("a protobuf message with a field number 0")
+    """Yield number, wire type and value of each field, or of those with the number `only`."""
+    for number, kind, value, end in fields(data):
         if only is None or number == only:
-            yield number, kind, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value & _MASK, at + place + 1
-    raise InvalidInput("a protobuf message has a number that is cut or too long")
+            yield number, kind, value & _MASK if kind == VARINT else data[value:end]
 
 
 def _payload(value: int | bytes, kind: int) -> bytes:
-    if kind != _BYTES or isinstance(value, int):
+    if kind != LENGTH_DELIMITED or isinstance(value, int):
         raise InvalidInput(f"a protobuf message with wire type {kind} where another message is expected")
     return value
 
@@ -183,7 +154,7 @@ def _raw(value: int | bytes) -> bytes:
 
 
 def _integer(value: int | bytes, kind: int) -> int:
-    if kind != _VARINT or isinstance(value, bytes):
+    if kind != VARINT or isinstance(value, bytes):
         raise InvalidInput(f"a protobuf message with wire type {kind} where a number is expected")
     return value
 
@@ -212,22 +183,13 @@ def _encoded(vector: Vector) -> bytes:
 
 def _scalar(value: Scalar) -> bytes:
     if isinstance(value, bool):
-        return _number(4 << 3 | _VARINT) + _number(value)
+        return varint(4 << 3 | VARINT) + varint(value)
     if isinstance(value, int):
-        return _number(2 << 3 | _VARINT) + _number(value & _MASK)
+        return varint(2 << 3 | VARINT) + varint(value & _MASK)
     if isinstance(value, float):
-        return _number(3 << 3 | _FIXED64) + _DOUBLE.pack(value)
+        return varint(3 << 3 | FIXED64) + _DOUBLE.pack(value)
     return _field(1, value.encode())
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    return _number(number << 3 | _BYTES) + _number(len(payload)) + payload
-
-
-def _number(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload

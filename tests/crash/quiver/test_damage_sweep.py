@@ -10,6 +10,7 @@ from tests.unit.quiver.engine_doubles import CORE, PATH, StepClock, config, open
 
 from penstock.errors import Corrupt, PenstockError, Unsupported
 from penstock.metrics import Registry
+from penstock.quiver import Quiver
 from penstock.quiver.offsets.external import ExternalAck, commit_offset
 from penstock.quiver.segments.metadata import seq_of
 from penstock.quiver.tools.fsck import check
@@ -72,7 +73,8 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
         quiver = open_quiver(disk, StepClock(), registry=registry)
     except (Corrupt, Unsupported):
         return None
-    if not quiver.core.offsets.has("lake"):
+    was_there = "lake" in quiver.core.offsets.state.subscribers
+    if not was_there:
         quiver.register("lake")
     quiver.activate("lake")
     number = quiver.ingest(rows(LATER, 3), slot=50).wal_seq
@@ -87,7 +89,19 @@ def lost_silently(disk: FakeDisk, highest: int) -> str | None:
         return f"{missing} bundles are gone without a word"
     if missing and not told and not quiver.core.store.damage:
         return f"{missing} bundles are gone and fsck is clean"
+    dropped = dropped_of(quiver, "lake")
+    if was_there and dropped < missing:
+        return f"{missing} bundles are gone, and {dropped} are counted as dropped"
+    again = open_quiver(disk.crash(Survival.EVERYTHING), StepClock(), registry=Registry())
+    if dropped_of(again, "lake") != dropped:
+        return f"the next start counts {dropped_of(again, 'lake')} dropped, not {dropped}"
+    if again.ingest(rows(LATER, 3), slot=50).wal_seq <= number:
+        return f"bundle number {number} is given again by the next start"
     return None
+
+
+def dropped_of(quiver: Quiver, name: str) -> int:
+    return sum(one.dropped for one in quiver.stats().subscribers if one.name == name)
 
 
 @pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "at work"])
@@ -174,7 +188,7 @@ def test_a_segment_that_is_missing_before_anybody_subscribed_is_reported_once(lo
 
 
 @pytest.mark.parametrize("offset", [10, 20])
-def test_a_log_with_the_header_of_another_version_is_a_problem_beside_the_segments(offset: int) -> None:
+def test_a_log_with_the_header_of_another_version_is_reported_with_the_segments(offset: int) -> None:
     clock = StepClock()
     disk = FakeDisk(clock=clock)
     quiver = open_quiver(disk, clock)
@@ -230,3 +244,24 @@ def test_bundles_that_the_middle_of_a_log_lost_are_counted_for_every_subscriber_
     again = open_quiver(disk, StepClock())
     again.flush()
     assert {values[0] for _, values in take_all(again, "lake")} == {0, 100, 500, 600, 700}
+
+
+def test_bundles_of_a_rotated_log_file_that_is_empty_are_counted_for_every_subscriber() -> None:
+    disk, clock = FakeDisk(), StepClock()
+    quiver = open_quiver(disk, clock, config(wal={"rotation_target": 4096}))
+    quiver.register("lake")
+    for n in range(14):
+        quiver.ingest(rows(n * 100, 8), slot=50)
+    disk = disk.crash(Survival.EVERYTHING)
+    rotated = [
+        name
+        for name, _ in disk.list_files(f"{CORE}/wal")
+        if name.startswith("quiver.wal.") and name[-1].isdigit()
+    ]
+    assert rotated
+    write(disk, f"{CORE}/wal/{rotated[-1]}", b"")
+    again = open_quiver(disk, StepClock())
+    again.flush()
+    missing = 14 - len({values[0] for _, values in take_all(again, "lake")})
+    assert missing
+    assert dropped_of(again, "lake") == missing

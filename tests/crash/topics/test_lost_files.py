@@ -36,6 +36,13 @@ ABSENT = {
     "one log": BACKUP | SHARDED | COLD_PLACE | {"topics/<id>/seg-<first>.tags"},
     "two logs of small files": BACKUP | PLAIN | COLD_PLACE,
     "cold place": BACKUP | SHARDED | {"topics/<id>/seg-<first>.tags"},
+    "no snapshot yet": BACKUP
+    | SHARDED
+    | COLD_PLACE
+    | {
+        "meta/snapshot-<number>.bin",
+        *(f"topics/<id>/seg-<first>.{part}" for part in ("data", "idx", "tags", "del")),
+    },
 }
 """Rows for files that a configuration does not have."""
 
@@ -75,7 +82,7 @@ def disk_of(files: dict[str, bytes]) -> FakeDisk:
     return disk
 
 
-async def live(world: World, *, closed: bool) -> Lived:
+async def live(world: World, *, closed: bool, snapshots: bool = True) -> Lived:
     lived = Lived()
     engine = await world.open()
     for name in NAMES[:2]:
@@ -95,7 +102,7 @@ async def live(world: World, *, closed: bool) -> Lived:
         if step == 3:
             engine = await world.kill()
         lived.copies.append(contents(world.disk))
-        if step in (1, 4):
+        if step in (1, 4) and snapshots:
             await engine.checkpoint()
     world.committers.tend()
     if closed:
@@ -140,7 +147,7 @@ async def check(lived: Lived, files: dict[str, bytes], what: str, config: dict[s
         if not engine.exists(name):
             assert problems, f"{what}: topic {name} is gone without a word"
             is_lost = True
-            continue
+            await engine.put_topic(name, FSYNC)
         found, gaps, told = await read(engine, name, 0)
         back = found.items() & lived.deleted[name].items()
         assert not back or problems, f"{what}: deleted records {sorted(back)} of {name} are back"
@@ -168,8 +175,10 @@ CONFIGS: dict[str, dict[str, object]] = {
     "one log": {"wal_file_bytes": 1 << 14},
     "two logs of small files": {"wal_file_bytes": 1400, "wal_shards": 2, "segment_max_events": 4},
     "cold place": {"segment_max_events": 4, "hot_retain_segments": 0, "cold_dir": COLD},
+    "no snapshot yet": {"wal_file_bytes": 1400},
 }
-FIRST = {("one log", False), ("two logs of small files", True), ("cold place", False)}
+YOUNG = "no snapshot yet"
+FIRST = {("one log", False), ("two logs of small files", True), ("cold place", False), (YOUNG, False)}
 CASES = [
     *(pytest.param(kind, closed, FEW, id=f"{kind}, few") for kind, closed in sorted(FIRST)),
     *(
@@ -178,6 +187,7 @@ CASES = [
         )
         for kind in CONFIGS
         for closed in (False, True)
+        if not (closed and kind == YOUNG)
     ),
 ]
 
@@ -188,7 +198,7 @@ async def test_damage_to_any_file_is_reported_and_no_number_is_assigned_twice(
 ) -> None:
     config = CONFIGS[kind]
     world = World(**config)
-    lived = await live(world, closed=closed)
+    lived = await live(world, closed=closed, snapshots=kind != YOUNG)
     files = contents(world.disk)
     tally = Tally("Topics")
     for name in some_of("Topics", files, 1 if parts is FEW else len(files)):
@@ -204,3 +214,30 @@ async def test_damage_to_any_file_is_reported_and_no_number_is_assigned_twice(
     tally.finish(but=ABSENT[kind])
     assert tally.outcomes["complete"] < tally.tried
     assert tally.outcomes["lost and reported"] > 0 or closed
+
+
+FOLDERS = {
+    "wal/": ("wal/",),
+    "every log file": ("wal/wal-", "wal/shard-00/wal-", "wal/shard-01/wal-"),
+    "meta/": ("meta/",),
+    "topics/": ("topics/",),
+    "meta/ and topics/": ("meta/", "topics/"),
+    "wal/ and meta/": ("wal/", "meta/"),
+}
+
+
+LOCKS_LEFT = {(YOUNG, "wal/"), (YOUNG, "wal/ and meta/")}
+"""Nothing but locks is left: such a directory looks as if it was never used."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(kind, folder) for kind in CONFIGS for folder in FOLDERS if (kind, folder) not in LOCKS_LEFT],
+)
+async def test_a_folder_that_is_missing_is_reported(kind: str, folder: str) -> None:
+    config = CONFIGS[kind]
+    world = World(**config)
+    lived = await live(world, closed=False, snapshots=kind != YOUNG)
+    files = contents(world.disk)
+    left = {name: raw for name, raw in files.items() if not name.startswith(FOLDERS[folder])}
+    await check(lived, left, f"{folder} is missing", config)

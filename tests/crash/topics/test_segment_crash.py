@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from tests.unit.topics.segment_doubles import TOPIC, Written, built_of, read_back, some_records
+from tests.unit.topics.segments.segment_doubles import TOPIC, Written, built_of, read_back, some_records
 
 from penstock.errors import PenstockError
 from penstock.testing.clock import ManualClock
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, PowerCut, Survival
-from penstock.topics.log.snapshot import Snapshot, TopicEntry, load_latest, write_snapshot
+from penstock.topics.checkpoints.snapshot import Snapshot, TopicEntry, load_latest, write_snapshot
 from penstock.topics.segments.format import SegmentEntry
 from penstock.topics.segments.store import LocalSegmentRoot
 from penstock.topics.segments.tiering import Tiers, TopicTier
@@ -183,7 +183,8 @@ def verify(disk: FakeDisk, keeper: Keeper, why: str) -> None:
     assert found == entries, why
     for attempt in ("first", "second"):
         check_records(disk, keeper, entries, gone, f"{why}, {attempt} time")
-        done = tiers_of(disk).tidy({TOPIC: entries})
+        tiers = tiers_of(disk)
+        done = tiers.tidy({TOPIC: entries}, tiers.stored())
         assert done.failed == [], why
     left = LocalSegmentRoot(disk, HOT).scan()
     assert left.strays == []
@@ -312,7 +313,8 @@ def test_tidying_up_may_itself_be_cut_short(kind: DiskFault) -> None:
         entries = [*load_latest(disk, META).snapshot.topics[0].segments]  # type: ignore[union-attr]
         disk.plan = PlannedFault(call=len(disk.calls) + call, kind=kind)
         try:
-            tiers_of(disk).tidy({TOPIC: entries})
+            tiers = tiers_of(disk)
+            tiers.tidy({TOPIC: entries}, tiers.stored())
         except (PowerCut, PenstockError):
             pass
         verify(disk.crash(Survival.RANDOM, random.Random(call)), keeper, f"{kind.name} at call {call}")

@@ -6,11 +6,12 @@ import logging
 import random
 
 import pytest
-from tests.unit.services.test_relay_draft import draft, page
+from tests.unit.services.test_relay_batch import draft, page
 
 from penstock.buffer import ProducerConfig
+from penstock.errors import Corrupt
 from penstock.objects import MemoryStore
-from penstock.services.relay_target import RelayTarget
+from penstock.services.relay import RelayTarget
 from penstock.testing import ManualClock
 
 MANIFEST = "ingest/manifest"
@@ -42,3 +43,17 @@ async def test_a_queue_that_went_back_is_reported(lost: str, caplog: pytest.LogC
     assert position.seq == (4 if lost == "older" else None)
     [warning] = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert "9 was relayed before" in warning.getMessage()
+
+
+async def test_a_queue_that_alone_went_back_is_refused() -> None:
+    store = MemoryStore("relay")
+    made = draft()
+    made.add(page(1, 4))
+    await target(store).append(made, None)
+    older = bytes((await store.get(MANIFEST)).data)
+    more = draft(after=4)
+    more.add(page(5, 9))
+    await target(store).append(more, 4)
+    await store.put(MANIFEST, older)
+    with pytest.raises(Corrupt, match=r"ends before number 1, and batch 1 .* replaced by an older copy"):
+        await target(store).position("t")

@@ -11,7 +11,7 @@ from penstock.buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from penstock.coordinator import FlushFenced
 from penstock.errors import ConfigError, InvalidInput
 from penstock.objects import MemoryStore
-from penstock.services.feeding import Feed, FeedConfig
+from penstock.services.feed import Feed, FeedConfig
 from penstock.services.vector_feed import FedVectors
 from penstock.vector import Collection, Metric, Vector, VectorStore, Write
 from penstock.vector.delta import VectorDelta

@@ -36,7 +36,7 @@ from penstock.timeseries.promql.tree import (
     unwrapped,
 )
 from penstock.timeseries.promql.vectors import Scalars, Text, Vectors, Windows
-from penstock.units import DurationLike, parse_duration
+from penstock.units import DurationLike, convert_units, seconds_of
 
 _TIME_MAX_MS: Final = 2**53
 
@@ -57,12 +57,25 @@ class EngineConfig:
     timeout: DurationLike = "2m"
     """Time limit of a query."""
 
+    timeout_s = seconds_of("timeout")
+    _lookback_s = seconds_of("lookback")
+    _subquery_step_s = seconds_of("subquery_step")
+
     def __post_init__(self) -> None:
+        convert_units(self)
         for name in ("lookback", "subquery_step", "timeout"):
-            if parse_duration(getattr(self, name)) < 0.001:
+            if getattr(self, name) < 0.001:
                 raise ConfigError(f"{name} must be at least a millisecond")
         if self.samples_max < 1 or self.steps_max < 1:
             raise ConfigError("samples_max and steps_max must be at least 1")
+
+    @property
+    def lookback_ms(self) -> int:
+        return round(self._lookback_s * 1000)
+
+    @property
+    def subquery_step_ms(self) -> int:
+        return round(self._subquery_step_s * 1000)
 
 
 class ResultType(enum.Enum):
@@ -135,8 +148,8 @@ class Engine:
         check_supported(tree, FUNCTIONS, frozenset(AGGREGATIONS) | PARAMETRIC_AGGREGATIONS)
         placement = Placement(
             query=grid,
-            lookback_ms=round(parse_duration(config.lookback) * 1000),
-            subquery_step_ms=round(parse_duration(config.subquery_step) * 1000),
+            lookback_ms=config.lookback_ms,
+            subquery_step_ms=config.subquery_step_ms,
             steps_max=config.samples_max,
         )
         try:
@@ -148,7 +161,7 @@ class Engine:
 
     def budget(self, timeout_s: float | None = None) -> Budget:
         """Return the budget of a query or another read; its time starts now."""
-        limit = parse_duration(self._config.timeout)
+        limit = self._config.timeout_s
         return Budget(
             samples_max=self._config.samples_max,
             timeout_s=limit if timeout_s is None else min(limit, timeout_s),

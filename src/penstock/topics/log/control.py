@@ -97,14 +97,18 @@ class TopicChange:
     name: str
     config: bytes = b""
     """The resolved config as JSON."""
+    lost_seq: int = 0
+    """Numbers up to here may have been given out by a lost topic of this name; this one begins above them."""
 
     def encode(self) -> bytes:
-        return with_length(self.name.encode()) + with_length(self.config)
+        lost = _U64.pack(self.lost_seq) if self.lost_seq else b""
+        return with_length(self.name.encode()) + with_length(self.config) + lost
 
     @classmethod
     def decode(cls, body: Buffer) -> TopicChange:
         reader = BodyReader(body, "topic")
-        change = cls(name=reader.text(), config=reader.lp())
+        name, config = reader.text(), reader.lp()
+        change = cls(name=name, config=config, lost_seq=reader.u64() if reader.left else 0)
         reader.end()
         return change
 

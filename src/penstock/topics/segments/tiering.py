@@ -6,7 +6,7 @@ that has to be removed from the cold tier can be told from the hot one.
 
 Moving a segment, so that at every instant one complete copy counts:
 
-1. copy its files to the cold tier; they are durable, nobody looks at them;
+1. copy its files to the cold tier; they are durable and not yet referenced;
 2. the caller makes it durable that the segment is cold;
 3. remove the hot data file.
 
@@ -34,7 +34,13 @@ from penstock.topics.segments.format import (
     read_index,
 )
 from penstock.topics.segments.reader import Segment, SegmentViews, ViewKey, load_deleted, load_index, missing
-from penstock.topics.segments.store import LocalSegmentRoot, LocalSegmentStore, SegmentRoot, SegmentStore
+from penstock.topics.segments.store import (
+    LocalSegmentRoot,
+    LocalSegmentStore,
+    SegmentRoot,
+    SegmentStore,
+    Stored,
+)
 from penstock.topics.segments.tags import TagTable
 
 
@@ -114,7 +120,7 @@ class TopicTier:
         try:
             return segment.tags()
         except Damaged:
-            return None  # it is told to whoever looks for tags; the segment must not stay open because of it
+            return None  # a search for tags reports it; the segment must not stay open because of it
 
     def forget_views(self, entries: Iterable[SegmentEntry]) -> None:
         """Close segments that another process wrote: an open one may be a file that was replaced."""
@@ -159,7 +165,7 @@ class TopicTier:
         return entry if self._hot.exists(entry.first_seq, Part.IDX) else None
 
     def resolve(self, entry: SegmentEntry) -> SegmentStore:
-        """Where the data of a segment is to be read; the hot tier if both have it."""
+        """Return the tier to read the data of a segment from; the hot tier if both have it."""
         if self._hot.exists(entry.first_seq, Part.DATA):
             return self._hot
         if not entry.cold or self._cold is None:
@@ -237,7 +243,7 @@ class TopicTier:
 
 @dataclass(slots=True)
 class Tidied:
-    """What was removed because nothing referred to it, and what could not be."""
+    """The unreferenced files that were removed, and those that could not be."""
 
     removed: int = 0
     failed: list[PenstockError] = field(default_factory=list)
@@ -286,13 +292,16 @@ class Tiers:
         """The second half of `remove_topic`."""
         self._hot.remove_topic(topic_id)
 
-    def tidy(self, known: Mapping[int, Sequence[SegmentEntry]]) -> Tidied:
-        """Remove what a crash left: everything but the segments of `known`, by topic id.
+    def stored(self) -> Stored:
+        """List all segments of the hot tier in one walk."""
+        return self._hot.scan()
+
+    def tidy(self, known: Mapping[int, Sequence[SegmentEntry]], stored: Stored) -> Tidied:
+        """Remove what a crash left: everything of `stored` but the segments of `known`, by topic id.
 
         A removal that fails does not keep the others from being tried.
         """
         done = Tidied()
-        stored = self._hot.scan()
         for path in stored.strays:
             self._attempt(done, partial(self._hot.remove_stray, path))
         for topic_id, segments in stored.topics.items():

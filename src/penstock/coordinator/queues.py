@@ -43,19 +43,19 @@ W = TypeVar("W")
 class Channel(Generic[W]):
     """One first-in-first-out queue of writes with its own capacity. Made by `WriteCoordinator.channel`."""
 
-    def __init__(self, name: str, capacity: int, queues: WriteQueues[W]) -> None:
+    def __init__(self, name: str, capacity: int, intake: WriteQueues[W]) -> None:
         self.name = name
         self.capacity = capacity
         self.paused = False
         self.taken = 0
         """Writes handed to the delta so far."""
-        self._queues = queues
+        self._queues = intake
         self._queue: deque[tuple[W, WriteHandle]] = deque()
         self._granted = 0
         self.size = 0
         """Size of queued and admitted writes, by the coordinator's `size_of`."""
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
-        instruments = queues.instruments
+        instruments = intake.instruments
         self._depth = instruments.queue_depth.labels(channel=name)
         self._sent = instruments.send_duration.labels(command="write", status="ok")
         self._unreported = 0
@@ -131,7 +131,7 @@ class Channel(Generic[W]):
         while self._waiters and self._has_room():
             self._grant(*self._waiters.popleft())
 
-    def refuse_waiters(self) -> None:
+    def turn_away(self) -> None:
         """Wake all waiting writers; each raises the refusal."""
         while self._waiters:
             self._grant(*self._waiters.popleft())
@@ -322,7 +322,7 @@ class WriteQueues(Generic[W]):
         """Refuse new writes. Queued ones stay."""
         self.refusal = refusal
         for channel in self._channels.values():
-            channel.refuse_waiters()
+            channel.turn_away()
 
     def drop(self, failure: Failure) -> None:
         """Refuse new writes and fail the queued ones."""

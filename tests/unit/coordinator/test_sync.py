@@ -44,7 +44,7 @@ OF_THE_LOOP = {
         "refuse",
         "take",
         "admit",
-        "refuse_waiters",
+        "turn_away",
         "drop",
         "offer",
         "end",

@@ -64,7 +64,7 @@ COORDINATOR_MUTANTS = (
         where="coordinator:FedSource.taking",
         old="        self._refused = position.sequence\n",
         new="",
-        test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_behind_a_batch_that_was_refused",
+        test="tests/unit/coordinator/test_position.py::test_nothing_is_taken_after_a_refused_batch",
     ),
     Mutant(
         name="another queue is taken for the one that fed the database",
@@ -112,13 +112,13 @@ COORDINATOR_MUTANTS = (
         where="coordinator:Channel._no_room",
         old="full = len(self._queue) + self._granted >= self.capacity or self._waiters",
         new="full = len(self._queue) >= self.capacity",
-        test=f"{PRESSURE}::test_nobody_slips_in_before_those_who_wait",
+        test=f"{PRESSURE}::test_no_write_overtakes_waiting_writers",
     ),
     Mutant(
         name="a subscriber that lags is not told",
         where="coordinator:Subscription.offer",
         old="        self._missed += len(self._ring)\n",
         new="",
-        test=f"{READERS}::test_a_subscriber_that_lags_is_told_and_gets_the_newest_event",
+        test=f"{READERS}::test_a_subscriber_that_lags_gets_an_error_and_then_the_newest_event",
     ),
 )

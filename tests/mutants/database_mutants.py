@@ -136,7 +136,7 @@ DATABASE_MUTANTS = (
         where="timeseries:load_bucket",
         old="series.next_id = max(named, streamed, in_blocks) + 1",
         new="series.next_id = max(named, streamed, in_blocks, 0)",
-        test=f"{DATABASE}::test_ids_go_on_behind_the_largest_after_a_restart",
+        test=f"{DATABASE}::test_ids_continue_after_the_largest_after_a_restart",
     ),
     Mutant(
         name="samples whose labels are lost do not keep their id",
@@ -266,7 +266,7 @@ DATABASE_MUTANTS = (
         where="timeseries:SeriesFlusher._wanted",
         old="    return 2 * delta.samples if due",
         new="    return 2 * delta.samples if True or due",
-        test=f"{COMPACTION}::test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once",
+        test=f"{COMPACTION}::test_a_late_sample_does_not_rewrite_a_whole_hour_in_one_flush",
     ),
     Mutant(
         name="an hour that is always due prevents the compaction of others",
@@ -366,7 +366,7 @@ DATABASE_MUTANTS = (
         where="timeseries:BucketReader._leave_out",
         old="        raise damage\n",
         new="        return\n",
-        test=f"{DAMAGE}::test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_record",
+        test=f"{DAMAGE}::test_without_a_list_of_warnings_damage_is_an_error_that_names_hour_and_record",
     ),
     Mutant(
         name="a damaged inverted index fails the query",

@@ -22,14 +22,14 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher._plan",
         old="    operations += self._blocks()\n",
         new="",
-        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_continue",
     ),
     Mutant(
         name="the position of the source is not in the batch",
         where="vector:VectorFlusher._plan",
         old="        operations.append(Put(record_prefix(RecordType.POSITION), ",
         new="        print(Put(record_prefix(RecordType.POSITION), ",
-        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_go_on",
+        test=f"{STORE}::test_everything_is_there_after_a_restart_and_ids_continue",
     ),
     Mutant(
         name="the position of the source is stored in a batch of its own",
@@ -52,7 +52,7 @@ VECTOR_MUTANTS = (
         where="vector:VectorFlusher.flush",
         old="    self._is_poisoned = True\n",
         new="",
-        test=f"{STORE}::test_a_flusher_that_failed_does_not_go_on",
+        test=f"{STORE}::test_a_flusher_that_failed_does_not_continue",
     ),
     Mutant(
         name="a write is taken vector by vector",
@@ -143,7 +143,7 @@ VECTOR_MUTANTS = (
         where="vector:Readers.place",
         old="    self._under_way += 1\n",
         new="",
-        test=f"{LIMITS}::test_more_searches_than_the_cap_are_told_to_come_back",
+        test=f"{LIMITS}::test_more_searches_than_the_cap_are_unavailable",
     ),
     Mutant(
         name="an acknowledgement does not wait for the storage",
@@ -157,13 +157,13 @@ VECTOR_MUTANTS = (
         where="vector:_check_block",
         old="        blocks.go_on_behind(max(first, last))\n",
         new="        pass\n",
-        test=f"{DAMAGE}::test_ids_go_on_in_the_block_behind_the_largest_that_any_record_names",
+        test=f"{DAMAGE}::test_ids_continue_in_the_block_after_the_largest_that_any_record_names",
     ),
     Mutant(
         name="what is lost cannot be deleted",
         where="vector:VectorFlusher._deletions_of_records",
         old=" is not None or was_lost):\n",
         new=" is not None):\n",
-        test=f"{DAMAGE}::test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_goes_on[delete]",
+        test=f"{DAMAGE}::test_a_vector_that_is_damaged_everywhere_is_named_and_the_rest_works[delete]",
     ),
 )

@@ -473,7 +473,7 @@ class WriteCoordinator(Generic[W, D, S]):
     # The end
 
     def _wind_up(self) -> None:
-        """Nothing is queued any more: flush the rest, then sync."""
+        """Flush the rest after the queues are empty, then sync."""
         if not self._try_freeze(FlushReason.SHUTDOWN):
             return
         if self._flush_queue.idle and self._marks[Durability.DURABLE] < self._assigned:

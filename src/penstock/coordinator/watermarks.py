@@ -17,7 +17,7 @@ _FINE: Final = (0.00001, 0.0001, *SECONDS_BUCKETS)
 
 
 class Durability(IntEnum):
-    """What a caller can wait for. Each level includes the ones before it."""
+    """The levels that a caller can wait for. Each includes the ones before it."""
 
     APPLIED = 1
     """In the delta in memory, in its place in the order."""
@@ -311,7 +311,7 @@ class FlushHandle(_Sequenced):
     async def wait(self, level: Durability = Durability.FLUSHED) -> None:
         """Return when everything that the flush covers has reached `level`.
 
-        DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there by itself.
+        DURABLE needs a `flush(durable=True)`, or a `sync_mode` that gets there without one.
         """
         await self._reach(level)
 

@@ -181,7 +181,7 @@ class _Remembered:
         self._bytes = 0
 
     def __call__(self, raw: tuple[bytes, ...]) -> Labels:
-        """Raises `InvalidInput`."""
+        """Decode a label message. Raises `InvalidInput`."""
         known = self._known.get(raw)
         if known is None:
             known = _read_labels(raw)

@@ -98,7 +98,7 @@ def parse_delete(body: bytes) -> Write:
 
 
 def parse_search(body: bytes) -> SearchRequest:
-    """Raises `InvalidInput`."""
+    """Parse a search request. Raises `InvalidInput`."""
     parsed = _parsed(body, _SEARCHES)
     return SearchRequest(
         vector=parsed.vector,
@@ -110,7 +110,7 @@ def parse_search(body: bytes) -> SearchRequest:
 
 
 def parse_recall(query: Mapping[str, str]) -> RecallRequest:
-    """Raises `InvalidInput`."""
+    """Parse a recall request. Raises `InvalidInput`."""
     if unknown := sorted(query.keys() - _RECALL):
         raise InvalidInput(f"{unknown[0][:80]!r} means nothing here; known are {', '.join(_RECALL)}")
     try:

@@ -91,7 +91,7 @@ def encode_id(internal_id: int) -> bytes:
 
 
 def decode_id(value: bytes) -> int:
-    """Raises `Corrupt`."""
+    """Decode an id. Raises `Corrupt`."""
     if len(value) != _ID.size:
         raise Corrupt(f"an id has {_ID.size} bytes, not {len(value)}")
     return int(_ID.unpack(value)[0])
@@ -102,7 +102,7 @@ def encode_centroid(centroid: Floats) -> bytes:
 
 
 def decode_centroid(value: bytes, dimensions: int) -> Floats:
-    """Raises `Corrupt`."""
+    """Decode a centroid. Raises `Corrupt`."""
     if len(value) != 4 * dimensions:
         raise Corrupt(f"a centroid of {dimensions} dimensions has {4 * dimensions} bytes, not {len(value)}")
     return np.frombuffer(value, "<f4").astype(np.float32)
@@ -113,7 +113,7 @@ def encode_ids(ids: Iterable[int]) -> bytes:
 
 
 def decode_ids(value: bytes) -> BitMap64:
-    """Raises `Corrupt`."""
+    """Decode a set of ids. Raises `Corrupt`."""
     try:
         return BitMap64.deserialize(value)
     except (IndexError, ValueError) as error:

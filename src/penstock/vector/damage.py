@@ -33,9 +33,9 @@ class Damage:
     strays: dict[int, int] = field(default_factory=dict)
     """Rows without an external id, by id."""
     doubles: list[int] = field(default_factory=list)
-    """Rows that stand in an earlier list as well."""
+    """Rows that are in an earlier list as well."""
     dead: set[int] = field(default_factory=set, compare=False)
-    """Ids of deleted vectors that stand in a list, which is no damage."""
+    """Ids of deleted vectors that are in a list, which is no damage."""
     rebuilt: list[str] = field(default_factory=list)
     """External ids that are found again."""
     lost: list[str] = field(default_factory=list)

@@ -218,7 +218,7 @@ class VectorFlusher(Flusher[VectorDelta, Snapshot]):
         return np.flatnonzero((column.codes[:count] == code) & self._state.rows.alive[:count])
 
     def _deletions(self, gone: Slots, changes: Changes) -> Iterator[Operation]:
-        """Dead ids that still stand in a list are noted; once no list has them, they are forgotten."""
+        """Dead ids that are still in a list are recorded; once no list has them, they are forgotten."""
         held = self._state
         newly = held.rows.ids[gone[held.rows.home[gone] != NO_LIST]].tolist()
         forgotten = BitMap64(held.rows.ids[_joined(changes.forgotten)].tolist())

@@ -50,7 +50,7 @@ _PROBE_MARGIN: Final = 0.7
 Measured: groups need the nearest lists only, and vectors in 24 directions reach a recall of 0.98.
 """
 _PROBE_MARGIN_DOT: Final = 1.2
-"""The same for dot products, where rows of all lengths may stand in one list.
+"""The same for dot products, where rows of all lengths may be in one list.
 
 Measured: where one vector in a hundred is 20 times as long, where lengths are log-normal, and where there are
 no groups, the recall is about 0.98 or better. To order the lists by their spread as well loses the few long
@@ -301,7 +301,7 @@ class IndexState:
     slot_of: dict[str, int] = field(default_factory=dict)
     """The slot of each external id."""
     dead: BitMap64 = field(default_factory=BitMap64)
-    """Ids that are gone but still stand in a posting list."""
+    """Deleted ids that are still in a posting list."""
     position: Position | None = None
     lost: dict[str, int | None] = field(default_factory=dict)
     """External ids whose vectors are damaged everywhere, and what they stand for if that is known."""
@@ -354,7 +354,7 @@ class IndexState:
         )
 
     def compact(self) -> None:
-        """Give the memory of rows back that stand in no list, if they are most of all rows."""
+        """Free the memory of rows that are in no list, if these are most of the rows."""
         wasted = self.rows.wasted
         if wasted < _WASTE_MIN or 2 * wasted < self.rows.count:
             return

@@ -58,7 +58,7 @@ class Changes:
     added: dict[int, list[Slots]] = field(default_factory=dict)
     left: dict[int, list[Slots]] = field(default_factory=dict)
     forgotten: list[Slots] = field(default_factory=list)
-    """Dead rows that stand in no list any more."""
+    """Dead rows that are in no list any more."""
 
     @property
     def touched(self) -> set[int]:

@@ -120,7 +120,7 @@ def _name(
 
 
 def _take(held: IndexState, missed: list[tuple[int, Vector]], damage: Damage) -> None:
-    """Let rows that have a name now live, and place vectors that stand in no list."""
+    """Let rows that have a name now live, and place vectors that are in no list."""
     rows = held.rows
     placed: list[tuple[int, Vector]] = []
     for internal_id, vector in missed:

@@ -205,7 +205,7 @@ class Rows:
                     column.live[code] += 1
 
     def die(self, slots: Slots) -> None:
-        """Mark rows as gone. They still stand in their lists."""
+        """Mark rows as dead. They stay in their lists."""
         # A new array: holders of the old one keep seeing these rows.
         self.alive = self.alive.copy()
         self.alive[slots] = False
@@ -217,7 +217,7 @@ class Rows:
 
     @property
     def wasted(self) -> int:
-        """Rows that stand in no list."""
+        """Rows that are in no list."""
         return int((self.home[: self.count] == NO_LIST).sum())
 
     def compacted(self) -> tuple[Rows, Slots]:

@@ -249,7 +249,7 @@ class VectorStore:
     async def get(self, external_id: str) -> Vector | None:
         """Return the vector as it was written, or None.
 
-        Raises `Unavailable`, also if it takes longer than a search may, `Fenced`, and `Corrupt` if its record
+        Raises `Unavailable` (also after the time limit of a search), `Fenced`, and `Corrupt` if its record
         is damaged; writing the vector again repairs that.
         """
         check_id(external_id)

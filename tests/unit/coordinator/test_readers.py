@@ -69,7 +69,7 @@ async def test_a_subscription_starts_with_the_view_of_its_instant(world: World) 
     assert list(event.delta.words.values()) == ["b"]
 
 
-async def test_freezes_are_told_to_those_who_ask(world: World) -> None:
+async def test_freezes_are_sent_to_subscribers_that_ask_for_them(world: World) -> None:
     coordinator = await world.open()
     subscription = coordinator.subscribe(freezes=True)
     await flushed(coordinator, "a")
@@ -80,7 +80,7 @@ async def test_freezes_are_told_to_those_who_ask(world: World) -> None:
     assert frozen.view.frozen[0].delta is stored.delta
 
 
-async def test_a_subscriber_that_lags_is_told_and_gets_the_newest_event(world: World) -> None:
+async def test_a_subscriber_that_lags_gets_an_error_and_then_the_newest_event(world: World) -> None:
     coordinator = await world.open(subscription_capacity=3)
     subscription = coordinator.subscribe()
     for number in range(5):

@@ -224,7 +224,7 @@ def test_names_and_series_come_sorted_and_once() -> None:
     assert json.loads(series_answer(labels).body)["data"] == [{"a": "1"}, {"b": "1"}]
 
 
-def test_a_limit_is_told() -> None:
+def test_a_limit_adds_a_warning() -> None:
     body = json.loads(names_answer(["b", "a"], limit=1).body)
     assert body["data"] == ["a"]
     assert "truncated" in body["warnings"][0]
@@ -275,7 +275,7 @@ def test_names_that_are_not_plain_are_left_out_of_the_plain_text_and_counted() -
     )
 
 
-def test_who_reads_any_name_gets_names_in_quotes_and_no_line_of_their_making() -> None:
+def test_a_scraper_that_reads_any_name_gets_quoted_names_without_injected_lines() -> None:
     answer = federation_answer(map(newest, ODD_NAMES), any_name=True)
     assert "escaping=allow-utf-8" in answer.content_type
     text = answer.body.decode()

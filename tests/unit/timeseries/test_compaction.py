@@ -167,7 +167,7 @@ async def test_compaction_keeps_up_with_a_load() -> None:
         assert set(map(len, (await contents(database, KEPT)).values())) == {60}
 
 
-async def test_a_late_sample_does_not_have_a_whole_hour_rewritten_at_once() -> None:
+async def test_a_late_sample_does_not_rewrite_a_whole_hour_in_one_flush() -> None:
     there = disk()
     rng = random.Random(5)
     values = [(at, rng.random()) for at in range(36_000)]

@@ -122,7 +122,7 @@ async def test_the_id_of_damaged_labels_is_not_given_again_though_nothing_else_n
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_dictionary_record_that_is_damaged_or_lost_is_made_anew_from_the_labels(lost: bool) -> None:
+async def test_a_dictionary_record_that_is_damaged_or_lost_is_rebuilt_from_the_labels(lost: bool) -> None:
     there, registry = disk(), Registry()
     await filled(there)
     key = DictionaryKey(FIRST, DOWN.fingerprint()).encode()
@@ -172,7 +172,7 @@ async def test_a_damaged_block_does_not_refuse_the_writes_of_its_hour_and_keeps_
     assert registry.value("timeseries.records_damaged") == 1
 
 
-async def test_damage_is_told_and_counted_once_however_often_the_hour_is_read(
+async def test_damage_is_logged_and_counted_once_however_often_the_hour_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     there, registry = disk(), Registry()
@@ -224,7 +224,7 @@ async def test_the_damaged_description_of_one_metric_leaves_those_of_others(
         assert database.metadata() == {"up": [about], "down": [about]}
 
 
-async def test_an_hour_whose_blocks_cannot_be_counted_keeps_nobody_from_opening(
+async def test_an_hour_whose_blocks_cannot_be_counted_does_not_prevent_an_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = disk()
@@ -354,7 +354,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-async def test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_record(what: str) -> None:
+async def test_without_a_list_of_warnings_damage_is_an_error_that_names_hour_and_record(what: str) -> None:
     there = disk()
     await (folded if what.startswith("samples") else filled)(there)
     damage(there, DAMAGE[what])
@@ -367,7 +367,7 @@ async def test_who_cannot_be_told_of_damage_gets_an_error_that_names_hour_and_re
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-async def test_who_listens_gets_the_rest_and_is_told_of_what_is_left_out(what: str) -> None:
+async def test_with_a_list_of_warnings_damaged_records_are_left_out_and_named(what: str) -> None:
     there, registry = disk(), Registry()
     await (folded if what.startswith("samples") else filled)(there)
     damage(there, DAMAGE[what])
@@ -382,7 +382,7 @@ async def test_who_listens_gets_the_rest_and_is_told_of_what_is_left_out(what: s
     assert registry.value("timeseries.records_damaged") == 1
 
 
-async def test_labels_that_are_lost_are_told_too() -> None:
+async def test_lost_labels_are_reported_too() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, 1.0), n=str(number)) for number in range(2000)])

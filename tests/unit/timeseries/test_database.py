@@ -105,7 +105,7 @@ async def test_the_sample_written_last_counts_within_a_write_a_delta_and_between
         assert await contents(database) == {"up{}": {0: 3.0, 1: 5.0}}
 
 
-async def test_ids_go_on_behind_the_largest_after_a_restart() -> None:
+async def test_ids_continue_after_the_largest_after_a_restart() -> None:
     there = disk()
     async with await opened(there.open()) as database:
         await database.write([series("up", (0, float(number)), n=str(number)) for number in range(3)])

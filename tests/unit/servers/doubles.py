@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.http import HttpLimits, Listener
 from penstock.http.app import App
@@ -342,6 +342,7 @@ async def running(
     limits: HttpLimits | None = None,
     in_flight_per_key_max: int = 1000,
     probes_need_key: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> AsyncIterator[Running]:
     """The whole edge over an engine in memory, on a free port."""
     engine = MemoryEngine()
@@ -352,7 +353,7 @@ async def running(
         in_flight_per_key_max=in_flight_per_key_max,
         probes_need_key=probes_need_key,
     )
-    listener = Listener(app, limits)
+    listener = Listener(app, limits, clock=clock)
     host, port = await listener.bind("127.0.0.1", 0)
     server = Running(engine, api, app, listener, host, port)
     try:

@@ -223,6 +223,13 @@ TOPIC_MUTANTS = (
         test=f"{RECOVERY}::test_nothing_starts_over_segments_that_neither_snapshot_nor_log_names",
     ),
     Mutant(
+        name="segments are looked for only where an older snapshot has them",
+        where="topics:_Recovery._from_snapshot",
+        old="if self._loaded.rejected or self._has_left(entry.id, named):",
+        new="if self._loaded.rejected:",
+        test=f"{RECOVERY}::test_without_the_newest_snapshot_moved_segments_are_found_too",
+    ),
+    Mutant(
         name="a relay continues in a queue that lost its batches",
         where="services:RelayTarget._check_queue",
         old="end <= remembered.number",

@@ -230,6 +230,14 @@ TOPIC_MUTANTS = (
         test=f"{RECOVERY}::test_without_the_newest_snapshot_moved_segments_are_found_too",
     ),
     Mutant(
+        name="a log file that could not be started costs the reserve",
+        where="storage:AppendLog._start_file",
+        old="            self._broken = was_broken\n",
+        new="            pass\n",
+        test="tests/unit/storage/test_append_log.py::"
+        "test_a_device_that_fills_up_at_any_call_of_a_rotation_leaves_the_reserve",
+    ),
+    Mutant(
         name="a relay continues in a queue that lost its batches",
         where="services:RelayTarget._check_queue",
         old="end <= remembered.number",

@@ -387,24 +387,33 @@ class AppendLog:
     def _start_file(self, carried: bytes, byte_count: int) -> None:
         """A new active file that begins with `carried` and has room for `byte_count` more.
 
-        Until the new name may be visible, a failure leaves everything as it was. From then on the new file
-        says where the old one ends, so the old one takes nothing more, even if the new one is not used.
+        Everything that takes room is written before the new name is visible, so a full device leaves the old
+        file as it was, with its reserve. A failure after that is undone. If it cannot be, the new file says
+        where the old one ends, so the old one takes nothing more, even if the new one is not used.
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
         number = self._layout.number_after(self._number, self._next_frame)
         head = self._layout.head(number, header, carried)
         staged, file = self._staged([head], len(head) + self._mark_bytes + byte_count + self._spare_bytes)
         self._next_frame = max(number, self._next_frame) + 3
-        self._broken = True
+        was_broken, self._broken = self._broken, True
         try:
             view = self._fs.open_view(staged)
+            if self._extent is not None:
+                self._extent.prepare(number, len(head), file.size, header.previous)
+            self._layout.prepare(self._fs, self._directory, number)
             self._layout.install(self._fs, self._directory, staged, number)
             if self._extent is not None:
-                self._extent.start_file(number, len(head), file.size, header.previous)
+                self._extent.start_file()
         except PenstockError:
-            self._strays += self._layout.left_behind(number)
             self._discard(staged)
             file.close()
+            if self._extent is not None:
+                self._extent.withdraw()
+            if self._layout.withdraw(self._fs, self._directory, number):
+                self._broken = was_broken
+            else:
+                self._strays += self._layout.left_behind(number)
             raise
         view.path = self._path(self._layout.name(number))
         self._activate(number, file, view, header.salt, len(head))

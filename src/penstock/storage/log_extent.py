@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import uuid
 from dataclasses import dataclass, field
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from penstock.errors import MediaError, NotFound, PenstockError
-from penstock.storage.fs import FileSystem, LogFile, write_durably
+from penstock.storage.fs import FileSystem, LogFile, publish, stage
 from penstock.storage.log_layout import LogDamage, LogPosition
 from penstock.storage.log_scan import LogScan
 
@@ -162,10 +163,20 @@ def _is_blank_before(found: LogScan, place: LogPosition) -> bool:
     return len(tail) < _SUM.size or not any(tail)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A staged file, and what it says."""
+
+    path: str
+    files: dict[int, FileExtent]
+    number: int
+    slot_at: int
+
+
 class ExtentFile:
     """The extent of a log that is open for appending.
 
-    The loss of an update only makes it say less, so only `start_file` raises.
+    The loss of an update only makes it say less, so only `prepare` and `start_file` raise.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -176,6 +187,7 @@ class ExtentFile:
         self._slot_at = 0
         self._number = 0
         self._file: LogFile | None = None
+        self._prepared: _Prepared | None = None
 
     @property
     def last_file(self) -> int:
@@ -194,20 +206,39 @@ class ExtentFile:
                 bound = max(known.bound or durable + FILE_BYTES_UNKNOWN, durable)
                 self._files[file.number] = FileExtent(durable, bound)
 
-    def start_file(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
-        """Name a new active file, durably. The one that it replaces counts up to `replaced.offset`."""
+    def prepare(self, number: int, durable: int, bound: int, replaced: LogPosition) -> None:
+        """Write what `start_file` will put in place, so that it takes no more room then.
+
+        The new active file replaces one that counts up to `replaced.offset`.
+        """
         files = {one: known for one, known in self._files.items() if one >= self._needed_from}
         if replaced.file and replaced.file == self._number:
             files[replaced.file] = FileExtent(replaced.offset, replaced.offset)
         files[number] = FileExtent(durable, bound)
         table = encode_table(files)
         slot = encode_slot(number, durable, closed=False)
+        path = os.path.join(self._directory, f"{EXTENT}.{uuid.uuid4().hex}")
+        stage(self._fs, path, [table, slot])
+        self._prepared = _Prepared(path=path, files=files, number=number, slot_at=len(table))
+
+    def start_file(self) -> None:
+        """Name the new active file that was prepared, durably."""
+        prepared = self._prepared
+        assert prepared is not None, "prepare comes before start_file"
         path = os.path.join(self._directory, EXTENT)
-        write_durably(self._fs, path, [table, slot], staging=self._directory)
+        publish(self._fs, prepared.path, path)
+        self._prepared = None
         self._release()
-        self._files, self._number, self._slot_at = files, number, len(table)
+        self._files, self._number, self._slot_at = prepared.files, prepared.number, prepared.slot_at
         with contextlib.suppress(PenstockError):
             self._file = self._fs.open_log(path)
+
+    def withdraw(self) -> None:
+        """Remove what was prepared, if it is still there."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            with contextlib.suppress(PenstockError):
+                self._fs.unlink(prepared.path)
 
     def reach(self, durable: int) -> None:
         """The active file is durable up to here."""

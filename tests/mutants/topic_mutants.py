@@ -122,7 +122,14 @@ TOPIC_MUTANTS = (
         where="storage:read_extent",
         old="    except MediaError:\n        return Extent(readable=False)\n",
         new="",
-        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log",
+        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log_and_reports_them",
+    ),
+    Mutant(
+        name="a start is silent about an extent that cannot be read",
+        where="topics:_Recovery._read_log",
+        old="    if not extent.readable:\n",
+        new="    if False:\n",
+        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log_and_reports_them",
     ),
     Mutant(
         name="fsck of a queue stops at an object that it cannot read",

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.errors import Corrupt, MediaError
+from penstock.errors import Corrupt, MediaError, NotFound
 from penstock.quiver.wal.entry import EntryType, WalEntry, WalFormat, entry_body, entry_type
-from penstock.quiver.wal.log import ACTIVE, QuiverLayout, read_cursor
+from penstock.quiver.wal.log import ACTIVE, CURSOR, QuiverLayout, decode_cursor, read_cursor
+from penstock.quiver.wal.logged import LOGGED
 from penstock.storage import FileSystem, LogDamage, LogPosition, LogScan, ScannedFile, scan, write_durably
 
 _BEGINNING = LogPosition(0, 0)
@@ -168,6 +169,24 @@ def read_wal(fs: FileSystem, directory: str, *, base: int = 0) -> WalReplay:
     # The active file is there before the cursor is, and is durable up to it before the cursor moves there.
     replay.expect(sidecar or 0)
     return replay
+
+
+def unreadable_notes(fs: FileSystem, core_dir: str) -> Iterator[tuple[str, str]]:
+    """The notes beside the log that cannot be read, each with what is wrong.
+
+    Without them a start loses nothing, and cannot notice that the log did. The next write replaces them.
+    """
+    for subject in (f"wal/{CURSOR}", f"meta/{LOGGED}"):
+        try:
+            data = fs.read(os.path.join(core_dir, subject))
+        except NotFound:
+            continue
+        except MediaError as error:
+            yield subject, str(error)
+            continue
+        # The other one is written in place, so a power cut may leave it torn.
+        if subject.endswith(CURSOR) and decode_cursor(data) is None:
+            yield subject, "is damaged"
 
 
 def _file_of(fs: FileSystem, directory: str, layout: QuiverLayout, position: int | None) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 
 from penstock.errors import Corrupt
 from penstock.storage import (
+    EXTENT,
     FileSystem,
     FileView,
     FrameRun,
@@ -253,11 +254,15 @@ class _Recovery:
     def _read_log(self, group: LogGroup) -> FoundLog:
         folder = os.path.join(self._data_dir, group.path)
         found = scan(self._fs, folder, _FORMAT, start=group.start if group.start.file else None)
-        damage, self._lost[group.path] = lost_bytes(
-            read_extent(self._fs, folder), found, group.start, group.synced
-        )
+        extent = read_extent(self._fs, folder)
+        damage, self._lost[group.path] = lost_bytes(extent, found, group.start, group.synced)
         found.damage.extend(damage)
         self._problems += [f"{group.path}/{damage}" for damage in found.damage]
+        if not extent.readable:
+            self._problems.append(
+                f"{group.path}/{EXTENT} cannot be read: a loss at the end of the log may not be noticed; this "
+                "start replaces the file, check the device"
+            )
         found = _without_half_writes(found)
         for file in found.files:
             for run in file.runs:

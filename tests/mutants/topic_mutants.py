@@ -122,14 +122,14 @@ TOPIC_MUTANTS = (
         where="storage:read_extent",
         old="    except MediaError:\n        return Extent(readable=False)\n",
         new="",
-        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log_and_reports_them",
+        test=f"{BAD_SECTORS}::test_a_start_reports_files_beside_the_log_and_does_without_them",
     ),
     Mutant(
         name="a start is silent about an extent that cannot be read",
         where="topics:_Recovery._read_log",
         old="    if not extent.readable:\n",
         new="    if False:\n",
-        test=f"{BAD_SECTORS}::test_a_start_does_without_the_files_beside_the_log_and_reports_them",
+        test=f"{BAD_SECTORS}::test_a_start_reports_files_beside_the_log_and_does_without_them",
     ),
     Mutant(
         name="fsck of a queue stops at an object that it cannot read",
@@ -339,6 +339,14 @@ TOPIC_MUTANTS = (
         old="            text = text.replace(path, _PLACE)\n",
         new="            pass\n",
         test="tests/unit/test_public_text.py::test_no_server_names_the_file_that_a_system_call_failed_on",
+    ),
+    Mutant(
+        name="a path after a colon is shown",
+        where="errors",
+        old="|(?<=:)(?!//))/",
+        new=")/",
+        test="tests/unit/test_public_text.py::"
+        "test_a_path_is_found_after_a_colon_and_in_directories_named_like_versions",
     ),
     # JSON that enters, and records that were stored before there were limits
     Mutant(

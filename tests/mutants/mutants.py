@@ -580,8 +580,7 @@ MUTANTS = (
         where="buffer:TransactionLog.last_version",
         old="queued < logged:",
         new="False:",
-        test="tests/unit/buffer/test_append.py::"
-        "test_an_older_manifest_beside_a_current_book_is_refused",
+        test="tests/unit/buffer/test_append.py::test_an_older_manifest_beside_a_current_book_is_refused",
     ),
     Mutant(
         name="an append of another writer is an older manifest",

@@ -25,9 +25,10 @@ So `last` in 3 is the last version at the moment of 4. A writer whose versions a
 but are places in something that it reads, may therefore also demand that `last` is the version it continues
 from: of two such writers at the same time one is refused, also when their steps end at different places.
 
-The log also shows that the manifest was replaced by an older copy: entries leave the queue from the oldest
-on, so while an entry of a version is queued, those of every later version are too. If the newest tag of app in
-M is below its version in the log, and M still is the manifest after the log was read, nothing is appended.
+The log also shows that the manifest was replaced by an older copy. Entries leave the queue from the oldest
+on, so while an entry of a version is queued, those of every later version are too. If the newest tag of app
+in M is below its version in the log, and M still is the manifest after the log was read, nothing is
+appended.
 
 A consumer of the format that knows no log skips a. Step 5 leaves it only the moment between 4 and 5: if the
 writer dies there, and that consumer dequeues the entries before the writer is started again, the
@@ -257,9 +258,9 @@ class TransactionLog:
         if (await self._file.read()).version == snapshot.version:
             raise SerializationError(
                 f"{self._file.path} is older than its transaction log {self.path}: {app!r} has committed "
-                f"version {logged}, but the queue ends with its version {queued}. Restore the newest manifest. "
-                "If there is none, keep a copy and let a consumer take what is queued; the batches in between "
-                "are in no queue"
+                f"version {logged}, but the queue ends with its version {queued}. Restore the newest one; if "
+                "there is none, keep a copy, and let a consumer take what is queued. The batches in "
+                "between are in no queue"
             )
 
 

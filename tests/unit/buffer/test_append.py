@@ -199,7 +199,7 @@ async def test_an_older_manifest_beside_a_current_book_is_refused(q: Queue) -> N
     await append(q, await stored(q, b"b"), version=8)
     await q.store_raw(MANIFEST, older)
     for version in (8, 9):
-        with pytest.raises(SerializationError, match="'query' has committed version 8, .* ends with .* 7"):
+        with pytest.raises(SerializationError, match=r"'query' has committed version 8, .* 7\."):
             await append(q, await stored(q, b"c"), version=version)
     with pytest.raises(SerializationError, match="older than its transaction log"):
         await last_version(ProducerConfig(store=q.store), "query")

@@ -203,7 +203,7 @@ async def test_a_start_reports_a_bad_sector_in_the_log_and_gives_no_number_twice
 
 
 @pytest.mark.parametrize("name", ["EXTENT", "CURRENT"])
-async def test_a_start_does_without_the_files_beside_the_log_and_reports_them(world: World, name: str) -> None:
+async def test_a_start_reports_files_beside_the_log_and_does_without_them(world: World, name: str) -> None:
     engine = await world.open()
     await engine.write("t", recs(1, 2), config=FSYNC)
     world.unplug()

@@ -260,8 +260,8 @@ class _Recovery:
         self._problems += [f"{group.path}/{damage}" for damage in found.damage]
         if not extent.readable:
             self._problems.append(
-                f"{group.path}/{EXTENT} cannot be read: a loss at the end of the log may not be noticed; this "
-                "start replaces the file, check the device"
+                f"{group.path}/{EXTENT} cannot be read: a loss at the end of the log may not be noticed. "
+                "This start replaces the file; check the device"
             )
         found = _without_half_writes(found)
         for file in found.files:

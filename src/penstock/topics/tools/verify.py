@@ -137,7 +137,7 @@ class LogCheck:
             extent = read_extent(self._fs, os.path.join(self._report.directory, group.path))
             found = scan_log(self._fs, self._report.directory, group)
             if not extent.readable:
-                text = "it cannot be read: a loss at the end of the log may not be noticed; the next start replaces it"
+                text = "it cannot be read: a loss at the end of the log may not be noticed"
                 place = os.path.join(group.path, EXTENT)
                 self._report.findings.append(Finding(severity=Severity.PROBLEM, path=place, text=text))
             self._check_files(group, found)

@@ -576,6 +576,14 @@ MUTANTS = (
         test=f"{LOST}::test_an_older_epoch_is_refused",
     ),
     Mutant(
+        name="fsck takes every dead letter for sound",
+        where="buffer:_check_letter",
+        old="    if deep:\n",
+        new="    if False:\n",
+        test="tests/crash/test_record_letters_damage.py::"
+        "test_damage_to_the_letters_of_single_records_is_reported",
+    ),
+    Mutant(
         name="a transaction is appended to an older manifest",
         where="buffer:TransactionLog.last_version",
         old="queued < logged:",

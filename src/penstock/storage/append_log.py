@@ -398,10 +398,11 @@ class AppendLog:
         self._next_frame = max(number, self._next_frame) + 3
         was_broken, self._broken = self._broken, True
         try:
-            view = self._fs.open_view(staged)
             if self._extent is not None:
                 self._extent.prepare(number, len(head), file.size, header.previous)
             self._layout.prepare(self._fs, self._directory, number)
+            # Only now: an error that is kept keeps what was open, and with it the room of a removed file.
+            view = self._fs.open_view(staged)
             self._layout.install(self._fs, self._directory, staged, number)
             if self._extent is not None:
                 self._extent.start_file()

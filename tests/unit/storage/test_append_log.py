@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import pytest
 from tests.unit.storage.log_doubles import DIRECTORY, MARK_BYTES, TINY, FillingDisk, append, bodies, frame
 
 from penstock.errors import PenstockError, StorageFull
-from penstock.storage import AppendLog, ExtentFile, FileSystem, LogPosition, OsFileSystem, repair_tail, scan
+from penstock.storage import (
+    AppendLog,
+    ExtentFile,
+    FileSystem,
+    LogPosition,
+    OsFileSystem,
+    WritableFile,
+    repair_tail,
+    scan,
+)
 from penstock.testing.disk import DiskFault, FakeDisk, PlannedFault, Survival
 
 HEADER = 3 * MARK_BYTES
@@ -264,6 +274,31 @@ def test_a_device_that_fills_up_at_any_call_of_a_rotation_leaves_the_reserve(
         if is_rotated:
             break
     assert call > (8 if has_extent else 5), "the device was full at every call"
+
+
+def test_a_log_file_that_could_not_be_started_gives_its_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = OsFileSystem()
+    log = AppendLog.open(fs, str(tmp_path), TINY, file_bytes=512, extent=ExtentFile(fs, str(tmp_path)))
+    create = fs.create
+
+    def create_or_not(path: str) -> WritableFile:
+        if "CURRENT." in path:
+            raise StorageFull("no space")
+        return create(path)
+
+    monkeypatch.setattr(fs, "create", create_or_not)
+    with pytest.raises(StorageFull) as kept:
+        log.rotate()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert [file for file in files if str(tmp_path) in file and "deleted" in file] == []
+    assert kept.value.__traceback__ is not None
+    log.close()
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def test_a_log_opens_with_a_small_file_and_goes_on_in_full_ones() -> None:

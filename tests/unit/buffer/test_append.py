@@ -193,44 +193,6 @@ async def test_the_last_version_is_known_in_the_queue_and_behind_it(q: Queue) ->
     assert await last_version(config, "other") is None
 
 
-async def test_an_older_manifest_beside_a_current_book_is_refused(q: Queue) -> None:
-    await append(q, await stored(q, b"a"), version=7)
-    older = await q.raw(MANIFEST)
-    await append(q, await stored(q, b"b"), version=8)
-    await q.store_raw(MANIFEST, older)
-    for version in (8, 9):
-        with pytest.raises(SerializationError, match=r"'query' has committed version 8, .* 7\."):
-            await append(q, await stored(q, b"c"), version=version)
-    with pytest.raises(SerializationError, match="older than its transaction log"):
-        await last_version(ProducerConfig(store=q.store), "query")
-    assert await q.raw(MANIFEST) == older
-    assert not (await append(q, await stored(q, b"d"), version=1, app="other")).repeated
-
-
-@pytest.mark.parametrize("times", [1, 3])
-async def test_an_append_between_manifest_and_book_is_not_an_older_manifest(q: Queue, times: int) -> None:
-    """1. a writer reads the manifest; 2. others append and enter their versions; 3. it reads the book."""
-    await append(q, await stored(q, b"a"), version=7)
-    batches = [await stored(q, b"%d" % n) for n in range(times)]
-    whole = MemoryStore.get
-
-    async def get(key: str, byte_range: object = None) -> object:
-        if key == BOOK and batches:
-            del q.store.get
-            await append(q, batches.pop(), version=8 + times - len(batches) - 1)
-            if batches:
-                q.store.get = get  # type: ignore[method-assign, assignment]
-        return await whole(q.store, key)
-
-    q.store.get = get  # type: ignore[method-assign, assignment]
-    appending = asyncio.create_task(append(q, await stored(q, b"last"), version=100))
-    for _ in range(200):
-        if appending.done():
-            break
-        await q.clock.advance(1)
-    assert (await asyncio.wait_for(appending, 10)).first == times + 1
-
-
 async def test_a_book_that_cannot_be_written_is_a_warning(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
     q.store.before = once(errors.PermissionDenied("no"), "cas", BOOK, times=99)
     with caplog.at_level(logging.WARNING):

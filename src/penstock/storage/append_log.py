@@ -388,8 +388,8 @@ class AppendLog:
         """A new active file that begins with `carried` and has room for `byte_count` more.
 
         Everything that takes room is written before the new name is visible, so a full device leaves the old
-        file as it was, with its reserve. A failure after that is undone. If it cannot be, the new file says
-        where the old one ends, so the old one takes nothing more, even if the new one is not used.
+        file as it was, with its reserve. After another failure the new file, if it is visible, says where the
+        old one ends, so the old one takes nothing more, even if the new one is not used.
         """
         header = LogHeader(previous=LogPosition(self._number, self._durable), salt=self._salt_of())
         number = self._layout.number_after(self._number, self._next_frame)
@@ -406,12 +406,13 @@ class AppendLog:
             self._layout.install(self._fs, self._directory, staged, number)
             if self._extent is not None:
                 self._extent.start_file()
-        except PenstockError:
+        except PenstockError as error:
             self._discard(staged)
             file.close()
             if self._extent is not None:
                 self._extent.withdraw()
-            if self._layout.withdraw(self._fs, self._directory, number):
+            # After another error nobody knows what is durable, of the names as of the bytes.
+            if isinstance(error, StorageFull) and self._layout.withdraw(self._fs, self._directory, number):
                 self._broken = was_broken
             else:
                 self._strays += self._layout.left_behind(number)

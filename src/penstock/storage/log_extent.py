@@ -132,7 +132,8 @@ def lost_bytes(
         if one.end is not None and one.file >= start.file:
             lose(one.file, one.start, one.end)
     named = {*extent.files, *missing, *([synced.file] if synced.file in ends else [])}
-    for number in sorted(number for number in named if number >= start.file):
+    # A file that was started and not used is in the extent if only the sync of its new name failed.
+    for number in sorted(number for number in named - {*found.strays} if number >= start.file):
         known = extent.files.get(number, FileExtent(0, 0))
         durable, end = known.durable, ends.get(number, 0)
         if number == synced.file:

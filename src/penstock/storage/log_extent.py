@@ -197,6 +197,8 @@ class ExtentFile:
 
     def settle(self, found: LogScan) -> None:
         """A scan found these files. One that has lost its end stays as it was known before."""
+        for number in found.strays:
+            self._files.pop(number, None)
         for file in found.files:
             known = self._files.get(file.number, FileExtent(0, 0))
             ends = [one.end for one in found.damage if one.file == file.number and one.end is not None]

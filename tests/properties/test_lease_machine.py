@@ -349,7 +349,9 @@ class QueueMachine(RuleBasedStateMachine):
         for seq, job in self.jobs.items():
             job.stream = None
             if not self.config.leases_durable:
-                known = self.engine._catalog.get("q").leases._jobs.get(seq, Job()).deliveries
+                queue = self.engine._catalog.get("q").queue
+                assert queue is not None
+                known = queue.leases._jobs.get(seq, Job()).deliveries
                 assert self.snapshot.get(seq, 0) <= known <= job.deliveries
                 self.jobs[seq] = Job(known)
 

@@ -218,7 +218,7 @@ def test_a_pipeline_that_never_ran_says_so_and_creates_nothing(plant: Plant) -> 
     file.write_text(yaml.safe_dump(settings(plant.root, "delta")))
     told = CliRunner().invoke(audit_command, [str(file)], standalone_mode=False)
     assert told.return_value == 0
-    assert "It never ran" in told.stdout
+    assert "It has never run" in told.stdout
     assert sorted(path.name for path in plant.root.iterdir()) == ["clicks.yaml", "store"]
 
 

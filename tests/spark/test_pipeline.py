@@ -348,7 +348,7 @@ def test_a_new_checkpoint_does_not_deliver_again_what_the_ledger_knows(plant: Pl
     made = run(plant)
     shutil.rmtree(made.spec.checkpoint_path)
     plant.produce([[click(2)]])
-    with pytest.raises(ConfigError, match=r"set source\.buffer\.starting to 1 to go on"):
+    with pytest.raises(ConfigError, match=r"set source\.buffer\.starting to 1 to continue"):
         run(plant)
     run(plant, source={"buffer": {"starting": "1"}})
     assert sorted(row["n"] for row in rows(plant.root / "table")) == [1, 2]  # type: ignore[type-var]

@@ -39,7 +39,7 @@ def test_letters_come_through_once_when_the_schema_is_corrected(plant: Plant) ->
     preview = CliRunner().invoke(redrive_command, [str(file), "--dry-run", "--json"])
     assert json.loads(preview.output)["found"] == 2
     told = CliRunner().invoke(redrive_command, [str(file), "--sequence", "0-0"])
-    assert "redrive 1: 1 letter, in the queue from sequence 2 on" in told.output, told.output
+    assert "redrive 1: 1 letter, in the queue from sequence 2" in told.output, told.output
 
     corrected, _ = pipeline(plant, "n string")
     (plant.root / "table").rename(plant.root / "old")

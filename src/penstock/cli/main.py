@@ -11,7 +11,6 @@ import click
 
 from penstock import __version__, errors
 from penstock.cli.failure import EXIT_CODES_HELP, EXIT_CODES_HINT, ExitCode, exit_code, report
-from penstock.config import closest
 
 _STORES = (
     "STORE is a directory, file:///…, s3://bucket/folder, az://… or gs://…; --config may name it instead. "
@@ -54,6 +53,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for one that does not exist, name the nearest one."""
         if args and not args[0].startswith("-") and args[0] not in self._lazy:
+            from penstock.config import closest  # loads msgspec, which `--help` must not
+
             nearest = closest(args[0], self._lazy)
             hint = f" Did you mean {nearest!r}?" if nearest else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
